@@ -20,7 +20,6 @@ BENCHES = {
     "node": ("tests.bench.node", "On a node"),
     "doctor": ("tests.bench.doctor", "The doctor"),
     "peers": ("tests.bench.peers", "Other tools"),
-    "elastic": ("tests.bench.elastic", "torch's own elastic agent"),
     "preflight": ("tests.bench.preflight", "Preflight"),
     "scale": ("tests.bench.scale", "Hundreds of hosts"),
     "spread": ("tests.bench.spread", "Spreading files"),

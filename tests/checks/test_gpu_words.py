@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.checks.base import backend_of
 from ddpctl.checks.gpu import amd, xid
+from ddpctl.spec.backend import backend_of
 from ddpctl.spec.nvidia import Gpu, bus_of, labels
 from tests.examples import few
 

@@ -196,27 +196,3 @@ def test_differences_name_each_host_of_a_minority_once(values: dict[str, str]) -
     else:
         assert len(found) == len(parts) - 1
         assert all(one.host is None or len([h for h in values if values[h] == values[one.host]]) == 1 for one in found)
-
-
-def test_a_witness_is_asked_what_a_vote_needs_and_nothing_of_the_job() -> None:
-    witness = replace(NODES[2], witness=True)
-    want = Want(job=JobId("lab", "exp", "j"), script="/x.py", data=("/data",), packages=("numpy",))
-    asked = {question.name for question in judge.questions(CATALOGUE, witness, want)}
-    assert "network" in asked
-    assert not asked & {"versions", "import", "nvidia_smi", "files", "modules"}
-    assert {check.id for check in CATALOGUE} >= judge.OF_WITNESS
-
-
-def test_what_a_witness_lacks_is_no_finding_of_a_check_of_the_job() -> None:
-    disk = Question("disk", {"path": "/"})
-    answers = {name: {disk.key: Answer(True, name)} for name in "abc"}
-    view = View((*NODES[:2], replace(NODES[2], witness=True)), Want(), answers)
-    seen: list[tuple[str, ...]] = []
-
-    def judged(view: View) -> list[Finding]:
-        seen.append(tuple(view.values(disk)))
-        return []
-
-    checks = [Check(name, "", judged, ask=(disk,)) for name in ("torch.import", "mesh.ports")]
-    judge.verdicts(checks, view)
-    assert seen == [("a", "b"), ("a", "b", "c")]

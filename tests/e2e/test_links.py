@@ -8,6 +8,7 @@ import pytest
 
 from ddpctl_worker.gang.cuts import UNACKED_S
 from tests.conftest import MakeLab
+from tests.e2e.programs import SLEEP
 from tests.e2e.site import Site, assert_nothing_runs, one_line, ranks, until, wait_for_gang, wait_for_ranks
 from tests.lab import Host, Lab
 from tests.lab.command import Ddpctl
@@ -69,7 +70,7 @@ def test_a_cut_between_two_members_ends_the_run_and_is_the_cause(torch_site: Sit
     status = done.json()
     cause = status["cause"]
     assert {node["state"] for node in status["nodes"]} == {"failed"}
-    assert (cause["host"], cause["reason"]) == ("node2", "node_lost"), cause
+    assert (cause["host"], cause["peer"], cause["reason"]) == ("node2", "node1", "link_lost"), cause
     assert cause["message"].startswith("node1 and node2 cannot reach each other: data from node"), cause
     assert "both still reach node0" in cause["message"]
     assert "cannot reach each other" in one_line(done)
@@ -88,7 +89,7 @@ def test_data_that_a_cut_node_does_not_take_names_it(site: Site, lab: Lab) -> No
     job = streaming(site, lab, "stream")
     lab[2].drop(from_=lab[1])
     cause = site.wait_for_state(job, "failed")["cause"]
-    assert (cause["host"], cause["reason"]) == ("node2", "node_lost"), cause
+    assert (cause["host"], cause["peer"], cause["reason"]) == ("node2", "node1", "link_lost"), cause
     assert "data from node1 to node2 was not acknowledged for" in cause["message"]
     assert_nothing_runs(lab)
 
@@ -164,7 +165,49 @@ def test_a_cut_between_the_hub_and_a_member_on_the_ranks_own_network(
     done = up.wait(90)
     assert done.rc == 1, done.stdout + done.stderr
     cause = done.json()["cause"]
-    assert (cause["host"], cause["reason"]) == ("node1", "node_lost"), cause
+    assert (cause["host"], cause["peer"], cause["reason"]) == ("node1", "node0", "link_lost"), cause
     assert cause["message"].startswith("node0 and node1 cannot reach each other: data from node"), cause
     assert "they still reach each other on the port where the nodes watch each other" in cause["message"]
+    assert_nothing_runs(lab)
+
+
+# Rank 1 connects to rank 2 once it is told to, as gloo does before the ranks have met; nothing else is ever sent.
+OPENS = """\
+import os, socket, sys, time
+print("rank", os.environ["RANK"], "waits", flush=True)
+while not os.path.exists(os.path.expanduser("~/go")):
+    time.sleep(0.1)
+while os.environ["RANK"] == "1":
+    socket.create_connection((sys.argv[1], 45001))
+time.sleep(1000)
+"""
+
+
+def test_a_cut_before_the_ranks_have_met_names_both_hosts(site: Site, lab: Lab) -> None:
+    """With the next attempt or the end of gloo's patience, half an hour later, nobody would know any more."""
+    job = site.job("unmet", OPENS, lab[2].fabric_address, timeouts={"start": 60})
+    run = site.up(job)["run"]
+    wait_for_ranks(lab, run)
+    wait_for_gang(lab.hosts, run)
+    lab[2].drop(from_=lab[1])
+    lab[1].drop(from_=lab[2])
+    lab[1].write("/root/go", "")
+    cause = site.wait_for_state(job, "failed")["cause"]
+    lab[1].run("rm /root/go")
+    assert (cause["host"], cause["peer"], cause["reason"]) == ("node2", "node1", "link_lost"), cause
+    assert cause["message"].startswith(
+        "node1 and node2 cannot reach each other: connections of ranks from node1 to node2 were not answered for "
+    )
+    assert_nothing_runs(lab)
+
+
+def test_a_member_that_never_reached_the_hub_names_the_link(site: Site, lab: Lab) -> None:
+    job = site.job("unjoined", SLEEP, timeouts={"start": 8})
+    lab[0].drop(from_=lab[1])
+    lab[1].drop(from_=lab[0])
+    site("up", "--job", job, "-d", "--skip-preflight")
+    status = site.wait_for_state(job, "failed")
+    cause = status["cause"]
+    assert (cause["host"], cause["peer"], cause["reason"]) == ("node1", "node0", "link_lost"), cause
+    assert "no connection of node1 to port" in cause["message"]
     assert_nothing_runs(lab)

@@ -85,6 +85,30 @@ def test_an_elastic_run_continues_on_the_host_that_is_left(site: Site, lab: Lab)
     assert_nothing_runs([lab[1], lab[2]])
 
 
+def test_a_host_that_is_back_is_lost_for_the_run_and_used_by_the_next_restart(site: Site, lab: Lab) -> None:
+    """`up` and `status` say so. The run goes on without it, and its end does not wait for it."""
+    job = site.job("back", MEET, elastic={"min_nodes": 2, "max_nodes": 3, "max_restarts": 3})
+    up = site.start("up", "--job", job)
+    up.wait_for("attempt 0 of node0 with nothing; node1 with nothing; node2 with nothing", 150)
+    site.wait_for_copy(lab[1], job, lab[0], "step_7.bin")
+    lab[2].power_off()
+    up.wait_for("attempt 1 of node0 with step_7.bin; node1 with step_7.bin", 150)
+    lab[2].reboot()
+    up.wait_for("node2.*takes part in this run no more; the next `ddpctl restart` or `ddpctl up` uses it again", 150)
+    assert "node2 is lost: it takes part in this run no more" in site("status", job).ok().stdout
+    live = site("restart", job)
+    assert live.rc == 2
+    assert f"{job} is running" in live.stderr
+    site("kill", job).ok()
+    assert up.wait(60).rc == 1
+    site("restart", "-d", job, timeout=200).ok()
+    site.wait_for_output(
+        job, "#3 *[|] attempt 2 of node0 with step_7.bin; node1 with step_7.bin; node2 with step_7.bin"
+    )
+    site("kill", job).ok()
+    assert_nothing_runs(lab)
+
+
 def test_it_is_the_same_run_whatever_has_changed_here_and_from_any_machine(site: Site, lab: Lab) -> None:
     """The code, the arguments and the name come from the record; the secret from the file, which is read again."""
     site.only(0, 1)

@@ -155,6 +155,20 @@ def test_what_fails_here_may_be_built_on_a_node_and_the_other_way_round(tmp_path
     assert any("here" in note and "built on this machine" in note for note in heard.notes)
 
 
+def test_a_nodes_wheel_is_for_its_own_cluster_alone(tmp_path: Path, shelf: Path) -> None:
+    """Though it has no compiled code, by its name."""
+    source(shelf, "there", body="assert '/envs/build-' in sys.prefix")
+    own = where(tmp_path, shelf, "there", nodes=1)
+    first, again, other = Heard(), Heard(), Heard()
+    assert run(own, first).ok
+    assert any("there-1.0-py3-none-any.whl on n0" in str(event) for event in first)
+    assert run(own, again).ok
+    assert "build" not in stages(again)
+    (tmp_path / "other").mkdir()
+    assert run(where(tmp_path / "other", shelf, "there", nodes=1), other).ok
+    assert "build" in stages(other)
+
+
 def test_what_a_build_needs_may_itself_have_no_wheel(tmp_path: Path, shelf: Path) -> None:
     source(shelf, "tool")
     source(shelf, "fast", requires='"tool"', body="import tool", tag=f"{HERE}-{HERE}-linux_x86_64")

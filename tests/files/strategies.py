@@ -59,7 +59,7 @@ def jobs(hosts: list[str]) -> st.SearchStrategy[dict[str, Any]]:
         master_port=st.just("auto") | st.integers(1, 65535),
         launcher=st.sampled_from(["auto", "launch", "torchrun"]),
         local_rank_arg=st.sampled_from(["auto", "none", "--local_rank", "--local-rank"]),
-        rendezvous=st.sampled_from(["static", "c10d", "etcd-v2"]),
+        rendezvous=st.sampled_from(["static", "c10d"]),
         elastic=st.none() | st.integers(1, 9).map(lambda n: {"min_nodes": n, "max_nodes": n + 1, "max_restarts": 0}),
         env=envs,
         env_file=st.none() | absolute_paths,

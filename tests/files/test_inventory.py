@@ -104,27 +104,7 @@ def refused(text: str | bytes) -> InventoryError:
             "c.yaml:3:3: jobs.train: both script and module are set; write exactly one of the two",
         ),
         (JOB + "    master: c\n", "c.yaml:5:13: jobs.train.master: no host is named c; valid: a, b"),
-        (
-            JOB + "    restarts: 1\n    witness: c\n",
-            "c.yaml:6:14: jobs.train.witness: no host is named c; valid: a, b",
-        ),
-        (
-            JOB + "    restarts: 1\n    nodes: [a, b]\n    witness: b\n",
-            "c.yaml:7:14: jobs.train.witness: b is one of the job's nodes: each of them votes already",
-        ),
-        (JOB + "    witness: b\n", "jobs.train: witness is set, and restarts is not; write restarts: 3"),
-        (
-            JOB + "    restarts: 1\n    nodes: 2\n    witness: b\n",
-            "c.yaml:6:12: jobs.train.nodes: 2 nodes, but the inventory has 1 host besides the witness",
-        ),
-        (
-            JOB + "    rendezvous: c10d\n    elastic: {min_nodes: 1, max_nodes: 2, grow: now}\n",
-            "jobs.train: elastic.grow needs static rendezvous and restarts; leave it out, or write restarts: 3",
-        ),
-        (
-            JOB + "    elastic: {min_nodes: 1, max_nodes: 2, grow: noww}\n",
-            "jobs.train.elastic.grow: must be one of: now",
-        ),
+        (JOB + "    spares: 1\n", "jobs.train: spares is set, and restarts is not; write restarts: 3"),
         (JOB + "    nodes: 3\n", "c.yaml:5:12: jobs.train.nodes: 3 nodes, but the inventory has 2 hosts"),
         (JOB + "    env: {RANK: x}\n", "c.yaml:5:11: jobs.train.env.RANK: is set by the launcher"),
         (JOB + "    env:\n", "c.yaml:5:5: jobs.train.env: has no value"),

@@ -51,7 +51,7 @@ def test_set_goes_into_this_job(file: Path, tmp_path: Path) -> None:
     inventory, job = load_script(file, ["t.py", "x"], sets=sets, folder=tmp_path)
     assert (job.timeouts.stop, job.env, job.args) == (3, {"A": "1"}, ("z",))
     assert inventory.hosts[0].slots == 2
-    assert inventory.job("train").timeouts.stop == 10
+    assert inventory.job("train").timeouts.stop == 30
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,8 @@ class ReplayPipe:
 class Node:
     """One host: what it says to each verb, as recorded, or changed by ``change``."""
 
+    user = "train"
+
     def __init__(self, host: str, said: Mapping[str, list[Frame]], change: Change | None = None) -> None:
         self.host, self._said, self._change = host, said, change
 

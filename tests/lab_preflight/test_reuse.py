@@ -24,12 +24,12 @@ def test_clean_result_of_the_last_minute_is_taken_again(lab3: Lab) -> None:
     first = preflight(lab3, options=Options(), jobs={})
     assert first.exit_code == 0
     again = preflight(lab3, options=AGAIN, jobs={})
-    assert again.reused
-    assert not first.reused
+    assert again.age_s is not None
+    assert first.age_s is None
     assert (again.findings, again.facts, again.fabric) == (first.findings, first.facts, first.fabric)
     assert again.open_ports == first.open_ports
-    assert not preflight(lab3, options=Options(), jobs={}).reused
-    assert not preflight(lab3, options=AGAIN, jobs={}, cluster="other").reused
+    assert preflight(lab3, options=Options(), jobs={}).age_s is None
+    assert preflight(lab3, options=AGAIN, jobs={}, cluster="other").age_s is None
 
 
 def test_port_that_was_taken_meanwhile_is_found(lab3: Lab) -> None:
@@ -42,7 +42,7 @@ def test_port_that_was_taken_meanwhile_is_found(lab3: Lab) -> None:
     while lab3[0].port_free(port):
         time.sleep(0.02)
     again = preflight(lab3, options=AGAIN, jobs={})
-    assert not again.reused
+    assert again.age_s is None
     assert again.facts.master_port not in (None, port)
 
 
@@ -52,7 +52,7 @@ def test_trouble_is_never_taken_from_memory(lab3: Lab) -> None:
     lab3[0].clear_firewall()
     again = preflight(lab3, options=AGAIN, jobs={})
     assert again.exit_code == 0
-    assert not again.reused
+    assert again.age_s is None
 
 
 def test_document_comes_back_as_it_was(lab3: Lab) -> None:

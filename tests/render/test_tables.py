@@ -14,16 +14,18 @@ from ddpctl.render.console import make_console
 from ddpctl.render.status import (
     ago,
     attempt_line,
+    end_line,
     kill_view,
     lasted,
     plan_view,
     runs_table,
     saved_view,
     status_view,
+    strangers_line,
     untracked_lines,
 )
 from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
-from ddpctl.spec.outcome import Attempt, NodeStatus, RunStatus, Untracked
+from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, RunStatus, Untracked
 from tests.spec import test_planning
 
 RUN = "20261121T053028Z-318ccc"
@@ -151,6 +153,26 @@ def test_a_host_that_answers_and_is_unreachable_says_why() -> None:
     assert "a: it is another machine" in out.getvalue()
 
 
+def test_of_a_live_run_with_restarts_the_lost_hosts_are_told_and_what_uses_them_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    live = of("train", ["node0", "node1", "node2"], state="running")
+    run = replace(
+        live,
+        record={"project": "exp", "restart": {"first": {}}},
+        nodes=(*live.nodes[:2], replace(live.nodes[2], state="lost")),
+    )
+    again = "takes part in this run no more; the next `ddpctl restart` or `ddpctl up` uses it again"
+    said = printed(status_view(run), 200, monkeypatch)
+    assert f"node2 is lost: it {again}" in said
+    assert not any("majority" in line for line in said)
+    fewer = replace(run, nodes=(live.nodes[0], *(replace(one, state="lost") for one in live.nodes[1:])))
+    end = f"ddpctl kill {RUN}, then ddpctl restart {RUN}"
+    assert any(end in line for line in printed(status_view(fewer), 300, monkeypatch))
+    ended = replace(run, nodes=tuple(replace(one, state="lost") for one in live.nodes))
+    assert not any(again in line for line in printed(status_view(ended), 200, monkeypatch))
+
+
 def test_a_node_that_an_elastic_run_does_without_is_shown() -> None:
     cause = {"host": "c", "reason": "signaled", "message": "the launcher was killed by SIGKILL", "time": "t1"}
     told = [{"host": host, "node_rank": 0, "state": "running"} for host in "ab"]
@@ -197,11 +219,21 @@ def test_a_checkpoint_with_its_step_and_hosts(step: int | None, said: str) -> No
     assert out.getvalue() == f"train  saved ckpt.pt {said} on n0,n1  4.1s\n"
 
 
-def test_an_attempt_that_ended_to_grow_says_so() -> None:
-    before = Attempt(2, ("node0", "node1"), ended="2026-01-01T00:00:00+00:00")
-    after = Attempt(3, ("node0", "node1", "node2"))
-    assert attempt_line(before, after).endswith(": stopped to continue on 3 hosts")
-    assert attempt_line(before).endswith(": ended")
+def test_an_attempt_without_a_cause_has_just_ended() -> None:
+    assert attempt_line(Attempt(2, ("node0",), ended="2026-01-01T00:00:00+00:00")).endswith(": ended")
+
+
+@pytest.mark.parametrize(("suspect", "again"), [(1, False), (0, True)])
+def test_the_last_line_says_what_was_stuck(suspect: int, again: bool) -> None:
+    """Where the cause is that same rank, it says so already."""
+    one = of("train", ["node0"], state="failed")
+    verdict = f"1 of 2 ranks waits; rank {suspect} on node0 is at train.py:3"
+    suspects = [{"host": "node0", "rank": suspect}]
+    diagnosis = {"verdict": verdict, "suspects": suspects, "since": one.started, "time": one.started}
+    cause = Cause("node0", "exited", "boom", one.started or "", rank=1)
+    run = replace(one, nodes=(replace(one.nodes[0], diagnosis=diagnosis, reported=one.started, cause=cause),))
+    told = "; it was stuck for 20m00s when it ended: " + verdict
+    assert end_line(run) == "node0 rank 1: exited: boom" + (told if again else "")
 
 
 @pytest.mark.parametrize(
@@ -215,6 +247,19 @@ def test_an_ended_run_is_stuck_no_longer(state: str, words: str, monkeypatch: py
     run = replace(one, nodes=(replace(one.nodes[0], diagnosis=diagnosis, reported=since.isoformat()),))
     for view in (status_view(run), runs_table([run], "exp")):
         assert any(line.removeprefix("train: ").startswith(words) for line in printed(view, 200, monkeypatch))
+
+
+def test_strangers_take_one_line() -> None:
+    last = "2026-01-01T00:00:58+00:00"
+    first = {"count": 4000, "addresses": 4, "most": {"10.0.0.9": 3900}, "last": last}
+    second = {"count": 210, "addresses": 1, "most": {"10.0.0.9": 210}, "last": last}
+    nodes = [NodeStatus("node0", 0, "running", strangers=first), NodeStatus("node1", 1, "running", strangers=second)]
+    now = datetime(2026, 1, 1, 0, 1, 0, tzinfo=timezone.utc)
+    assert strangers_line(nodes, now) == (
+        "4,210 connections by strangers from 10.0.0.9 and 3 other addresses to node0,node1, the last 2s ago: "
+        "they were closed, and the run is not harmed"
+    )
+    assert strangers_line(nodes[1:], now).startswith("210 connections by strangers from 10.0.0.9 to node1, ")
 
 
 def test_ps_shows_projects_where_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def plan(seed: int, number: int, kinds: Sequence[str] = ()) -> list[Round]:
 def _round(seed: int, number: int, kind: str) -> Round:
     choose = random.Random(f"{seed} {number} {kind}")
     hosts = HOSTS if kind in CUTS else HOSTS[:3]
-    nodes = choose.choice([2, 3]) if kind in CUTS else 3 if kind in ("elastic", "back") else 2
+    nodes = choose.choice([2, 3]) if kind in CUTS else 3 if kind == "elastic" else 2
     plain = Round(
         number,
         kind,
@@ -76,7 +76,7 @@ def _power(choose: random.Random, one: Round) -> Round:
 
 
 def _elastic(choose: random.Random, one: Round) -> Round:
-    """Without a spare; `back`: the host has power again later, and the next restart uses it."""
+    """Without a spare."""
     return replace(one, least=2, alone=True, accused=frozenset({one.victim}))
 
 
@@ -143,7 +143,6 @@ KINDS: dict[str, Callable[[random.Random, Round], Round]] = {
     "power-worker": _power,
     "power-master": _power,
     "elastic": _elastic,
-    "back": _elastic,
     "halves": _halves,
     "one-way": _one_way,
     "pair": _pair,

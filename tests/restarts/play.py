@@ -76,26 +76,6 @@ def _play(site: Site, facts: Facts, job: str, hosts: Sequence[Host], victim: Hos
     until(lambda: settled(facts, job, run, hosts, healed), AFTER_S, lambda: _stands(facts, job, hosts, site), 0.5)
     facts.ended = ended(hosts, run)
     facts.told = site.status(job)
-    if round.kind == "back":
-        _bring_back(site, job, run, hosts, victim)
-
-
-def _bring_back(site: Site, job: str, run: str, hosts: Sequence[Host], victim: Host) -> None:
-    """It has power again and takes part; then a rank fails elsewhere, and the next attempt is on all hosts."""
-    victim.disk.new_boot()
-    victim.boot()
-    again = "takes part in the run again"
-    until(lambda: again in site("restart", "-d", job).stderr, BEGIN_S, f"{victim.name} does not take part again", 1.0)
-    before = max(attempts(hosts, job))
-    other = next(host for host in hosts if host is not victim)
-    _kill_ranks(other, run)
-
-    def on_all() -> bool:
-        found = attempts(hosts, job)
-        newest = max(found)
-        return newest > before and sum(bool(one.rows) for one in found[newest].values()) == len(hosts)
-
-    until(on_all, AFTER_S, lambda: f"the next attempt is not on all hosts: {site.status(job)['attempts']}", 0.5)
 
 
 def copied(hosts: Sequence[Host], job: str) -> bool:
@@ -130,7 +110,7 @@ def _stands(facts: Facts, job: str, hosts: Sequence[Host], site: Site) -> str:
 
 def _hurt(round: Round, site: Site, run: str, victim: Host) -> None:
     named = {host.name: host for host in site.lab}
-    if round.kind in ("power-worker", "power-master", "elastic", "back"):
+    if round.kind in ("power-worker", "power-master", "elastic"):
         victim.power_off()
     elif round.drops:
         for name, other in sorted(round.drops):

@@ -27,7 +27,7 @@ def test_every_round_does_something_to_hosts_that_are_there() -> None:
 def test_who_may_be_set_aside_is_who_was_hurt() -> None:
     for one in plan(2, 300):
         cut_off = {name for pair in one.drops for name in pair}
-        if one.kind in ("power-worker", "power-master", "elastic", "back"):
+        if one.kind in ("power-worker", "power-master", "elastic"):
             assert one.accused == {one.victim}
             assert one.fate == CARRIES
         elif one.kind == "halves":

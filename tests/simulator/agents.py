@@ -1,38 +1,33 @@
-"""The agents of a run on 2 to 7 hosts, with faults that one seed decides, and what must hold whatever happens.
+"""The agents of a run on 2 to 64 hosts, with faults that one seed decides.
 
-Not held by the product yet, and so not provoked or not looked at here:
-
-- All hosts record the same end: one that is cut off records an end that nobody has agreed on (``recorded`` below).
-- An attempt begins although the agent of its first host is started again meanwhile: the choice of the checkpoints is in
-  the memory of that agent alone. The runs here have no checkpoints.
-- More than ten hosts elect a leader within seconds.
+Time is simulated, and everything happens in the order of one queue, so a seed decides everything. The promises that
+must hold whatever happens are in promises.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import heapq
 import itertools
+import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ddpctl_worker import notes
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.agent import talk
-from ddpctl_worker.agent.agent import HostAgent
-from ddpctl_worker.agent.quorum import Voter
+from ddpctl_worker.agent import state as st
+from ddpctl_worker.agent.document import AgreedAttempt, Ballot, CheckpointChoice, Document
+from ddpctl_worker.agent.policy import Rules
 from ddpctl_worker.contract import KILLED
-from tests.simulator.host import Host, Part, Record
-from tests.simulator.network import Network, SimSockets
-from tests.simulator.schedule import Process, Scheduler
+from tests.simulator.host import START_OF_TIME, DiskFull, Host
+from tests.simulator.promises import Promises
 
-KEY = "ab" * 32
-MINORITY_S = 17.0  # a host that reaches less than half of the hosts has no rank any more: lease, grace and kill
+ASK_S = 2.0  # an answer that takes longer is not waited for (agent/talk.py)
 CHECK_S = 0.25
 GOES_ON_S = 90.0  # within this a majority that is whole again runs the job, or has ended it
-NAMES = ["n0", "n1", "n2", "n3", "n4", "n5", "n6"]
 
 
 @dataclass(frozen=True)
@@ -49,11 +44,13 @@ class Profile:
     losses: tuple[float, ...] = (0.0, 0.0, 0.02)
     lates: tuple[float, ...] = (0.0, 0.01)
     mute: float = 0.3  # how often the gang says nothing, so that only the lease ends ranks
+    drift: float = 0.03
+    resumes: float = 0.5  # how often the job has checkpoints
 
 
 CALM = Profile("calm", (), pauses=(30.0,), losses=(0.0,), lates=(0.0,), sizes=(2, 3, 4, 5))
 CUTS = ("split", "isolate", "isolate", "one way", "heal", "heal", "flap")
-MIXED = Profile("mixed", (*CUTS, "agent", "power", "rejoin", "rejoin", "stop", "supervisor", "fail", "fail", "disk"))
+MIXED = Profile("mixed", (*CUTS, "agent", "power", "stop", "stop", "supervisor", "fail", "fail", "disk"))
 # One compound fault at a time, and mute gangs: what the leases alone must hold.
 SHARP = Profile(
     "sharp",
@@ -63,239 +60,194 @@ SHARP = Profile(
     (3, 3, 4, 5),
     mute=0.0,
 )
-KILLS = Profile("kill", ("kill", "isolate", "heal", "agent", "rejoin", "fail", "stop"), pauses=(15.0,))
-CRASHES = Profile("crash", ("rejoin", "rejoin", "fail", "isolate", "heal", "agent"), crashes=0.05)
-ELECTIONS = Profile(
-    "elections", ("leader", "flap", "flap", "split", "heal", "heal", "fail", "rejoin"), sizes=(3, 4, 5, 7)
-)
-PROFILES = (MIXED, SHARP, CALM, KILLS, CRASHES, ELECTIONS)
+KILLS = Profile("kill", ("kill", "isolate", "heal", "agent", "fail", "stop"), pauses=(15.0,))
+CRASHES = Profile("crash", ("fail", "isolate", "heal", "flap", "fail"), crashes=0.01, sizes=(3, 4, 5, 7))
+ELECTIONS = Profile("elections", ("leader", "flap", "flap", "split", "heal", "heal", "fail"), sizes=(3, 4, 5, 7))
+ROLLBACKS = Profile("rollback", ("leader", "leader+fail", "fail", "flap", "heal"), 120.0, (8.0,), (4, 5, 5, 7))
+BOUNDS = Profile("bound", ("pair of the leader", "heal", "fail"), 120.0, (15.0,), (3, 4, 5), losses=(0.0,), mute=1.0)
+CLOCKS = Profile("clocks", ("isolate+fail", "isolate", "half", "flap"), 90.0, (30.0,), (3, 4, 5), drift=0.083)
+PROFILES = (MIXED, SHARP, CALM, KILLS, CRASHES, ELECTIONS, ROLLBACKS, BOUNDS, CLOCKS)
 
 
 class AgentWorld:
-    """One run. ``break_it`` is given each agent when it is made, and the disk of its host: faults of the product that
-    the simulator must notice."""
+    """One run. ``leases_are_renewed`` and ``leases_end`` are False where a fault of the product is put in."""
 
     leases_are_renewed = leases_end = True
 
-    def __init__(self, seed: int, profile: Profile, break_it: Callable[[Host], None] = lambda host: None) -> None:
-        self.seed, self.profile, self._break = seed, profile, break_it
-        self.scheduler = Scheduler(seed)
+    def __init__(self, seed: int, profile: Profile) -> None:
+        self.seed, self.profile = seed, profile
         self.random = choose = random.Random(f"agents {profile.name} {seed}")
-        self.network = Network(self.scheduler)
-        self.network.delay = choose.choice(profile.delays)
-        self.network.loss, self.network.late = choose.choice(profile.losses), choose.choice(profile.lates)
-        self.drift = 0.03
+        self.now = 0.0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
         self.trace: list[str] = []
-        self.violations: list[str] = []
-        self.processes: list[Process] = []
-        self._ports = itertools.count(30000)
-        names = NAMES[: choose.choice(profile.sizes)]
-        witness = len(names) > 2 and choose.random() < 0.3
-        able = len(names) - witness
-        nodes = choose.randint(1, able)
-        least = choose.randint(1, nodes)
-        members = [{"host": name, "role": "node", "nproc": 1, "address": name} for name in names]
-        if witness:
-            members[-1]["role"] = "witness"
-        self.witness = names[-1] if witness else None
-        first = {"attempt": 1, "hosts": names[:nodes], "started": "", "ended": None, "master_port": 1, "gang_port": 2}
-        first.update(cause=None, set_aside=[])
-        place = {"hosts": members, "nodes": nodes, "least": least, "restarts": 1000, "first": first}
-        self.run_record = {"run": "run-1", "job": "train", "attempt": 1, "timeouts": {"stop": 5}, "restart": place}
-        value = {"attempts": [first], "live": True, "go": 1, "aside": {}, "over": None}
-        saved = Voter.first(names[0], value)
+        self.cut: set[tuple[str, str]] = set()  # pairs of hosts, in one direction
+        self.delay, self.loss = choose.choice(profile.delays), choose.choice(profile.losses)
+        self.late, self.drift = choose.choice(profile.lates), profile.drift
+        names = [f"n{number}" for number in range(choose.choice(profile.sizes))]
+        nodes = choose.randint(1, len(names))
+        self.rules = Rules(tuple(names), nodes, choose.randint(1, nodes), restarts=1000)
+        self.resumes = choose.random() < profile.resumes
+        first = AgreedAttempt(1, self.first_hosts(names, nodes), 1, 2, "2026-01-01T00:00:00+00:00")
+        ballot = Ballot.first(names[0], Document((first,), True, 1))
         self.mute = set(names) if choose.random() < profile.mute else set()  # only the lease ends their ranks
-        self.hosts = {name: Host(self, name, copy.deepcopy(saved)) for name in names}
-        self.network.machines = {name: host.machine for name, host in self.hosts.items()}
-        self.log(f"{profile.name}: hosts {len(names)}, of an attempt {nodes}, at least {least}, witness {self.witness}")
-        self.log(f"delay {self.network.delay} s, loss {self.network.loss}, mute: {sorted(self.mute)}")
-        self._meanings: dict[int, Any] = {}
-        self.over: str | None = None  # the state that was agreed on
-        self.kill_known = False  # by every host
-        self.killed = False  # somebody has asked for it
-        self._failures = 0  # of ranks, put in
+        self._ports = itertools.count(30000, 2)
+        self._choices = itertools.count(1)
+        self._chosen: dict[str, str] = {}  # which host has made a choice
         self.faults = 0
-        self._settles_at: float | None = None
+        self.killed = False  # somebody has asked for it
+        self.kill_known = False  # every host has acknowledged it
+        self.hosts: dict[str, Host] = {}
+        for name in names:
+            config = st.Config(name, tuple(names), self.rules, "train", 1, self.resumes, 5.0)
+            self.hosts[name] = Host(self, name, config, copy.deepcopy(ballot))
+        self.log(f"{profile.name}: hosts {len(names)}, of an attempt {nodes}, at least {self.rules.least}")
+        self.log(f"delay {self.delay} s, loss {self.loss}, resumes: {self.resumes}, mute: {sorted(self.mute)}")
+        self.promises = Promises(self)
+
+    @staticmethod
+    def first_hosts(names: list[str], nodes: int) -> tuple[str, ...]:
+        """Of the first attempt."""
+        return tuple(names[:nodes])
 
     # --- the run of it
 
     def play(self) -> list[str]:
         """Everything that happens under this seed; the violations."""
-        notes.send_notes(self._note)
-        try:
-            for host in self.hosts.values():
-                self._begin(host)
-            peers = {name: [name, host.agent._desk.port] for name, host in self.hosts.items()}
-            for host in self.hosts.values():
-                host.agent._line.peers.update({name: (at[0], at[1]) for name, at in peers.items()})
-                self._work(host)
-            self.peers = peers
-            self._plan()
-            self.scheduler.at(CHECK_S, self._check)
-            chaos = self.profile.seconds
-            self.scheduler.run(chaos)
-            self._calm_down()
-            until = chaos + GOES_ON_S
-            while self.scheduler.now < until and not self.violations and not self._is_settled():
-                self.scheduler.run(self.scheduler.now + 1.0)
-            if not self.violations:
-                self._judge_the_end()
-        finally:
-            self.scheduler.close(self.processes)
-            notes.send_notes(None)
+        self._plan()
+        self.after(CHECK_S, self._check)
+        self.run(self.profile.seconds)
+        self._calm_down()
+        until = self.profile.seconds + GOES_ON_S
+        while self.now < until and not self.violations and not self.promises.is_settled():
+            self.run(self.now + 1.0)
+        if not self.violations:
+            self.promises.judge_the_end()
         return self.violations
 
+    @property
+    def violations(self) -> list[str]:
+        return self.promises.violations
+
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (self.now + seconds, next(self._count), do))
+
+    def run(self, until: float) -> None:
+        while self._queue and self._queue[0][0] <= until:
+            self.now, _, do = heapq.heappop(self._queue)
+            do()
+        self.now = until
+
     def log(self, text: str) -> None:
-        self.trace.append(f"{self.scheduler.now:9.3f} {text}")
-
-    def _note(self, line: bytes) -> None:
-        """A note of the product; its time is that of the real clock."""
-        self.log("note: " + line.decode().rstrip("\n").partition(" ")[2])
-
-    def fail(self, text: str) -> None:
-        if text not in self.violations:
-            self.violations.append(text)
-            self.log(f"VIOLATION: {text}")
-
-    def _begin(self, host: Host, admitted: dict[str, Any] | None = None) -> None:
-        process = host.process = Process(host.machine, f"agent of {host.name}")
-        self.processes.append(process)
-        sockets = host.sockets = SimSockets(process, self.network, own_ports=True)
-        host.admit = None  # until the new agent answers
-        run = dict(self.run_record, host=host.name)
-        order = {"request": {"run": run, "gang_key": KEY, "copying": None}, "base": "/nonexistent", "umask": 0o077}
-        desk = talk.AnswerDesk(
-            talk.key_of(KEY), "run-1", host.name, list(self.hosts), host.name, process.clock, sockets
-        )
-        peers = {name: (name, 0) for name in self.hosts}
-        if admitted is not None:
-            host.disk.moved += 1
-            order["admitted"] = admitted
-            peers = {name: (str(at[0]), int(at[1])) for name, at in admitted["peers"].items()}
-        own, saved = Record(host, desk.port), copy.deepcopy(host.disk.agreed)
-        host.agent = HostAgent(
-            order,
-            own,
-            desk,
-            peers,
-            saved,
-            process.clock,
-            sockets,
-            lambda top, number: Part(host, number),
-            lambda request, channel: {"ports": [next(self._ports), next(self._ports)]},
-        )
-        self._break(host)
-
-    def _work(self, host: Host) -> None:
-        process, agent = host.process, host.agent
-        assert process is not None
-
-        def work() -> None:
-            agent.work()
-            process.kill()
-
-        process.clock.thread(work, "agent").start()
-
-    # --- what the hosts tell
-
-    def maybe_crash(self, host: Host, when: str) -> None:
-        if self.random.random() < self.profile.crashes and self.scheduler.now < self.profile.seconds:
-            self.faults += 1
-            host.crash_here(when)
-
-    def started(self, host: Host, attempt: Any) -> None:
-        number = int(attempt["attempt"])
-        self.log(f"attempt {number} starts on {host.name}")
-        meaning = (tuple(attempt["hosts"]), attempt["master_port"], attempt["gang_port"])
-        if self._meanings.setdefault(number, meaning) != meaning:
-            self.fail(f"attempt {number} has two meanings: {self._meanings[number]} and {meaning}")
-        if host.name not in attempt["hosts"]:
-            self.fail(f"attempt {number} starts on {host.name}, which is not in it")
-        if self.over is not None:
-            self.fail(f"attempt {number} starts on {host.name} after the end of the run was agreed on")
-        if self.kill_known:
-            self.fail(f"attempt {number} starts on {host.name} after the kill was acknowledged")
-        self._check_attempts()
-
-    def finished(self, host: Host, part: Any) -> None:
-        if self.profile is CALM and not self.killed:
-            self.fail(f"attempt {part.number} ended on {host.name} without a fault")
-
-    def recorded(self, host: Host) -> None:
-        """What a host records where nothing was agreed on may be another end than that of the run (a host that has
-        waited for the others for long, and what ``_see_end`` does after TWO_ALONE_S). That the ends of all hosts are
-        the same is not held yet, and so it is not looked at here."""
-
-    # --- what must hold at any time
+        self.trace.append(f"{self.now:9.3f} {text}")
 
     def _check(self) -> None:
-        self._check_attempts()
-        self._check_minorities()
-        self._check_agreement()
+        self.promises.check()
         if not self.violations:
-            self.scheduler.at(CHECK_S, self._check)
+            self.after(CHECK_S, self._check)
 
-    def _check_attempts(self) -> None:
-        """One attempt runs ranks at a time, and never on a host that it has set aside."""
-        live: dict[int, list[str]] = {}
-        for host in self.hosts.values():
-            for number, part in host.parts.items():
-                if part.runs:
-                    live.setdefault(number, []).append(host.name)
-        if len(live) > 1:
-            self.fail(f"two attempts run at once: {live}")
-
-    def _check_minorities(self) -> None:
-        for host in self.hosts.values():
-            if not host.answers or 2 * len(self._reached(host.name)) < len(self.hosts):
-                runs = [number for number, part in host.parts.items() if part.runs]
-                apart = (self.scheduler.now - host.apart_since) * host.machine.rate
-                if runs and apart > MINORITY_S:
-                    self.fail(f"{host.name} is in a minority, and runs attempt {runs[0]} after {apart:.1f} s")
-            else:
-                host.apart_since = self.scheduler.now
-
-    def _check_agreement(self) -> None:
-        for host in self.hosts.values():
-            if not host.answers:
-                continue
-            voter = host.agent._voter
-            if not (voter.leads and voter.agreed):
-                continue
-            value = voter.paper.value
-            over = value["over"]["state"] if value["over"] else None
-            if self.over is not None and over != self.over:
-                self.fail(f"the end that was agreed on was {self.over}, and is {over}")
-            if over is not None and self.over is None:
-                self.log(f"agreed on: the run is over, {over}")
-                self.over = over
-            last = value["attempts"][-1]
-            aside = [one for one in last["hosts"] if one in value["aside"]]
-            if value["live"] and last["ended"] is None and aside:
-                self.fail(f"{aside[0]} was set aside, and is in attempt {last['attempt']}")
+    # --- the network
 
     def reach(self, one: str, other: str) -> bool:
-        cut, machines = self.network.cut, self.network.machines
-        powered = machines[one].powered and machines[other].powered
-        return powered and (one, other) not in cut and (other, one) not in cut
+        powered = self.hosts[one].powered and self.hosts[other].powered
+        return powered and (one, other) not in self.cut and (other, one) not in self.cut
 
-    def _reached(self, name: str) -> set[str]:
-        """The hosts whose agents this one reaches, over others too."""
-        found, left = {name}, [name]
-        while left:
-            one = left.pop()
-            for other, host in self.hosts.items():
-                if other not in found and host.answers and self.reach(one, other):
-                    found.add(other)
-                    left.append(other)
-        return found
+    def ask(self, host: Host, other: str, question: Mapping[str, Any]) -> None:
+        """A question to another host's agent; an answer that comes in time happens to ``host``."""
+        peer, asked = self.hosts[other], host.clock()
+        carried = json.loads(json.dumps(question))
+
+        def arrive() -> None:
+            if (host.name, other) in self.cut or not peer.powered or peer.agent is None:
+                return
+            if peer.stopped:
+                peer.held.append(arrive)
+                return
+            try:
+                answer = peer.happen(st.PeerAsked(host.name, carried))
+            except DiskFull:
+                return
+            if answer is not None:
+                came = json.loads(json.dumps(answer))
+                self._carry(lambda: come_back(came))
+
+        def come_back(answer: Mapping[str, Any]) -> None:
+            if (other, host.name) in self.cut or not host.powered or host.agent is None:
+                return
+            if host.stopped:
+                host.held.append(lambda: come_back(answer))
+            elif host.clock() - asked <= ASK_S:
+                self._happen(host, st.PeerAnswered(other, carried, answer, asked))
+
+        self._carry(arrive)
+
+    def later(self, host: Host, fact: Callable[[], st.Fact]) -> None:
+        """What a thread of the agent finds out."""
+
+        def happen() -> None:
+            if host.agent is None:
+                return
+            if host.stopped:
+                host.held.append(happen)
+            else:
+                self._happen(host, fact())
+
+        self.after(self.random.uniform(0.1, 1.0), happen)
+
+    @staticmethod
+    def _happen(host: Host, fact: st.Fact) -> None:
+        with contextlib.suppress(DiskFull):
+            host.happen(fact)
+
+    def _carry(self, arrive: Callable[[], None]) -> None:
+        if self.random.random() < self.loss:
+            return
+        late = 2.5 * self.random.random() if self.random.random() < self.late else 0.0
+        self.after(self.delay * self.random.uniform(0.5, 1.5) + late, arrive)
+
+    # --- what the hosts do
+
+    def free_ports(self) -> tuple[int, int]:
+        port = next(self._ports)
+        return port, port + 1
+
+    def choose(self, host: Host, number: int) -> CheckpointChoice:
+        """Another one each time: what is saved may have changed."""
+        choice = CheckpointChoice(f"choice {next(self._choices)} for {number}", ())
+        self._chosen[choice.digest] = host.name
+        return choice
+
+    def knows_choice(self, first: str, choice: CheckpointChoice) -> bool:
+        return self._chosen.get(choice.digest) == first and self.hosts[first].agent is not None
+
+    def restored(self, host: Host, number: int, choice: CheckpointChoice) -> None:
+        self.promises.see_restored(host.name, number, choice)
+
+    def started(self, host: Host, attempt: AgreedAttempt) -> None:
+        self.log(f"attempt {attempt.number} starts on {host.name}")
+        self.promises.see_start(host.name, attempt)
+
+    def finished(self, host: Host, number: int) -> None:
+        if self.profile is CALM and not self.killed:
+            self.promises.fail(f"attempt {number} ended on {host.name} without a fault")
+
+    def recorded(self, host: Host) -> None:
+        self.promises.see_end(host)
+
+    def maybe_crash(self, host: Host, when: str) -> None:
+        alive = sum(one.agent is not None for one in self.hosts.values())
+        if 2 * (alive - 1) <= len(self.hosts) or self.now >= self.profile.seconds:
+            return  # what is left could not go on
+        if self.random.random() < self.profile.crashes:
+            self.faults += 1
+            host.kill_agent(when)
 
     # --- faults
 
     def _plan(self) -> None:
         when, kinds = 3.0, self.profile.kinds
         while kinds and when < self.profile.seconds:
-            self.scheduler.at(when, partial(self._fault, self.random.choice(kinds)))
+            self.after(when, partial(self._fault, self.random.choice(kinds)))
             when += 0.1 + self.random.choice(self.profile.pauses) * self.random.uniform(0.2, 1.0)
 
     def _fault(self, kind: str) -> None:
@@ -303,174 +255,134 @@ class AgentWorld:
         host = self.hosts[choose.choice(names)]
         self.faults += 1
         if self.profile is SHARP:
-            live = [one for one in self.hosts.values() if any(part.runs for part in one.parts.values())]
+            live = [one for one in self.hosts.values() if any(ranks.runs for ranks in one.ranks.values())]
             host = choose.choice(live or [host])
             self.mute = {host.name}
         long = choose.choice([2.0, 6.0, 12.0, 20.0, 30.0]) * choose.uniform(0.7, 1.3)
         if kind in ("split", "half"):
             count = len(names) // 2 if kind == "half" else choose.randint(1, len(names))
             side = set(choose.sample(names, count))
-            self._cut({(a, b) for a in names for b in names if (a in side) != (b in side)}, f"split: {sorted(side)}")
+            self.cut_links({(a, b) for a in names for b in names if (a in side) != (b in side)}, f"{sorted(side)}")
             if kind == "half":
-                self.scheduler.at(long, self._heal)
+                self.after(long, self.heal)
         elif kind.startswith("isolate"):
-            self._cut(self._around(host.name), f"{host.name} is cut off")
-            if self.profile is SHARP:
-                self.scheduler.at(long, self._heal)
+            self.cut_links(self.around(host.name), host.name)
+            if self.profile in (SHARP, CLOCKS):
+                self.after(long, self.heal)
             if kind.endswith("fail"):
-                self.scheduler.at(choose.uniform(0.0, 4.0), lambda: self._fail_rank(but=host))
+                self.after(choose.uniform(0.0, 4.0), lambda: self._fail_rank(but=host))
         elif kind == "one way":
             other = choose.choice(names)
-            self._cut({(host.name, other)} - {(other, other)}, f"nothing comes from {host.name} to {other}")
+            self.cut_links({(host.name, other)} - {(other, other)}, f"{host.name} to {other}")
         elif kind == "flap":
-            fresh = self._around(host.name) - self.network.cut
-            self._cut(fresh, f"{host.name} is cut off for a while")
-            self.scheduler.at(choose.uniform(0.5, 12.0), lambda: self._mend(fresh))
+            fresh = self.around(host.name) - self.cut
+            self.cut_links(fresh, f"{host.name} for a while")
+            self.after(choose.uniform(0.5, 12.0), lambda: self._restore_links(fresh))
         elif kind == "heal":
-            self._heal()
+            self.heal()
         elif kind == "agent":
             host.kill_agent()
-        elif kind == "leader":
-            for one in self.hosts.values():
-                if one.answers and one.agent._voter.leads:
-                    self._cut(self._around(one.name), f"{one.name}, which leads, is cut off")
-                    self.scheduler.at(long, self._heal)
-        elif kind == "power" and host.machine.powered:
+        elif kind.startswith("leader"):
+            self._isolate_leader(long)
+            if kind.endswith("fail"):
+                self.after(choose.uniform(0.0, 3.0), self._fail_rank)
+        elif kind == "pair of the leader":
+            self._lose_a_follower_of_the_leader()
+        elif kind == "power" and host.powered:
             host.lose_power(long)
-        elif kind == "rejoin":
-            self._rejoin_all()
-        elif kind == "stop" and host.process is not None:
-            process = host.process
-            self.log(f"the agent on {host.name} is stopped for {long:.1f} s")
-            process.stop()
-            self.scheduler.at(long, process.resume)
+        elif kind == "stop" and host.agent is not None and not host.stopped:
+            host.stop_agent(long)
         elif kind == "supervisor":
-            for part in host.parts.values():
-                part.stopped_until = self.scheduler.now + long
+            for ranks in host.ranks.values():
+                ranks.stopped_until = self.now + long
             self.log(f"the supervisor on {host.name} is stopped for {long:.1f} s")
         elif kind == "fail":
             self._fail_rank()
         elif kind == "disk":
             self.log(f"the disk of {host.name} is full for {long:.1f} s")
             host.disk.full = True
-            self.scheduler.at(long, lambda: setattr(host.disk, "full", False))
+            self.after(long, lambda: setattr(host.disk, "full", False))
         elif kind == "kill" and not self.killed:
-            self._kill()
+            self.kill()
 
-    def _around(self, name: str) -> set[tuple[str, str]]:
+    def around(self, name: str) -> set[tuple[str, str]]:
         return {(a, b) for a in self.hosts for b in self.hosts if a != b and name in (a, b)}
 
-    def _cut(self, pairs: set[tuple[str, str]], text: str) -> None:
-        self.log(text)
-        self.network.cut |= pairs
+    def cut_links(self, pairs: set[tuple[str, str]], text: str) -> None:
+        self.log(f"cut: {text}")
+        self.cut |= pairs
 
-    def _mend(self, pairs: set[tuple[str, str]]) -> None:
-        self.network.cut -= pairs
+    def _restore_links(self, pairs: set[tuple[str, str]]) -> None:
+        self.cut -= pairs
 
-    def _heal(self) -> None:
+    def heal(self) -> None:
         self.log("the network is whole")
-        self.network.cut = set()
+        self.cut = set()
+
+    def leaders(self) -> list[Host]:
+        return [host for host in self.hosts.values() if host.leads]
+
+    def _isolate_leader(self, seconds: float) -> None:
+        for host in self.leaders():
+            self.cut_links(self.around(host.name), f"{host.name}, which leads")
+            self.after(seconds, self.heal)
+
+    def _lose_a_follower_of_the_leader(self) -> None:
+        """It stands for election. When another host leads, the one before is cut off at once: its lease still runs."""
+        leaders = self.leaders()
+        if len(leaders) != 1:
+            return
+        old = leaders[0]
+        other = self.random.choice([name for name in self.hosts if name != old.name])
+        self.cut_links({(old.name, other), (other, old.name)}, f"between {old.name}, which leads, and {other}")
+
+        def watch(left: int) -> None:
+            fresh = [host for host in self.leaders() if host is not old]
+            if fresh:
+                self.cut_links(self.around(old.name), f"{old.name}, which led")
+                self.log(f"{fresh[0].name} leads now")
+                self.after(0.5, lambda: self._fail_rank(but=old))
+            elif left:
+                self.after(0.05, lambda: watch(left - 1))
+
+        watch(400)
 
     def _fail_rank(self, but: Host | None = None) -> None:
         hosts = [host for host in self.hosts.values() if host is not but]
-        live = [part for host in hosts for part in host.parts.values() if part.runs]
+        live = [ranks for host in hosts for ranks in host.ranks.values() if ranks.runs]
         if live:
-            self._failures += 1
             self.random.choice(live).fail()
 
-    def _rejoin_all(self) -> None:
-        """As `ddpctl up` or `attach` does for every host that is lost."""
-        for host in self.hosts.values():
-            lost = host.process is None or not host.process.alive
-            if not (lost and host.machine.powered) or host.disk.exit is not None or host.disk.stop is not None:
-                continue
-            if any(part.runs for part in host.parts.values()):
-                continue  # what is left of the last attempt ends first
-            asked = [one for one in self.hosts.values() if one.answers and one is not host and one.admit is not None]
-            found = next((given for given in (one.admit() for one in asked if one.admit) if not given["over"]), None)
-            if found is None:
-                continue
-            self.log(f"{host.name} takes part again")
-            self._begin(host, {"peers": {**found["peers"]}, "moved": dict(found["moved"])})
-            self._work(host)
-
-    def _kill(self) -> None:
+    def kill(self) -> None:
         """As `ddpctl kill` does, on every host; it asks until each has acknowledged."""
         self.killed = True
         self.log("somebody kills the run")
         left = set(self.hosts)
 
         def ask(host: Host) -> None:
-            if host.machine.powered and host.disk.exit is None and host.disk.stop is None:
+            if host.powered and host.disk.exit is None and host.disk.stop is None:
                 host.disk.stop = {"by": "me", "grace": 1.0}
-            alive = host.process is not None and host.process.alive
-            if host.machine.powered and not alive and host.disk.exit is None:
-                for part in host.parts.values():
-                    part.finish(KILLED, None)
-                host.ended(outcomes.killed(host.name, "me"))
-            if host.machine.powered and host.disk.exit is not None and not any(p.runs for p in host.parts.values()):
+            if host.powered and host.agent is None and host.disk.exit is None:
+                cause = outcomes.killed(host.name, "me", when=START_OF_TIME + self.now).cause
+                for ranks in host.ranks.values():
+                    ranks.finish(KILLED, cause)
+                host.record_end(KILLED, cause)
+            if host.powered and host.disk.exit is not None and not any(ranks.runs for ranks in host.ranks.values()):
                 left.discard(host.name)
                 if not left:
                     self.log("the kill is acknowledged by all")
                     self.kill_known = True
             else:
-                self.scheduler.at(0.5, lambda: ask(host))
+                self.after(0.5, lambda: ask(host))
 
         for host in self.hosts.values():
-            self.scheduler.at(self.random.choice([0.1, 5.0]) * self.random.random(), partial(ask, host))
-
-    # --- the end
+            self.after(self.random.choice([0.1, 5.0]) * self.random.random(), partial(ask, host))
 
     def _calm_down(self) -> None:
-        self._heal()
+        self.heal()
         self.log("no more faults")
-        self.network.loss = self.network.late = 0.0
+        self.loss = self.late = 0.0
         for host in self.hosts.values():
             host.disk.full = False
-            if host.process is not None and host.process.stopped:
-                host.process.resume()
-        for seconds in range(20, int(GOES_ON_S) - 45, 5):
-            self.scheduler.at(float(seconds), self._rejoin_all)
-
-    def _leader(self) -> Any:
-        found = [one for one in self.hosts.values() if one.answers and one.agent._voter.leads]
-        return next((one.agent for one in found if one.agent._voter.agreed), None)
-
-    def _is_settled(self) -> bool:
-        """Whether the newest attempt runs on all of its hosts, and has done so for ten seconds; or the run is over."""
-        leader = self._leader()
-        if self.profile is CALM:
-            return True
-        if self._enough_are_gone():
-            return False
-        value = leader._voter.paper.value if leader is not None else None
-        if value is None or value["over"] is not None or not value["live"]:
-            return value is not None and value["over"] is not None
-        last = value["attempts"][-1]
-        parts = [self.hosts[name].parts.get(last["attempt"]) for name in last["hosts"]]
-        if not all(part is not None and part.runs for part in parts):
-            self._settles_at = None
-            return False
-        self._settles_at = self._settles_at or self.scheduler.now + 10.0
-        return self.scheduler.now >= self._settles_at
-
-    def _enough_are_gone(self) -> bool:
-        alive = sum(host.answers for host in self.hosts.values())
-        return 2 * alive <= len(self.hosts)
-
-    def _judge_the_end(self) -> None:
-        """A majority goes on, or has ended the run."""
-        ends = [host.disk.exit for host in self.hosts.values() if host.disk.exit is not None]
-        if self.over is not None or self.killed or ends or self._enough_are_gone():
-            return
-        leader = self._leader()
-        if leader is None:
-            self.fail(f"nobody leads after {GOES_ON_S:.0f} s without faults")
-            return
-        value = leader._voter.paper.value
-        last = value["attempts"][-1]
-        missing = [
-            name for name in last["hosts"] if not (part := self.hosts[name].parts.get(last["attempt"])) or not part.runs
-        ]
-        if missing or not value["live"]:
-            self.fail(f"attempt {last['attempt']} does not run on {missing} after {GOES_ON_S:.0f} s without faults")
+            if host.stopped:
+                host.continue_agent()

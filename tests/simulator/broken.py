@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
-from ddpctl_worker.agent.lead import NEAR_S
-from ddpctl_worker.agent.quorum import Voter
+from ddpctl_worker.agent import ending, following, raft
+from ddpctl_worker.agent.document import CheckpointChoice, Document
+from ddpctl_worker.agent.limits import NEAR_S
+from ddpctl_worker.agent.state import Event, State
 from ddpctl_worker.gang.council import Council
 from ddpctl_worker.gang.hub import HubGang
 from ddpctl_worker.gang.member import MemberGang
@@ -16,34 +20,27 @@ from tests.simulator.gangs import GangWorld
 from tests.simulator.host import Host
 
 
-class HastyVoter(Voter):
+def _quiet_at_once(own: State, host: str) -> float:
     """Does not wait until nothing runs any more on a host that it does not hear."""
-
-    def quiet_at(self, host: str) -> float:
-        assert self._lead_since is not None
-        return self._lead_since + NEAR_S
+    assert own.lead is not None
+    return own.lead.since + NEAR_S
 
 
-class CarelessVoter(Voter):
-    """Votes for a host whose paper is older than its own."""
-
-    def _answer_vote(self, request: dict[str, Any], now: float) -> dict[str, Any]:
-        return super()._answer_vote(dict(request, have=(1 << 30, 0)), now)
+def _vote_for_an_older_proposal(own: State, host: str, question: Any, event: Event) -> Any:
+    return _answer_vote(own, host, dict(question, have=(1 << 30, 0)), event)
 
 
-class BoldVoter(Voter):
-    """As the leader it needs nobody to hear it."""
-
-    def authority(self, now: float) -> float:
-        return now + 7.5
+def _vote_while_bound(own: State, host: str, question: Any, event: Event) -> Any:
+    """Has heard the leader just now, and votes for another host all the same."""
+    return _answer_vote(own if own.lead is not None else own._replace(heard=-1e9, promised=-1e9), host, question, event)
 
 
-class SureVoter(Voter):
-    """Takes every paper for everybody's."""
+def _start_when_ready(own: State, part: Any, document: Document, now: float) -> Any:
+    """Starts as soon as its part is ready, whatever the others do."""
+    return _start(own, part, document._replace(go=part.number), now)
 
-    @property
-    def agreed(self) -> bool:
-        return True
+
+_answer_vote, _start = raft.answer_vote, following._start
 
 
 class LeaseForGood(AgentWorld):
@@ -58,26 +55,48 @@ class LeaseNotRenewed(AgentWorld):
     leases_are_renewed = False
 
 
-def _votes_as(kind: type[Voter]) -> Callable[[Host], None]:
-    def change(host: Host) -> None:
-        host.agent._voter.__class__ = kind
+class ManyChoices(AgentWorld):
+    """Each host resumes from what it finds."""
 
-    return change
-
-
-def _forgets(host: Host) -> None:
-    host.disk.forgets = True
+    def restored(self, host: Host, number: int, choice: CheckpointChoice) -> None:
+        super().restored(host, number, choice._replace(digest=choice.digest + host.name))
 
 
-Broken = Callable[[int, Profile], AgentWorld]
-FAULTS: dict[str, Broken] = {
-    "no waiting for quiet": lambda seed, profile: AgentWorld(seed, profile, _votes_as(HastyVoter)),
-    "a vote for an older paper": lambda seed, profile: AgentWorld(seed, profile, _votes_as(CarelessVoter)),
-    "authority without the others": lambda seed, profile: AgentWorld(seed, profile, _votes_as(BoldVoter)),
-    "what is not agreed on counts": lambda seed, profile: AgentWorld(seed, profile, _votes_as(SureVoter)),
-    "nothing on disk": lambda seed, profile: AgentWorld(seed, profile, _forgets),
-    "a lease that is ignored": LeaseForGood,
-    "a lease that is not renewed": LeaseNotRenewed,
+Patch = tuple[Any, str, Any]  # where, the name, and what is put there
+
+
+@contextlib.contextmanager
+def patched(*patches: Patch) -> Iterator[None]:
+    """With this in place of the product's own."""
+    with contextlib.ExitStack() as stack:
+        for where, name, what in patches:
+            stack.enter_context(mock.patch.object(where, name, what))
+        yield
+
+
+class Fault:
+    """``patches`` of the product, or a ``world`` that stands for them."""
+
+    def __init__(self, *patches: Patch, world: type[AgentWorld] = AgentWorld) -> None:
+        self.patches, self._world = patches, world
+
+    def play(self, seed: int, profile: Profile) -> list[str]:
+        """The violations under that seed."""
+        with patched(*self.patches):
+            return self._world(seed, profile).play()
+
+
+FAULTS: dict[str, Fault] = {
+    "no waiting for quiet": Fault((raft, "quiet_at", _quiet_at_once)),
+    "a vote for an older proposal": Fault((raft, "answer_vote", _vote_for_an_older_proposal)),
+    "a vote while bound": Fault((raft, "answer_vote", _vote_while_bound)),
+    "authority without the others": Fault((raft, "authority", lambda own, now: now + 7.5)),
+    "what is not agreed on counts": Fault((State, "agreed", property(lambda own: True))),
+    "the leader's word to go is not waited for": Fault((following, "_start", _start_when_ready)),
+    "a lease that is ignored": Fault(world=LeaseForGood),
+    "a lease that is not renewed": Fault(world=LeaseNotRenewed),
+    "each host chooses its checkpoint": Fault(world=ManyChoices),
+    "an end without a majority": Fault((ending, "_patience", lambda own: 30.0)),
 }
 
 

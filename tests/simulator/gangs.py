@@ -15,6 +15,7 @@ from ddpctl_worker.contract import (
     FAILED,
     KILLED,
     KILLED_BY_USER,
+    LINK_LOST,
     NODE_LOST,
     RENDEZVOUS_TIMEOUT,
     SUCCEEDED,
@@ -45,6 +46,7 @@ WITHIN_S = {
     "a loop is stuck": 10.0,
     "a kill on one node": 5.0,
     "a node never comes": 25.0,  # the start has 20 s, and the hub speaks first
+    "a cut at the start": 25.0,
 }
 COSTS_NOTHING = ("nothing", "a short cut", "a short stop", "all stand still", "a fault in the hub")
 ENDS_WELL = ("all succeed", "a short run")
@@ -184,6 +186,8 @@ class GangWorld:
         self.nodes = {name: Node(self, name) for name in self.names}
         self.network.machines = {name: node.machine for name, node in self.nodes.items()}
         self.chosen = self.nodes[choose.choice(self.names)]
+        if self.kind == "a cut at the start" and self.chosen.name == self.names[0]:
+            self.chosen = self.nodes[self.names[1]]
         self.fault_at = 0.0
         self.log(f"{self.kind} ({self.chosen.name} of {len(self.names)})")
 
@@ -226,7 +230,10 @@ class GangWorld:
         if late is not None:
             self.scheduler.at(0.0, late.start)
             self.scheduler.at(1.0, late.succeed)
-        self.fault_at = 0.0 if self.kind == "a node never comes" else SETTLED_S + self.random.uniform(0.0, 3.0)
+        if self.kind == "a cut at the start":
+            self._isolate()
+        at_start = self.kind in ("a node never comes", "a cut at the start")
+        self.fault_at = 0.0 if at_start else SETTLED_S + self.random.uniform(0.0, 3.0)
 
     # --- what happens
 
@@ -304,6 +311,9 @@ class GangWorld:
     def _a_node_never_comes(self) -> None:
         pass
 
+    def _a_cut_at_the_start(self) -> None:
+        """Ranks run on both sides, as where only torch's own connections pass; the hub has never heard the node."""
+
     def _all_succeed(self) -> None:
         for node in self.nodes.values():
             self.scheduler.at(self.random.uniform(0.0, 4.0), node.succeed)
@@ -343,6 +353,7 @@ class GangWorld:
             "a loop is stuck": SUPERVISOR_LOST,
             "a kill on one node": KILLED_BY_USER,
             "a node never comes": RENDEZVOUS_TIMEOUT,
+            "a cut at the start": RENDEZVOUS_TIMEOUT,
         }.get(self.kind, NODE_LOST)
         told = self.kind in ("a rank fails", "victims speak first", "a kill on one node")
         for node in self.nodes.values() if told else self._others():
@@ -351,6 +362,9 @@ class GangWorld:
             # What it cannot reach is lost for it: the hub for a member, and for the hub some member.
             if chosen.outcome is None or chosen.ended_at is None or chosen.ended_at > begun + within:
                 self.fail(f"{chosen.name} is cut off, and runs on")
+        elif self.kind == "a cut at the start":
+            self.scheduler.run(begun + within + VERDICT_S)
+            self._judge(chosen, LINK_LOST, chosen.name, begun + within + VERDICT_S)
         elif self.kind == "a node stands still":
             self.scheduler.run(begun + 60.0)
             self._judge(chosen, NODE_LOST, chosen.name, begun + 60.0)

@@ -1,136 +1,51 @@
-"""What the simulated agent of a host has around it: its disk, and guardian, supervisor and ranks of an attempt."""
+"""A simulated host of a run with restarts: its clock, its disk, its agent's state, and guardian, supervisor and ranks.
+
+The agent is the product's own ``step``; carrying out what comes out of it is simulated here.
+"""
 
 from __future__ import annotations
 
-import copy
-import errno
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.agent.hostrecord import HostRecord
-from ddpctl_worker.agent.part import LocalPart
-from ddpctl_worker.contract import EXITED, FAILED, KILLED, NODE_LOST, NODE_REBOOTED
-from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.paths import RunPaths
-from tests.simulator.network import SimSockets
-from tests.simulator.schedule import START_OF_TIME, Killed, Machine, Process
+from ddpctl_worker.agent import state as st
+from ddpctl_worker.agent import step as rules
+from ddpctl_worker.agent.document import Ballot, CheckpointChoice
+from ddpctl_worker.agent.part import brief
+from ddpctl_worker.contract import EXITED, FAILED, KILLED, NODE_LOST, NODE_REBOOTED, SPAWN_FAILED
 
 if TYPE_CHECKING:
     from tests.simulator.agents import AgentWorld
 
+START_OF_TIME = 1_767_225_600.0  # Unix seconds: 2026-01-01
 LOOK_S = 0.2  # between two looks of a supervisor, at its lease too
-NOWHERE = "/nonexistent"
+SILENT_S = 30.0  # a host gives up asking the first host of an attempt
+
+
+class DiskFull(Exception):
+    """The disk takes nothing."""
 
 
 class Disk:
     """What is left when the agent is gone, and when the power was."""
 
-    def __init__(self, agreed: dict[str, Any]) -> None:
-        self.agreed: dict[str, Any] = agreed
+    def __init__(self, ballot: Ballot) -> None:
+        self.ballot = ballot
         self.exit: dict[str, Any] | None = None
         self.stop: dict[str, Any] | None = None
-        self.moved = 0  # how often an agent was started again here
         self.full = False
         self.reserve = True  # room for one change on a full disk
-        self.forgets = False  # as a fault of the product: vote and paper are not kept
 
 
-class Paths(RunPaths):
-    """The attempts that lie on the simulated disk; nothing lies on the real one."""
-
-    def __init__(self, host: Host) -> None:
-        super().__init__(f"{NOWHERE}/{host.name}")
-        self._host = host
-
-    def attempts(self) -> list[RunPaths]:
-        return [RunPaths(self.top, number) for number in sorted(self._host.parts)]
-
-
-class Record(HostRecord):
-    """The run's record on the simulated disk."""
-
-    def __init__(self, host: Host, port: int) -> None:
-        self._site = host
-        self.paths = Paths(host)
-        self._port = port
-
-    @property
-    def moved(self) -> tuple[int, int] | None:
-        return (self._site.disk.moved, self._port) if self._site.disk.moved else None
-
-    def keep(self, agreed: dict[str, Any]) -> None:
-        site, disk = self._site, self._site.disk
-        site.world.maybe_crash(site, "before the disk had it")
-        if disk.full and not disk.reserve:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        disk.reserve = not disk.full
-        if not disk.forgets:
-            disk.agreed = copy.deepcopy(agreed)
-        site.world.maybe_crash(site, "after the disk had it")
-
-    def open_desk(self, admit: Callable[[], dict[str, Any]]) -> None:
-        self._site.admit = admit
-
-    def stop_word(self) -> dict[str, Any] | None:
-        disk = self._site.disk
-        return disk.stop if disk.stop is not None else ({} if disk.exit is not None else None)
-
-    def save(self, state: str) -> None:
-        pass
-
-    def say(self, note: str | None) -> None:
-        self._site.note = note
-
-    def end(self, outcome: Outcome, part: LocalPart | None) -> None:
-        self._site.ended(outcome)
-
-
-class Part(LocalPart):
-    """The agent's view of one attempt on its host."""
-
-    def __init__(self, host: Host, number: int) -> None:
-        super().__init__(f"{NOWHERE}/{host.name}", number)
-        self._site = host
-        self._attempt = host.parts.get(number)
-
-    def start(
-        self, request: Mapping[str, Any], base: str, attempt: Mapping[str, Any], umask: int, lease: float
-    ) -> None:
-        self._attempt = self._site.parts[self.number] = Attempt(self._site, attempt, lease)
-        self._site.world.started(self._site, attempt)
-
-    def renew(self, until: float) -> None:
-        if self._attempt is not None and self.end is None and self._site.world.leases_are_renewed:
-            self._attempt.until = max(self._attempt.until, until)
-
-    def look(self) -> None:
-        if self.end is None and self._attempt is not None:
-            self.end = self._attempt.end
-
-    def stop(self, grace: float | None, by: str) -> None:
-        if self._attempt is not None:
-            self._attempt.finish(KILLED, outcomes.killed(self._site.name, by).cause)
-        self.look()
-
-    def call_off(self) -> None:
-        if not self.called_off and self._attempt is not None:
-            attempt, killed = self._attempt, outcomes.killed(self._site.name, "ddpctl").cause
-            world = self._site.world
-            seconds = world.random.choice([0.3, 6.0]) * world.random.uniform(0.3, 1.0)
-            world.scheduler.at(seconds, lambda: attempt.finish(KILLED, killed))
-        self.called_off = True
-
-
-class Attempt:
+class Ranks:
     """Guardian, supervisor and ranks of an attempt on one host. They outlive the agent, and end with their lease."""
 
-    def __init__(self, host: Host, attempt: Mapping[str, Any], lease: float) -> None:
+    def __init__(self, host: Host, hosts: tuple[str, ...], number: int, lease: float) -> None:
         self._host, self._world = host, host.world
-        self.number, self.hosts = int(attempt["attempt"]), list(attempt["hosts"])
-        self.until = lease
+        self.number, self.hosts, self.until = number, hosts, lease
         self.end: dict[str, Any] | None = None
-        self.begun = host.world.scheduler.now
         self.stopped_until = 0.0  # the supervisor: then its guardian ends the ranks
         self._dies_at: float | None = None
         self._missed_at: float | None = None  # when the gang ends it, as it misses another host
@@ -143,106 +58,260 @@ class Attempt:
     def finish(self, state: str, cause: dict[str, Any] | None) -> None:
         if self.end is None:
             self.end = {"state": state, "cause": cause, "ended": "", "survivors": []}
-            self._world.log(f"the ranks of attempt {self.number} end on {self._host.name}: {state}, {_brief(cause)}")
-            self._world.finished(self._host, self)
+            self._world.log(f"the ranks of attempt {self.number} end on {self._host.name}: {state}, {in_short(cause)}")
+            self._world.finished(self._host, self.number)
+
+    def fail(self) -> None:
+        self.finish(FAILED, self._host.cause(EXITED, f"a rank of attempt {self.number} failed"))
 
     def _look(self) -> None:
         if self.end is not None:
             return
-        now, choose = self._world.scheduler.now, self._world.random
-        if self._host.machine.boot_time() > self.until and self._dies_at is None and self._world.leases_end:
-            late = choose.uniform(1.5, 2.2) if now < self.stopped_until else choose.uniform(0.02, 0.6)
-            self._dies_at = now + late
-        if self._dies_at is not None and now >= self._dies_at:
-            self.finish(FAILED, self._cause(self._host.name, NODE_LOST, "its lease is over"))
+        world, choose = self._world, self._world.random
+        if self._host.clock() > self.until and self._dies_at is None and world.leases_end:
+            late = choose.uniform(1.5, 2.2) if world.now < self.stopped_until else choose.uniform(0.02, 0.6)
+            self._dies_at = world.now + late
+        if self._dies_at is not None and world.now >= self._dies_at:
+            self.finish(FAILED, self._host.cause(NODE_LOST, "its lease is over"))
             return
-        missed = None if self._host.name in self._world.mute else self._missed()
+        missed = None if self._host.name in world.mute else self._missed()
         if missed is None:
             self._missed_at = None
         elif self._missed_at is None:
-            ended = self._ended(missed)
-            self._missed_at = now + (choose.uniform(0.3, 3.0) if ended else choose.uniform(5.0, 15.0))
-        elif now >= self._missed_at:
-            self.finish(FAILED, self._cause(missed, NODE_LOST, "it is lost"))
+            ended = self._has_ended(missed)
+            self._missed_at = world.now + (choose.uniform(0.3, 3.0) if ended else choose.uniform(5.0, 15.0))
+        elif world.now >= self._missed_at:
+            self.finish(FAILED, dict(self._host.cause(NODE_LOST, "it is lost"), host=missed))
             return
-        self._world.scheduler.at(LOOK_S, self._look)
+        world.after(LOOK_S, self._look)
 
     def _missed(self) -> str | None:
         """A host of the attempt whose part has ended, or that is out of reach: what the gang finds out sooner or later.
         A host whose part has not begun is waited for."""
-        for name in self.hosts:
-            if name == self._host.name:
-                continue
-            if not self._world.reach(self._host.name, name) or self._ended(name):
-                return str(name)
-        return None
+        others = [name for name in self.hosts if name != self._host.name]
+        gone = (name for name in others if not self._world.reach(self._host.name, name) or self._has_ended(name))
+        return next(gone, None)
 
-    def _ended(self, name: str) -> bool:
-        part = self._world.hosts[name].parts.get(self.number)
-        return part is not None and not part.runs
+    def _has_ended(self, name: str) -> bool:
+        ranks = self._world.hosts[name].ranks.get(self.number)
+        return ranks is not None and not ranks.runs
 
-    def _cause(self, host: str, reason: str, text: str) -> dict[str, Any]:
-        return outcomes.cause(host, reason, text, when=START_OF_TIME + self._world.scheduler.now)
 
-    def fail(self) -> None:
-        """A rank of it."""
-        self.finish(FAILED, self._cause(self._host.name, EXITED, f"a rank of attempt {self.number} failed"))
+class Preparation:
+    """What the agent's threads leave of this host's part of an attempt."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.moved = 0
+        self.reaches: tuple[str, ...] | None = None
+        self.choice: CheckpointChoice | None = None
+        self.restored = False
+        self.called_off = False
+        self.failed: dict[str, Any] | None = None
 
 
 class Host:
-    """A machine, what is on its disk, and what runs there."""
+    """A machine, what is on its disk, and what runs there. ``agent``: None once it is gone, for good."""
 
-    def __init__(self, world: AgentWorld, name: str, agreed: dict[str, Any]) -> None:
-        self.world, self.name = world, name
-        choose = world.random
-        rate = 1.0 + choose.uniform(-world.drift, world.drift)
-        self.machine = Machine(world.scheduler, name, rate, choose.uniform(10.0, 1e5))
-        self.disk = Disk(agreed)
-        self.parts: dict[int, Attempt] = {}
-        self.process: Process | None = None  # of the agent
-        self.sockets: SimSockets | None = None
-        self.agent: Any = None
-        self.admit: Callable[[], dict[str, Any]] | None = None
+    def __init__(self, world: AgentWorld, name: str, config: st.Config, ballot: Ballot) -> None:
+        self.world, self.name, self.config = world, name, config
+        self.rate = 1.0 + world.random.uniform(-world.drift, world.drift)
+        self._shift = world.random.uniform(10.0, 1e5)
+        self.powered = True
+        self.stopped = False  # the agent's process
+        self.held: list[Callable[[], None]] = []  # what reaches it once it is continued
+        self.disk = Disk(ballot)
+        self.ranks: dict[int, Ranks] = {}
+        self.part: Preparation | None = None
         self.note: str | None = None
+        self.told: list[Mapping[str, Any]] = []  # the notifiers
         self.apart_since = 0.0  # since when its agent could not reach half of the hosts
+        self.agent: st.State | None = rules.begin(config, ballot, self.clock())
+        world.after(world.random.random() * LOOK_S, self._look)
+
+    def clock(self) -> float:
+        return self._shift + self.world.now * self.rate
 
     @property
     def answers(self) -> bool:
-        return self.process is not None and self.process.alive and not self.process.stopped and self.machine.powered
+        return self.agent is not None and not self.stopped and self.powered
 
-    def kill_agent(self) -> None:
-        if self.process is not None and self.process.alive:
-            self.world.log(f"the agent on {self.name} is killed")
-            self.process.kill()
+    @property
+    def leads(self) -> bool:
+        return self.answers and self.agent is not None and self.agent.lead is not None
 
-    def crash_here(self, when: str) -> None:
-        """The agent is killed while it writes."""
-        assert self.process is not None
-        self.world.log(f"the agent on {self.name} is killed {when}")
-        self.process.kill()
-        raise Killed
+    def cause(self, reason: str, text: str) -> dict[str, Any]:
+        return outcomes.cause(self.name, reason, text, when=START_OF_TIME + self.world.now)
+
+    # --- the agent
+
+    def happen(self, fact: st.Fact) -> Mapping[str, Any] | None:
+        """A step of the agent; its reply, where there is one. Raises DiskFull."""
+        assert self.agent is not None
+        event = st.Event(self.clock(), START_OF_TIME + self.world.now, self.world.random.random(), fact)
+        state, actions = rules.step(self.agent, event)
+        for action in actions:
+            if isinstance(action, st.Save):
+                self._save(action.ballot)
+        if self.agent is None:  # it was killed while it wrote
+            return None
+        self.agent = state
+        reply = None
+        for action in actions:
+            if isinstance(action, st.Reply):
+                reply = action.answer
+            elif not isinstance(action, st.Save):
+                self._carry_out(action)
+        return reply
+
+    def _look(self) -> None:
+        if self.agent is None:
+            return
+        self.world.after(LOOK_S * self.world.random.uniform(0.7, 1.5), self._look)
+        if self.stopped:
+            return
+        disk = self.disk
+        stop = disk.stop if disk.stop is not None else ({} if disk.exit is not None else None)
+        with contextlib.suppress(DiskFull):
+            self.happen(st.Looked(stop, self._progress()))
+
+    def _progress(self) -> st.PartProgress | None:
+        part = self.part
+        if part is None:
+            return None
+        ranks = self.ranks.get(part.number)
+        end = brief(ranks.end, part.called_off) if ranks is not None else brief(part.failed)
+        return st.PartProgress(part.number, part.moved, part.reaches, part.choice, part.restored, end)
+
+    def _save(self, ballot: Ballot) -> None:
+        self.world.maybe_crash(self, "before the disk had it")
+        if self.disk.full and not self.disk.reserve:
+            raise DiskFull
+        if self.agent is None:
+            return
+        self.disk.reserve = not self.disk.full
+        self.disk.ballot = Ballot.from_json(ballot.to_json())
+        self.world.maybe_crash(self, "after the disk had it")
+
+    def _carry_out(self, action: st.Action) -> None:
+        world = self.world
+        if isinstance(action, st.Ask):
+            for other in action.hosts:
+                world.ask(self, other, action.question)
+        elif isinstance(action, st.Renew):
+            if world.leases_are_renewed:
+                self.ranks[action.number].until = max(self.ranks[action.number].until, action.until)
+        elif isinstance(action, st.StartPart):
+            self._start(action)
+        elif isinstance(action, (st.Collect, st.Choose, st.RestorePart)):
+            self._prepare(action)
+        elif isinstance(action, st.CallOff):
+            self._call_off(action.number)
+        elif isinstance(action, st.Drop):
+            self.part = None
+        elif isinstance(action, st.CheckLinks):
+            cut = [(a, b) for a in action.hosts for b in action.hosts if a < b and not world.reach(a, b)]
+            checked = st.LinksChecked(action.mark, frozenset(frozenset(pair) for pair in cut))
+            world.later(self, lambda: checked)
+        elif isinstance(action, st.FindPorts):
+            ports = world.free_ports() if world.reach(self.name, action.host) else None
+            world.later(self, lambda: st.PortsFound(action.mark, action.host, ports))
+        elif isinstance(action, st.Say):
+            self.note = action.note
+        elif isinstance(action, st.Announce):
+            self.told.append(action.event)
+        elif isinstance(action, st.EndRun):
+            self._end(action)
+        elif isinstance(action, st.Log):
+            world.log(f"{self.name}: {action.text}")
+
+    def _start(self, action: st.StartPart) -> None:
+        assert self.agent is not None
+        last = self.agent.document.last
+        if self.part is None or self.part.number != action.number:
+            self.part = Preparation(action.number)
+        self.ranks[action.number] = Ranks(self, last.hosts, action.number, action.until)
+        self.world.started(self, last)
+
+    def _prepare(self, action: st.Collect | st.Choose | st.RestorePart) -> None:
+        if isinstance(action, st.Collect):
+            self.part = Preparation(action.number)
+        part, world = self.part, self.world
+        if part is None or part.number != action.number:
+            return
+
+        def is_done() -> None:
+            if self.agent is None or self.part is not part:
+                return
+            if isinstance(action, st.Collect):
+                others = [name for name in world.hosts if name not in action.hosts]
+                part.reaches = tuple(name for name in others if world.reach(self.name, name))
+            elif isinstance(action, st.Choose):
+                part.choice = world.choose(self, action.number)
+            elif world.knows_choice(action.hosts[0], action.choice):
+                part.restored = True
+                world.restored(self, action.number, action.choice)
+            else:
+                world.after(SILENT_S, lambda: self._fail_preparation(part))
+
+        world.after(world.random.choice([0.05, 0.5, 4.0]) * world.random.random(), is_done)
+
+    def _fail_preparation(self, part: Preparation) -> None:
+        cause = self.cause(SPAWN_FAILED, "the checkpoint to resume from cannot be had")
+        part.failed = {"state": FAILED, "cause": cause, "ended": "", "survivors": []}
+
+    def _call_off(self, number: int) -> None:
+        part, ranks, choose = self.part, self.ranks.get(number), self.world.random
+        if part is None or part.number != number or part.called_off or ranks is None:
+            return
+        part.called_off = True
+        killed = outcomes.killed(self.name, "ddpctl", when=START_OF_TIME + self.world.now).cause
+        seconds = choose.choice([0.3, 6.0]) * choose.uniform(0.3, 1.0)
+        self.world.after(seconds, lambda: ranks.finish(KILLED, killed))
+
+    def _end(self, action: st.EndRun) -> None:
+        cause = None if action.cause is None else dict(action.cause)
+        for ranks in self.ranks.values():
+            ranks.finish(KILLED, cause)
+        self.agent = None
+        self.record_end(action.state, cause)
+
+    def record_end(self, state: str, cause: dict[str, Any] | None) -> None:
+        """The run, as this host records it."""
+        if self.disk.exit is None:
+            self.disk.exit = {"state": state, "cause": cause}
+            self.world.log(f"{self.name} records the end: {state}, {in_short(cause)}")
+            self.world.recorded(self)
+
+    # --- accidents
+
+    def kill_agent(self, when: str = "") -> None:
+        if self.agent is not None:
+            self.world.log(f"the agent on {self.name} is killed {when}")
+            self.agent = None
+
+    def stop_agent(self, seconds: float) -> None:
+        self.world.log(f"the agent on {self.name} is stopped for {seconds:.1f} s")
+        self.stopped = True
+        self.world.after(seconds, self.continue_agent)
+
+    def continue_agent(self) -> None:
+        self.stopped, held, self.held = False, self.held, []
+        for happen in held:
+            happen()
 
     def lose_power(self, seconds: float) -> None:
         self.world.log(f"{self.name} loses power for {seconds:.1f} s")
-        self.machine.powered = False
-        if self.process is not None:
-            self.process.kill()
-        for part in self.parts.values():
-            part.finish("lost", outcomes.cause(self.name, NODE_REBOOTED, "it was rebooted", when=START_OF_TIME))
+        self.powered, self.agent = False, None
+        for ranks in self.ranks.values():
+            ranks.finish("lost", self.cause(NODE_REBOOTED, "it was rebooted"))
 
-        def back() -> None:
+        def come_back() -> None:
             self.world.log(f"{self.name} is back")
-            self.machine.boot()
+            self.powered = True
 
-        self.world.scheduler.at(seconds, back)
-
-    def ended(self, outcome: Outcome) -> None:
-        """The run, as this host records it."""
-        if self.disk.exit is None:
-            self.disk.exit = {"state": outcome.state, "cause": outcome.cause}
-            self.world.log(f"{self.name} records the end: {outcome.state}, {_brief(outcome.cause)}")
-            self.world.recorded(self)
+        self.world.after(seconds, come_back)
 
 
-def _brief(cause: Mapping[str, Any] | None) -> str:
+def in_short(cause: Mapping[str, Any] | None) -> str:
     return "no cause" if cause is None else f"{cause['host']} {cause['reason']}"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ddpctl.errors import UsageError
-from ddpctl.spec.inventory import Inventory, InventoryFile, build, job_hosts, spare_hosts, suggestion, witness_of
+from ddpctl.spec.inventory import Inventory, InventoryFile, build, job_hosts, suggestion
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.values import Fault
 
@@ -68,11 +68,10 @@ def test_every_default_is_the_contracts() -> None:
         "env_file": None,
         "requires": {"data": (), "free_disk_gb": None},
         "outputs": (),
-        "timeouts": {"start": 120.0, "stop": 10.0, "leftover": 10.0, "silence": None},
+        "timeouts": {"start": 120.0, "stop": 30.0, "leftover": 10.0, "silence": None},
         "keep_runs": None,
         "restarts": 0,
         "spares": 0,
-        "witness": None,
         "doctor": {"stall": 30.0},
         "notify": (),
         "checkpoint": {"paths": (), "signal": "SIGUSR1", "timeout": 120.0, "replicas": 1, "keep": 3},
@@ -302,15 +301,3 @@ def test_a_model_cannot_be_changed() -> None:
     spec = JobSpec(name="j", script="a.py")
     with pytest.raises(ValidationError):
         spec.script = "b.py"
-
-
-def test_a_witness_is_neither_a_node_nor_a_spare() -> None:
-    keys = job(restarts=1, spares=1, witness="b")
-    inventory = made({"hosts": ["a", "b", "c", "d"], "jobs": {"train": keys}})
-    nodes = job_hosts(inventory, inventory.job())
-    spares = spare_hosts(inventory, inventory.job(), nodes)
-    assert [host.name for host in (*nodes, *spares)] == ["a", "c", "d"]
-    witness = witness_of(inventory, inventory.job(), nodes)
-    assert witness is not None
-    assert witness.name == "b"
-    assert witness_of(inventory, inventory.job(), nodes[:1]) is None, "one host needs no vote"

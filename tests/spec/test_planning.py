@@ -138,9 +138,7 @@ def test_an_elastic_job_has_as_many_nodes_as_it_allows(nodes: int, fits: bool) -
         contextlib.nullcontext() if fits else pytest.raises(UsageError, match=rf"{nodes} nodes?, elastic allows 2 to 3")
     ):
         made = plan(job, hosts(nodes))
-        record = made.record(made.nodes[0])
-        assert record["min_nodes"] == 2
-        assert record["addresses"] == {f"node{index}": f"10.0.0.{index + 1}" for index in range(nodes)}
+        assert made.record(made.nodes[0])["min_nodes"] == 2
 
 
 def test_the_static_rendezvous_leaves_elastic_to_others() -> None:
@@ -156,36 +154,7 @@ def test_silence_cannot_be_kept_where_the_nodes_do_not_watch_each_other() -> Non
         plan({"rendezvous": "c10d", **silence}, hosts(2))
 
 
-@pytest.mark.parametrize(
-    ("job", "endpoint"),
-    [
-        ({}, "10.0.0.1:2379"),
-        ({"master": "node1"}, "10.0.0.2:2379"),
-        ({"master": "node2"}, "10.0.0.3:2379"),  # no node of the job
-        ({"master": "node2", "master_port": 4001}, "10.0.0.3:4001"),
-    ],
-)
-def test_etcd_is_where_the_job_says_on_its_own_port(job: dict[str, Any], endpoint: str) -> None:
-    """Whatever free port the preflight found: etcd listens already."""
-    inventory = Inventory(hosts=hosts(3))
-    spec = JobSpec(name="train", script="train.py", nodes=("node0", "node1"), rendezvous="etcd-v2", **job)
-    chosen = job_hosts(inventory, spec)
-    made = make_plan(inventory, spec, chosen, IDENTITY, facts=Facts(master_port=29500))
-    assert {node.host for node in made.nodes} == {"node0", "node1"}
-    for node in made.nodes:
-        line = shlex.join(node.command.argv)
-        assert f"--rdzv_backend etcd-v2 --rdzv_endpoint {endpoint}" in line
-        assert "--rdzv_conf join_timeout=120" in line
-
-
-def test_etcd_outside_of_the_job_needs_an_address() -> None:
-    inventory = Inventory(hosts=(*hosts(2), Host(name="store", address="store.lan")))
-    spec = JobSpec(name="train", script="train.py", nodes=("node0", "node1"), master="store", rendezvous="etcd-v2")
-    with pytest.raises(UsageError, match="store: the address of store, where etcd runs, is not known"):
-        make_plan(inventory, spec, job_hosts(inventory, spec), IDENTITY)
-
-
-def test_only_etcd_may_be_outside_of_the_job() -> None:
+def test_the_master_is_a_node_of_the_job() -> None:
     spec = JobSpec(name="train", script="train.py", nodes=("node0",), master="node1", rendezvous="c10d")
     with pytest.raises(UsageError, match="node1 of job train is not among its nodes"):
         job_hosts(Inventory(hosts=hosts(2)), spec)
@@ -265,27 +234,3 @@ def test_releases(text: str | None, release: tuple[int, int] | None) -> None:
 def test_old_launchers_get_defaults_that_work_on_new_pythons(torch: str | None, patched: bool) -> None:
     env = plan({}, hosts(1), facts=Facts({"node0": NodeFacts(torch=torch)})).nodes[0].command.env
     assert (env.get("PET_TEE") == "9:1") is patched
-
-
-def test_a_witness_is_in_the_records_and_runs_nothing() -> None:
-    *nodes, witness = hosts(3, slots=1)
-    made = plan({"master_port": 29500, "restarts": 2}, tuple(nodes), witness=witness)
-    assert (made.hosts, made.world_size) == (("node0", "node1"), 2)
-    assert made.to_json()["witness"] == "node2"
-    assert [node["host"] for node in made.to_json()["nodes"]] == ["node0", "node1"]
-    record = made.record(made.nodes[0])
-    assert record["hosts"] == ["node0", "node1", "node2"]
-    assert [(one["host"], one["role"]) for one in record["restart"]["hosts"]] == [
-        ("node0", "node"),
-        ("node1", "node"),
-        ("node2", "witness"),
-    ]
-    assert made.witness is not None
-    assert made.record(made.witness)["ranks"] == []
-
-
-def test_the_address_of_a_witness_must_be_known() -> None:
-    nodes, witness = hosts(2, slots=1), Host(name="far", address="far.example.org")
-    made = plan({"master_port": 29500, "restarts": 2}, nodes, witness=witness)
-    assert made.unknown == ("fabric address of far",)
-    assert "far: fabric address (found by preflight)" in made.open_questions

@@ -29,23 +29,23 @@ def answers(probe: str, password: str | None = None) -> Callable[[Sequence[str],
 def test_each_user_is_asked_once_and_only_where_sudo_asks() -> None:
     fleet = DryFleet(
         [
-            DryTransport("node0", runs=answers("root root")),
-            DryTransport("node1", runs=answers("free train")),
-            DryTransport("node2", runs=answers("asks train", "secret")),
-            DryTransport("node3", runs=answers("asks train", "secret")),
-            DryTransport("node4", runs=answers("asks other", "word")),
-            DryTransport("node5", runs=answers("none train")),
+            DryTransport("node0", runs=answers("root")),
+            DryTransport("node1", runs=answers("free")),
+            DryTransport("node2", runs=answers("asks", "secret")),
+            DryTransport("node3", runs=answers("asks", "secret")),
+            DryTransport("node4", runs=answers("asks", "word"), user="other"),
+            DryTransport("node5", runs=answers("none")),
         ]
     )
-    asked: list[str] = []
+    asked: list[tuple[str, Sequence[str]]] = []
     typed = iter(["wrong", "secret", "word"])
 
-    def ask(user: str) -> str:
-        asked.append(user)
+    def ask(user: str, hosts: Sequence[str]) -> str:
+        asked.append((user, hosts))
         return next(typed)
 
     outcome = execute(["id"], fleet.hosts, fleet, lambda event: None, timeout=5, sudo=Sudo(ask))
-    assert asked == ["train", "train", "other"]
+    assert asked == [("train", ["node2", "node3"])] * 2 + [("other", ["node4"])]
     assert set(outcome.results) == {"node0", "node1", "node2", "node3", "node4"}
     assert "sudo is not installed" in str(outcome.errors["node5"])
     last = {host: fleet.table[host].ran[-1][1] for host in outcome.results}
@@ -56,10 +56,36 @@ def test_each_user_is_asked_once_and_only_where_sudo_asks() -> None:
 
 @pytest.mark.parametrize("typed", [None, "", "wrong"])
 def test_without_the_password_nothing_runs(typed: str | None) -> None:
-    fleet = DryFleet([DryTransport("node0", runs=answers("asks train", "secret"))])
+    fleet = DryFleet([DryTransport("node0", runs=answers("asks", "secret"))])
     with pytest.raises(RemoteError, match="train"):
-        execute(["id"], fleet.hosts, fleet, lambda event: None, timeout=5, sudo=Sudo(lambda user: typed))
+        execute(["id"], fleet.hosts, fleet, lambda event: None, timeout=5, sudo=Sudo(lambda user, hosts: typed))
     assert ("id",) not in [argv for argv, _ in fleet.table["node0"].ran]
+
+
+@pytest.mark.parametrize("claims", ["asks alice", "alice\nasks"])
+def test_a_host_gets_the_password_of_no_other_login(claims: str) -> None:
+    """Whatever it prints of itself."""
+    good = DryTransport("good", runs=answers("asks", "secret"), user="alice")
+    evil = DryTransport("evil", runs=answers(claims, "word"), user="svc")
+    fleet = DryFleet([evil, good])
+    typed = {"alice": "secret", "svc": "word"}
+    execute(["id"], fleet.hosts, fleet, lambda event: None, timeout=5, sudo=Sudo(lambda user, hosts: typed[user]))
+    assert "secret" not in [given for _, given in evil.ran]
+    assert good.ran[-1] == (("id",), "secret")
+
+
+def test_a_host_that_comes_later_is_asked_for_by_its_name() -> None:
+    fleet = DryFleet([DryTransport(host, runs=answers("asks", "secret")) for host in ("node0", "node1")])
+    asked: list[Sequence[str]] = []
+
+    def ask(_: str, hosts: Sequence[str]) -> str:
+        asked.append(hosts)
+        return "secret"
+
+    sudo = Sudo(ask)
+    for hosts in (["node0"], ["node0", "node1"]):
+        sudo.prepare(fleet, hosts)
+    assert asked == [["node0"], ["node1"]]
 
 
 def test_every_host_is_reported() -> None:

@@ -18,7 +18,7 @@ from ddpctl.transport import limits
 from ddpctl.transport.base import Frame
 from ddpctl.transport.conversation import died
 from ddpctl_worker import contract
-from tests.transport.dry import Asked, DryFleet, DryTransport, Stream
+from tests.transport.dry import Answer, Asked, DryFleet, DryTransport, Stream
 
 LINES = {
     "rank": [0], "stream": ["stdout"], "time": [5.0], "text": ["loss"], "end": ["\n"], "offset": [5], "attempt": [1],
@@ -83,6 +83,49 @@ def test_a_short_cut_ends_no_following_of_a_run_with_restarts(restarts: bool, mo
     errors = follow("run", ["a", "b"], fleet, lambda event: None, shown.extend, restarts=restarts, wait=a_fifth)
     assert list(errors) == ([] if restarts else ["b"])
     assert bool(shown) == restarts
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "gone",
+    [
+        Stream((), {"offset": 0, "state": "lost"}),
+        RemoteError("the run is not on this node", kind=contract.NO_SUCH_RUN, host="b"),
+    ],
+    ids=["agent", "record"],
+)
+def test_a_run_with_restarts_says_which_hosts_it_has_lost(gone: Stream | RemoteError) -> None:
+    told: list[Event] = []
+    fleet = DryFleet([DryTransport("a", {"tail": WELL}), DryTransport("b", {"tail": gone})])
+    follow("run", ["a", "b"], fleet, told.append, lambda groups: None, restarts=True)
+    (note,) = (one for one in told if isinstance(one, Note))
+    assert (note.host, note.level) == ("b", "warning")
+    assert "takes part in this run no more; the next `ddpctl restart` or `ddpctl up` uses it again" in note.message
+
+
+@pytest.mark.timeout(30)
+def test_a_run_that_has_lost_its_majority_says_what_to_do() -> None:
+    """The host that is left waits; so it is there while the others are lost."""
+    told: list[Event] = []
+    enough = threading.Event()
+
+    def tell(event: Event) -> None:
+        told.append(event)
+        if isinstance(event, Note) and event.host is None:
+            enough.set()
+
+    def wait_for_it(_: Asked) -> Stream:
+        assert enough.wait(20)
+        return WELL
+
+    lost: Answer = Stream((), {"offset": 0, "state": "lost"})
+    fleet = DryFleet([DryTransport("a", {"tail": wait_for_it}), *(DryTransport(host, {"tail": lost}) for host in "bc")])
+    follow("run", ["a", "b", "c"], fleet, tell, lambda groups: None, restarts=True)
+    notes = [one.message for one in told if isinstance(one, Note) and one.host is None]
+    assert [note.partition(";")[0] for note in notes] == [
+        "1 of the run's 3 hosts left, no majority: they start no other attempt"
+    ]
+    assert notes[0].endswith("ddpctl kill run, then ddpctl restart run")
 
 
 @pytest.mark.timeout(30)

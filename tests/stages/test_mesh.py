@@ -139,7 +139,7 @@ class World:
 
 def test_with_restarts_every_host_listens_as_an_agent_may_and_where_the_next_master_would() -> None:
     networks = tuple(HostNetwork(name, (), local=name == "b") for name in "abc")
-    plan = MeshPlan(networks, "a", PORT, GANG, agents=True, witness="c")
+    plan = MeshPlan(networks, "a", PORT, GANG, agents=True)
     ports = {host: plan.ports(host) for host in plan.hosts}
     assert ports["a"][:2] == (PORT, GANG)
     agents = [found[-1] for found in ports.values()]

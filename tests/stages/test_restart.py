@@ -104,17 +104,26 @@ def test_those_who_may_have_continued_it_elsewhere_are_waited_for(tmp_path: Path
     assert f"ddpctl restart {RUN}" in str(refused.value.hint)
 
 
-@pytest.mark.parametrize("other", ["failed", "lost"])
-def test_one_that_cannot_have_continued_it_alone_is_done_without(tmp_path: Path, other: str) -> None:
-    hosts = (answering("gpu0", voting("gpu0")), answering("gpu1", voting("gpu1", other)), silent("gpu2"))
-    found = again(tmp_path, *hosts)
+@pytest.mark.parametrize("states", [("failed", "failed"), ("failed", "lost"), ("lost", "lost")])
+def test_one_that_cannot_have_continued_it_alone_is_done_without(tmp_path: Path, states: tuple[str, str]) -> None:
+    """A host that lost power and is back takes part: its agent is gone, so the silent one has its own vote only."""
+    parts = (answering(host, voting(host, state)) for host, state in zip(("gpu0", "gpu1"), states, strict=True))
+    found = again(tmp_path, *parts, silent("gpu2"))
     assert found.names == ("gpu0", "gpu1")
 
 
-def test_a_run_of_which_only_the_witness_is_left_is_to_be_ended_first(tmp_path: Path) -> None:
-    hosts = {"hosts": ["gpu0", "gpu1", "gpu2"], "restart": {"first": FIRST}, "witness": "gpu2"}
-    parts = [node("gpu0", "lost", **hosts), node("gpu1", "lost", **hosts), node("gpu2", "pending", **hosts)]
-    with pytest.raises(UsageError, match="only the witness gpu2 is left") as refused:
+def test_one_that_may_still_run_an_attempt_alone_is_waited_for(tmp_path: Path) -> None:
+    """Of two hosts the second one is a spare: the first one needs no vote of it to go on."""
+    first = {"attempt": 1, "hosts": ["gpu0"], "started": MOMENT, "ended": None, "cause": None, "set_aside": []}
+    agreed = {"term": 1, "version": 1, "attempts": [first], "live": True, "over": None}
+    spare = node("gpu1", "failed", restart={"first": first}) | {"agreed": agreed}
+    with pytest.raises(ConnectError, match="ended on gpu0 is not known: no answer; they may have continued it"):
+        again(tmp_path, silent("gpu0"), answering("gpu1", spare), answering("gpu2"))
+
+
+def test_a_run_that_has_lost_its_majority_is_to_be_ended_first(tmp_path: Path) -> None:
+    parts = [voting("gpu0", "lost"), voting("gpu1", "lost"), voting("gpu2", "pending")]
+    with pytest.raises(UsageError, match=r"1 of the run's 3 hosts left, no majority: they start no other") as refused:
         again(tmp_path, *(answering(one["host"], one) for one in parts))
     assert f"ddpctl kill {RUN}, then ddpctl restart {RUN}" in str(refused.value.hint)
 

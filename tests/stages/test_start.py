@@ -78,19 +78,3 @@ def test_what_the_hosts_copy_checkpoints_with(replicas: int, restarts: int, expe
     with pytest.raises(HostsFailed):
         start(made, nodes, lambda event: None)
     assert [asked.args["copying"] is not None for asked in nodes.calls] == [expected] * 3
-
-
-def test_a_witness_gets_no_secrets_no_notifiers_and_no_checkpoints() -> None:
-
-    def answer(asked: Asked) -> dict[str, Any]:
-        status = {"run": IDENTITY.run, "job": "train", "cluster": "lab", "host": asked.host, "node_rank": 0}
-        return {"status": {**status, "state": "running", "record": {"project": "exp", "hosts": ["node0"]}}, "port": 1}
-
-    nodes = DryFleet(DryTransport(f"node{index}", {"start": answer, "begin": answer}) for index in range(3))
-    *two, third = hosts(3, slots=1)
-    made = plan({"master_port": 29500, "restarts": 1}, tuple(two), witness=third, secret_names=("TOKEN",))
-    start(replace(made, gang_port=29501), nodes, lambda event: None, {"TOKEN": "x"}, None, [{"webhook": "http://h"}])
-    asked = {one.host: one.args for one in nodes.calls if one.verb == "start"}
-    assert [bool(asked[host]["copying"]) for host in sorted(asked)] == [True, True, False]
-    assert (asked["node2"]["secrets"], asked["node2"]["notify"]) == ({}, [])
-    assert (asked["node1"]["secrets"], asked["node1"]["notify"]) == ({"TOKEN": "x"}, [{"webhook": "http://h"}])

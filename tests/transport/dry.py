@@ -46,9 +46,10 @@ class DryTransport:
         answers: Mapping[str, Answer] | None = None,
         *,
         unreachable: DdpctlError | None = None,
+        user: str = "train",
         runs: Callable[[Sequence[str], str | None], Ran] = lambda argv, password: Ran(0),
     ) -> None:
-        self._host = host
+        self._host, self.user = host, user
         self._runs = runs
         self.ran: list[tuple[tuple[str, ...], str | None]] = []
         self._answers = dict(answers or {})

@@ -24,7 +24,9 @@ def refused(where: str, *looks: Look, **changes: Any) -> None:
 
 def test_looks_are_taken_as_they_are() -> None:
     groups = {"7": group([("all_reduce", 4)], waits=3.0, ranks=[0, 1], started=True)}
-    for one in (look(0), waits_in(1), receives(0, 1), look(0, groups=groups, children=[], threads=[], sleep_s=None)):
+    child = {"pid": 7, "state": "sleeping", "sleep_s": 0.2, "still": True, "polls": True, "stack": []}
+    more = {"children": [child], "threads": [], "sleep_s": None, "polls": True, "unseen": 2}
+    for one in (look(0), waits_in(1), receives(0, 1), look(0, groups=groups, **more)):
         (found,) = answer(one)["looks"]
         rest = ("groups", "stack")
         assert {name: found[name] for name in found if name not in rest} == {

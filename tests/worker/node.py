@@ -198,7 +198,7 @@ class Node:
         launcher = self._file("launcher.py", LAUNCHER)
         program = self._file(f"{record['run']}-{self.host}.py", script)
         argv = [sys.executable, launcher, STAND_IN, str(record["nproc"]), str(record["ranks"][0]), program]
-        made = {"run": record, "argv": argv, "cwd": str(self.scratch), "env": {}, "token_env": [], "python_exec": True}
+        made = {"run": record, "argv": argv, "cwd": str(self.scratch), "env": {}, "token_env": []}
         made.update(changes)
         return made
 

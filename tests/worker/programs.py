@@ -126,3 +126,37 @@ def thread_stopped(pid: int) -> Iterator[None]:
         stopper.wait()
         if stopper.stdout:
             stopper.stdout.close()
+
+
+# A worker in the process group of the rank, as a data loader has it; without it the next batch fails. SIGTERM asks for
+# a save, which takes a while. Rank 1 may be told to fail then. A grandchild has left the session.
+LOADER = """
+import multiprocessing, os, signal, subprocess, sys, time
+def batches(pipe):
+    number = 0
+    while True:
+        pipe.send(number)
+        number += 1
+ours, theirs = multiprocessing.Pipe()
+worker = multiprocessing.Process(target=batches, args=(theirs,), daemon=True)
+worker.start()
+theirs.close()
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)  # " + sys.argv[0]], start_new_session=True)
+asked = []
+if os.environ["RANK"] == "1" and FAILS:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
+else:
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+signal.signal(signal.SIGCHLD, lambda *_: asked.append("a worker has died"))
+print("here", flush=True)
+while not asked:
+    ours.recv()
+with open(os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], os.environ["RANK"]), "a") as file:
+    for _ in range(20):
+        ours.recv()
+        file.write(".")
+        file.flush()
+        time.sleep(0.1)
+    file.write(str(asked))
+worker.terminate()
+"""

@@ -46,8 +46,7 @@ def free_port() -> int:
 
 
 class Team:
-    """A run with restarts: its first ``nodes`` hosts run it, but for ``skip``; the very first one leads. The last one
-    is the ``witness`` where there is one."""
+    """A run with restarts: its first ``nodes`` hosts run it, but for ``skip``; the very first one leads."""
 
     def __init__(
         self,
@@ -56,7 +55,6 @@ class Team:
         hosts: int,
         nodes: int,
         skip: int = 0,
-        witness: bool = False,
         **rules: Any,
     ) -> None:
         self.names = [f"node{i}" for i in range(hosts)]
@@ -64,9 +62,7 @@ class Team:
         self.run = f"agent-{secrets.token_hex(6)}"
         self.scratch = scratch
         self.chosen = self.names[skip : skip + nodes]
-        members = [{"host": name, "address": "127.0.0.1", "nproc": 1, "role": "node"} for name in self.names]
-        if witness:
-            members[-1].update(nproc=0, role="witness")
+        members = [{"host": name, "address": "127.0.0.1", "nproc": 1} for name in self.names]
         first = {"attempt": 1, "hosts": self.chosen, "master_port": free_port(), "gang_port": free_port()}
         first.update(started="2026-01-02T03:04:05Z", ended=None, cause=None, set_aside=[])
         self.place = {"hosts": members, "nodes": nodes, "least": nodes, "restarts": 3, "first": first, **rules}
@@ -192,6 +188,31 @@ def test_restarts_are_counted(team: Any) -> None:
     assert "it was restarted once before" in status["cause"]["message"]
 
 
+@pytest.mark.full(
+    covered_by="tests/simulator/test_stories.py::test_an_attempt_begins_though_the_agent_of_its_first_host_is_gone"
+)
+def test_the_first_host_of_an_attempt_is_lost_while_that_is_prepared(team: Any) -> None:
+    """It leads, and it chooses the checkpoint for all hosts of the attempt. Another host does both then."""
+    three = team(3, 2)
+    who = credentials()
+    three.begin(
+        "sys.exit(3) if attempt == '0' and host == 'node1' else time.sleep(600)",
+        copying={"certificate": who.certificate, "key": who.key},
+        env={"DDPCTL_CHECKPOINT_DIR": "{checkpoint_dir}"},
+        token_env=["DDPCTL_CHECKPOINT_DIR"],
+    )
+    agent = three.agent("node0")
+    eventually(lambda: len(three.attempts("node2")) == 2, "attempt 2 is agreed on", 60.0, pause=0.01)
+    os.kill(agent, signal.SIGKILL)
+    for name in ("node1", "node2"):
+        three.wait_said(name, "attempt 2", seconds=90.0)
+    _, lost, last = three.attempts("node2")
+    assert [one["host"] for one in lost["set_aside"]] == ["node0"]
+    assert last["hosts"] == ["node1", "node2"]
+    for node in three.nodes.values():
+        assert node.call("stop", run=three.run, grace=0, by="me")["survivors"] == []
+
+
 def test_a_kill_ends_the_run_and_its_agents(team: Any) -> None:
     three = team(3, 2)
     three.begin("time.sleep(600)")
@@ -217,6 +238,27 @@ def test_a_host_that_is_lost_is_replaced_by_a_spare(team: Any, victim: str) -> N
     first, second = three.attempts(left[0])
     assert second["hosts"] == left
     assert [one["host"] for one in first["set_aside"]] == [victim]
+    assert three.status(victim)["state"] == "lost"
+
+
+def test_a_host_whose_agent_was_killed_is_lost(team: Any) -> None:
+    """Its ranks live as long as their lease, and the others go on without it."""
+    three = team(3, 3, least=2)
+    three.begin("time.sleep(600)")
+    for name in three.chosen:
+        three.wait_said(name, "attempt 0")
+    os.kill(three.agent("node1"), signal.SIGKILL)
+    end = three.nodes["node1"].folder(three.run) / "attempts" / "1" / "exit.json"
+    eventually(end.exists, "its ranks have ended", 60.0)
+    assert "ddpctl's agent on node1 has ended" in json.loads(end.read_text())["cause"]["message"]
+    three.nodes["node1"].wait_state(three.run, "lost")
+    for name in ("node0", "node2"):
+        three.wait_said(name, "attempt 1")
+    first, second = three.attempts("node0")
+    assert (second["hosts"], three.status("node0")["agreed"]["aside"]) == (["node0", "node2"], {})
+    assert first["cause"]["reason"] in ("node_lost", "supervisor_lost")
+    answer = three.nodes["node1"].call("stop", run=three.run, grace=1, by="me")
+    assert (answer["survivors"], answer["status"]["state"]) == ([], "lost")
 
 
 BEATS = """
@@ -369,7 +411,7 @@ for second in range(1, 60):
 """
 
 
-@pytest.mark.full(covered_by="tests/worker/test_quorum.py::test_a_lease_outlives_an_election")
+@pytest.mark.full(covered_by="tests/simulator/test_stories.py::test_the_loss_of_a_spare_stops_nothing")
 def test_the_loss_of_a_spare_that_leads_stops_nothing(team: Any) -> None:
     """It does not refuse connections, it is silent, as a host is that is off."""
     three = team(3, 2, skip=1)
@@ -385,31 +427,6 @@ def test_the_loss_of_a_spare_that_leads_stops_nothing(team: Any) -> None:
         os.kill(agent, signal.SIGKILL)
     assert three.attempts("node1")[0]["cause"]["exit_code"] == 3
     assert all("attempt 0 second 29." in three.said(name) for name in three.chosen)
-
-
-@pytest.mark.full(covered_by=AGENTS)
-def test_one_of_two_hosts_continues_with_the_vote_of_a_witness(team: Any) -> None:
-    """The witness runs nothing, has no code and no checkpoints. Once it is lost too, nobody has a majority."""
-    three = team(3, 2, least=1, witness=True)
-    three.begin("time.sleep(600)")
-    for name in three.chosen:
-        three.wait_said(name, "attempt 0")
-    three.lose("node0")
-    three.wait_said("node1", "attempt 1")
-    assert [one["hosts"] for one in three.attempts("node2")] == [["node0", "node1"], ["node1"]]
-    assert three.said("node2") == []
-    three.lose("node2")
-    eventually(lambda: not three.of_script("node1"), "no rank is left without a majority", 60.0)
-
-
-@pytest.mark.full(covered_by=AGENTS)
-def test_a_witness_that_is_lost_harms_nothing(team: Any) -> None:
-    three = team(3, 2, witness=True)
-    three.begin("sys.exit(3) if attempt == '0' and host == 'node1' else time.sleep(20)")
-    three.lose("node2")
-    for name in three.chosen:
-        status = three.nodes[name].wait_state(three.run, "succeeded", seconds=90.0)
-        assert status["attempt"] == 2
 
 
 def _belongs(pid: int, host: str) -> bool:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.agent import talk
-from ddpctl_worker.agent.caller import Caller
+from ddpctl_worker.agent import raft, talk
+from ddpctl_worker.agent.agent import HostAgent
+from ddpctl_worker.agent.document import Ballot, Document
 from ddpctl_worker.agent.hostrecord import HostRecord
-from ddpctl_worker.agent.quorum import Voter
+from ddpctl_worker.agent.state import PeerAnswered
 from ddpctl_worker.agent.talk import AnswerDesk, PeerLine, Unanswered, at_once, reachable
 from ddpctl_worker.notes import boottime
 from ddpctl_worker.paths import RunPaths
@@ -24,14 +25,27 @@ KEY, OTHER_KEY = talk.key_of("ab" * 32), talk.key_of("cd" * 32)
 HOSTS = ["a", "b", "c"]
 
 
-def desk(host: str, key: bytes = KEY, run: str = "run", own: PeerLine | None = None) -> AnswerDesk:
+_made: list[AnswerDesk | PeerLine] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    while _made:
+        _made.pop().close()
+
+
+def desk(host: str, key: bytes = KEY, run: str = "run") -> AnswerDesk:
     made = AnswerDesk(key, run, host, HOSTS, "127.0.0.1")
-    made.start(lambda who, question: {"who": who, "asked": question}, own or PeerLine(key, run, host, {}))
+    _made.append(made)
+    made.start(lambda who, question: {"who": who, "asked": question})
     return made
 
 
 def line(host: str, peers: dict[str, AnswerDesk], key: bytes = KEY) -> PeerLine:
-    return PeerLine(key, "run", host, {name: ("127.0.0.1", one.port) for name, one in peers.items()})
+    made = PeerLine(key, "run", host, {name: ("127.0.0.1", one.port) for name, one in peers.items()})
+    _made.append(made)
+    return made
 
 
 def test_a_question_and_its_answer() -> None:
@@ -44,11 +58,11 @@ def test_a_long_question() -> None:
     assert line("a", {"b": desk("b")}).ask("b", {"k": text})["asked"]["k"] == text
 
 
-@pytest.mark.parametrize("stranger", [desk("b", OTHER_KEY), desk("b", KEY, "another run"), desk("c")])
-def test_who_is_not_that_agent_gives_no_answer(stranger: AnswerDesk) -> None:
+@pytest.mark.parametrize("stranger", [("b", OTHER_KEY), ("b", KEY, "another run"), ("c",)])
+def test_who_is_not_that_agent_gives_no_answer(stranger: tuple[Any, ...]) -> None:
     """Another key, another run, another host at that address."""
     with pytest.raises(Unanswered):
-        line("a", {"b": stranger}).ask("b", {"k": "here"})
+        line("a", {"b": desk(*stranger)}).ask("b", {"k": "here"})
 
 
 def test_a_stranger_gets_no_byte() -> None:
@@ -123,39 +137,23 @@ def test_all_are_asked_where_one_question_fails(monkeypatch: pytest.MonkeyPatch)
     assert sorted(heard) == sorted(HOSTS * 2)
 
 
-def test_a_host_whose_disk_is_full_does_not_say_that_it_has_a_paper(tmp_path: Path) -> None:
-    """The leader would take it for everybody's, and a power cut would take it back."""
-    leader, follower = (Voter(host, ["a", "b"], Voter.first("a", {"n": 1}), boottime()) for host in ("a", "b"))
-    for voter in (leader, follower):
-        voter.begin(boottime())
-    made = AnswerDesk(KEY, "run", "a", HOSTS, "127.0.0.1")
-    made.start(lambda who, question: leader.answer(question, boottime()), line("a", {}))
+def test_a_host_whose_disk_is_full_does_not_say_that_it_has_a_proposal(tmp_path: Path) -> None:
+    """The leader would take it for committed, and a power cut would take it back."""
     folder = tmp_path / "full"
-    paths = RunPaths(str(folder))
-    caller = Caller(
-        follower, line("b", {"a": made}), threading.RLock(), HostRecord(paths).keep, dict, lambda until: None
-    )
-    leader.write({"n": 2})
-    for _ in range(3):
-        with contextlib.suppress(OSError):
-            caller._turn()
-    assert not leader.agreed
-    folder.mkdir()
-    caller._turn()
-    assert leader.agreed
-
-
-def test_who_has_moved_is_passed_on() -> None:
-    """A tells b, which tells c when that asks; older word changes nothing."""
-    lines = {name: PeerLine(KEY, "run", name, {}) for name in HOSTS}
-    desks = {name: desk(name, own=lines[name]) for name in HOSTS}
-    for one in lines.values():
-        one.peers = {name: ("127.0.0.1", at.port) for name, at in desks.items()}
-    again = desk("a", own=lines["a"])
-    lines["a"].learn({"a": (2, again.port)})
-    lines["a"].ask("b", {"k": "here"})
-    lines["c"].ask("b", {"k": "here"})
-    assert lines["c"].peers["a"] == ("127.0.0.1", again.port)
-    lines["c"].learn({"a": [1, 7], "stranger": [9, 9]})
-    assert lines["c"].peers["a"] == ("127.0.0.1", again.port)
-    assert "stranger" not in lines["c"].peers
+    first = {"attempt": 1, "hosts": ["a"], "master_port": 1, "gang_port": 2, "started": "2026-01-02T03:04:05+00:00"}
+    members = [{"host": host, "address": "127.0.0.1"} for host in ("a", "b")]
+    place = {"hosts": members, "nodes": 1, "least": 1, "restarts": 1, "first": first}
+    run = {"run": "run", "cluster": "lab", "project": "exp", "job": "train", "host": "b", "restart": place}
+    request = {"run": run, "gang_key": "ab" * 32, "notify": None}
+    ballot = Ballot.first("a", Document.first(first))
+    own = HostRecord(RunPaths(str(folder / "b")))
+    agent = HostAgent({"request": request, "base": "/", "umask": 0o077}, own, desk("b"), {}, ballot)
+    proposal = ballot.proposal._replace(version=2).to_json()
+    answer = {"term": 1, "leader": "a", "stamp": 1.0, "remaining": 7.0, "mark": (1, 2), "committed": (1, 1)}
+    heard = PeerAnswered("a", {"k": "poll"}, {**answer, "proposal": proposal}, boottime())
+    with pytest.raises(OSError, match="No such file"):
+        agent._happen(heard)
+    assert raft.poll(agent._state)["have"] == (1, 1)
+    (folder / "b").mkdir(parents=True)
+    agent._happen(heard)
+    assert raft.poll(agent._state)["have"] == (1, 2)

@@ -14,6 +14,7 @@ from ddpctl.spec.job import JobSpec
 from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import Facts, NodeFacts, Plan, RunIdentity
 from ddpctl.spec.planning import make_plan
+from ddpctl.spec.script import Start
 from ddpctl_worker.agent.part import attempt_argv, attempt_record
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run.launcher import environment
@@ -22,12 +23,12 @@ from tests.worker.checkpoints import OF_JOB
 NAMES = [f"n{i}" for i in range(4)]
 
 
-def plan(hosts: int, nproc: list[int]) -> Plan:
+def plan(hosts: int, nproc: list[int], start: Start = "ranks") -> Plan:
     chosen = [Host(name=name, address=f"10.0.0.{i + 1}", slots=nproc[i]) for i, name in enumerate(NAMES[:hosts])]
     facts = Facts({one.name: NodeFacts(fabric_address=one.address) for one in chosen}, 29500, 29600)
     job = JobSpec(name="job", script="train.py", restarts=3)
     identity = RunIdentity("20260102T030405Z-abcdef", Origin("me", "here", "/home/me", 1), "2026-01-02T03:04:05+00:00")
-    return make_plan(Inventory(hosts=tuple(chosen)), job, chosen, identity, facts=facts)
+    return make_plan(Inventory(hosts=tuple(chosen)), job, chosen, identity, facts=facts, start=start)
 
 
 @given(
@@ -68,6 +69,22 @@ def test_arguments_of_the_script_stay() -> None:
         plan(2, [1] * 4).record(node), {"attempt": 2, "hosts": ["n0"], "master_port": 1, "gang_port": 2}, "n0"
     )
     assert attempt_argv(argv, found)[-2:] == ["--nnodes", "7"]
+
+
+@pytest.mark.parametrize("start", ["node", "alone"])
+def test_a_script_that_starts_its_own_processes_finds_the_attempts_hosts(tmp_path: Path, start: Start) -> None:
+    whole = plan(3, [2] * 4, start)
+    node = whole.node("n2")
+    attempt = {"attempt": 2, "hosts": ["n1", "n2"], "master_port": 29501, "gang_port": 29601}
+    found = attempt_record(whole.record(node), attempt, "n2")
+    argv = [*node.command.argv, "--nnodes", "7"]
+    assert attempt_argv(argv, found) == argv
+    request = {"run": found, "env": dict(node.command.env), "token_env": []}
+    env = environment(request, {"RANK": "9"}, RunPaths(str(tmp_path / "n2")), "", "cookie")
+    told = {name: env.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    want = ["1", "2", "10.0.0.2", "29501"] if start == "node" else [None] * 4
+    assert list(told.values()) == want
+    assert not [name for name in env if name.startswith("TORCHELASTIC_")]
 
 
 def test_what_an_attempt_shares_with_its_run(tmp_path: Path) -> None:

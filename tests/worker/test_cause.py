@@ -241,6 +241,29 @@ def test_an_exception_before_the_watchdogs_abort_is_the_cause(mark: str) -> None
 VICTIM = raised("RuntimeError: Connection closed by peer [10.9.0.11]:39583")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 0 (pid: 7) of binary: x",
+        "E1121 03:46:19.4 28627 torch/distributed/elastic/api.py:984] failed (exitcode: -9) local_rank: 0 (pid: 7) of",
+    ],
+)
+def test_a_rank_that_its_launcher_collected_first_is_the_cause(line: str) -> None:
+    """torch 1.13 ends the others then, and reports minutes later. The wait status of the first is gone by then."""
+    deaths: dict[int, Any] = {0: (None, 990.0), 1: (signal.SIGTERM, 991.0)}
+    first, second = found_in(None, line + "\n", deaths=deaths)
+    assert (first.rank, first.signal, first.victim, first.when) == (4, "SIGKILL", False, 990.0)
+    assert (second.rank, second.victim) == (5, True)
+    known = {0: (256, 990.0), 1: (signal.SIGTERM, 991.0)}
+    assert found_in(None, line + "\n", deaths=known)[0].exit_code == 1  # what the kernel said counts
+
+
+def test_no_launcher_has_ended_a_script_that_is_started_by_itself() -> None:
+    found = found_in(15, deaths={0: (signal.SIGTERM, 999.0)}, plain=True)[0]
+    assert (found.message, found.victim, found.signal) == ("rank 4 was killed by SIGTERM", False, "SIGTERM")
+    assert found_in(15, deaths={0: (signal.SIGTERM, 999.0)})[0].victim
+
+
 @pytest.mark.parametrize("mark", ["", "[rank4]: "])
 def test_a_rank_that_raised_and_hangs_in_its_exit_comes_before_its_victims(mark: str) -> None:
     ranks = {0: raised("ValueError: boom", mark) + "[W1121 19:30:48.1 x.cpp:1] bye\n", 1: VICTIM}

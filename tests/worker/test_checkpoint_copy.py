@@ -282,10 +282,10 @@ def test_a_hostile_order_is_refused(b: Disk, order: Any) -> None:
     said = [ORDER]
     liar = Liar(b, lambda request: {"orders": said})
     try:
-        assert b.client("a", liar.port).orders("b", 2, ["a"]) == [ORDER]
+        assert b.client("a", liar.port).orders("b", "ab12") == [ORDER]
         said[0] = order
         with pytest.raises(PeerGone):
-            b.client("a", liar.port).orders("b", 2, ["a"])
+            b.client("a", liar.port).orders("b", "ab12")
     finally:
         liar.close()
 

@@ -89,7 +89,7 @@ def test_a_keeper_ends_with_its_supervisor(node: Node) -> None:
 
 def begun(folder: Path) -> tuple[keeping.Keeping, int]:
     order = {"folder": str(folder), "host": "node0", "tied": {}, "keep": 3, "outputs": [], "timeout": 120.0}
-    one = keeping.Keeping({"keeper": order, "code_path": WORKER})
+    one = keeping.Keeping({"keeper": order, "code_path": WORKER, "top": str(folder)})
     one.start()
     return one, one.pids()[0]
 

@@ -21,8 +21,9 @@ from ddpctl_worker.gang.council import (
     VICTIMS_S,
     Council,
 )
-from ddpctl_worker.gang.wire import MAX_LINE, HubWire, MemberWire, Stranger
+from ddpctl_worker.gang.wire import MAX_LINE, HubWire, MemberWire
 from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.strangers import Stranger
 
 HOSTS = ["hub", "a", "b"]
 

@@ -48,6 +48,11 @@ sys.exit(7)
 """
 
 
+ON_A_MEMBER = pytest.mark.full(
+    covered_by="tests/worker/test_culprit.py::test_the_rank_that_the_others_waited_for_is_the_cause[0]"
+)
+
+
 def exit_of(node: Node, run: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((node.folder(run) / "exit.json").read_text())
     return found
@@ -101,6 +106,37 @@ def test_a_rank_that_hangs_in_its_exit_on_the_same_node_is_the_cause(node: Node,
     (other,) = exit_of(node, run)["candidates"]
     assert (other["rank"], other["exit_code"]) == (1, 1)
     assert status["candidates"] == [other]
+
+
+TIMED_OUT = """
+import os, time
+while not os.path.exists({flag!r}):
+    time.sleep(0.05)
+time.sleep(3)
+raise RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 10000ms for recv operation to complete")
+"""
+PREPARES = """
+import time
+def prepare():
+    open({flag!r}, "w").close()
+    time.sleep(300)
+prepare()
+"""
+
+
+@pytest.mark.parametrize("late", [0, pytest.param(1, marks=ON_A_MEMBER)])
+def test_the_rank_that_the_others_waited_for_is_the_cause(trio: Trio, tmp_path: Path, late: int) -> None:
+    """All failures are time-outs of ranks that waited; the last look shows which one was elsewhere."""
+    flag = str(tmp_path / "flag")
+    scripts = [TIMED_OUT.format(flag=flag)] * 3
+    scripts[late] = PREPARES.format(flag=flag)
+    trio.start(*scripts, doctor={"stall": 30.0})
+    text = f"rank {late} on node{late} had not reached the collective of the others: it was at "
+    for status in trio.ended(60):
+        assert (status["cause"]["host"], status["cause"]["rank"]) == (f"node{late}", late), status["cause"]
+        assert status["cause"]["message"].startswith(text)
+        assert ".py:5 in prepare, asleep for another " in status["cause"]["message"]
+    trio.supervisors_end()
 
 
 def test_the_exit_code_is_the_failed_ranks_not_that_of_the_launcher(node: Node, trio: Trio) -> None:

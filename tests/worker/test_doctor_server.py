@@ -164,9 +164,7 @@ def desk(path: Path, tell: Callable[[], dict[str, object]]) -> Iterator[None]:
     try:
         yield
     finally:
-        if made._socket is not None:
-            made._socket.shutdown(socket.SHUT_RDWR)
-            made._socket.close()
+        made.close()
 
 
 def test_the_desk_answers_each_who_asks(tmp_path: Path) -> None:

@@ -32,3 +32,27 @@ def test_a_stop_ends_what_has_not_failed_by_itself(candidate: Outcome | None, st
     outcome: Any = ending.outcome
     assert outcome.state == state
     assert told
+
+
+def test_the_rank_that_the_others_waited_for_comes_before_its_victims() -> None:
+    hung = outcomes.failed(outcomes.cause("node0", "exited", "rank 0 on node0 had not come", rank=0), suspect=True)
+    asked: list[Outcome | None] = []
+
+    class Nothing:
+        def closer(self, known: Outcome | None) -> None:
+            return None
+
+        def failure(self, status: int | None) -> None:
+            return None
+
+    def find(known: Outcome | None) -> Outcome | None:
+        asked.append(known)
+        return hung
+
+    ending = Ending("node0", cast(Findings, Nothing()), None, lambda: None, hung=find)
+    ending.look(None, stopping=False, overdue=lambda: None)
+    assert (asked, ending.candidate) == ([], None)  # nothing has failed
+    ending.propose(VICTIM)
+    ending.look(None, stopping=False, overdue=lambda: None)
+    assert asked == [VICTIM]
+    assert ending.candidate == hung

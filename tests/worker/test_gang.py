@@ -16,7 +16,8 @@ import pytest
 from ddpctl_worker.gang.base import MAX_WORD
 from ddpctl_worker.gang.council import SILENT_S
 from ddpctl_worker.gang.member import MemberGang
-from ddpctl_worker.gang.wire import MAX_HELLO, MAX_LINE, HubWire, MemberWire, Stranger
+from ddpctl_worker.gang.wire import MAX_HELLO, MAX_LINE, HubWire, MemberWire
+from ddpctl_worker.strangers import Stranger
 from tests.worker.conftest import MakeNode
 from tests.worker.node import Node, eventually, processes_of
 from tests.worker.programs import SLEEP, thread_stopped
@@ -361,6 +362,9 @@ def test_strangers_fill_no_log(trio: Trio) -> None:
             sock.recv(1)
     log = trio.nodes[0].folder(trio.run) / "supervisor.log"
     eventually(lambda: "connections closed" in log.read_text(), "the log tells of them")
+    eventually(lambda: trio.nodes[0].status(trio.run)["strangers"], "the status does, too")
+    told = trio.nodes[0].status(trio.run)["strangers"]
+    assert (told["addresses"], list(told["most"])) == (1, ["127.0.0.1"])
     assert log.stat().st_size < 4096
     assert [node.status(trio.run)["state"] for node in trio.nodes] == ["running"] * 3
 

@@ -2,129 +2,118 @@
 
 from __future__ import annotations
 
-import threading
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
-from ddpctl_worker.agent.headway import HANGS_S
-from ddpctl_worker.agent.lead import Leader
+from ddpctl_worker.agent import state as st
+from ddpctl_worker.agent.document import Document
+from ddpctl_worker.agent.limits import HANGS_S
 from ddpctl_worker.agent.part import CalledOff, LocalPart
-from tests.worker.handclock import HandClock
+from ddpctl_worker.agent.policy import Rules
+from ddpctl_worker.agent.step import step
+from tests.worker.agreement import BEGUN, agent, at, attempt, report, with_reports
 
-HOSTS = ["a", "b", "c", "d"]
+CAUSE = {"host": "n1", "reason": "exited", "message": "it failed", "traceback": None, "time": BEGUN}
 
 
 class Preparing:
-    """Attempt 2 on a, b and c is prepared, and a leads. Each turn is ten seconds later."""
+    """Attempt 2 on n0, n1 and n2 is prepared, and n0 leads. Each turn is ten seconds later."""
 
-    def __init__(self, hosts: str = "abcd", least: int = 3) -> None:
-        self.clock = HandClock()
-        members = [{"host": host, "role": "node", "address": "127.0.0.1"} for host in hosts]
-        run = {"restart": {"hosts": members, "nodes": 3, "least": least, "restarts": 1}}
-        ended = {"attempt": 1, "hosts": list("abc"), "cause": {"message": "it failed"}, "set_aside": []}
-        fresh = {"attempt": 2, "hosts": list("abc"), "ended": None, "cause": None, "set_aside": []}
-        value = {"attempts": [ended, fresh], "live": True, "go": 1, "aside": {}, "over": None}
-        self.voter: Any = SimpleNamespace(host="a", leads=True, agreed=True, paper=SimpleNamespace(value=value))
-        self.voter.write = lambda value: setattr(self.voter.paper, "value", value)
-        self.voter.quiet_at = lambda host: self.clock.at + 100.0
-        self.reports: dict[str, dict[str, Any]] = {host: self.report() for host in "bc"}
-        self.part = LocalPart("/nonexistent", 2)
-        self.caller: Any = SimpleNamespace(lock=threading.RLock(), reports=self.reports, changed=threading.Event())
-        self.caller.near = lambda seconds: list(hosts)
-        self.caller.save = self.caller.nudge = lambda: None
-        line: Any = SimpleNamespace(peers={})
-        self.leader = Leader(run, self.voter, line, "/nonexistent", dict, self.clock)  # type: ignore[arg-type]
+    def __init__(self, hosts: int = 4, least: int = 3) -> None:
+        ended = attempt(1, ended=BEGUN, cause=CAUSE)
+        document = Document((ended, attempt(2)), True, 1)
+        names = tuple(f"n{number}" for number in range(hosts))
+        self.now = 1000.0
+        rules = Rules(names, 3, least, restarts=1)
+        self.leader = agent("n0", hosts, self.now, document, rules=rules, resumes=True)
+        self.reports: dict[str, st.Report] = {name: report(2) for name in names[1:]}
+        self.own = st.PartProgress(2)
+        self.note: str | None = None
 
-    @staticmethod
-    def report(**more: Any) -> dict[str, Any]:
-        return {"clear": 1, "end": None, "attempt": 2, "ready": 0, "free": False, **more}
-
-    @property
-    def value(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.voter.paper.value
-        return found
+    def turn(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        self.leader = with_reports(self.leader, self.now, self.reports)
+        self.leader, actions = step(self.leader, at(self.now, st.Looked(None, self.own)))
+        self.note = next((action.note for action in actions if isinstance(action, st.Say)), self.note)
 
     def last(self, seconds: float, **moves: int) -> None:
         """``moves``: the hosts that come on, and how far in ten seconds."""
-        until = self.clock.at + seconds
-        while self.clock.at < until and self.value["live"]:
-            self.clock.at += 10.0
+        until = self.now + seconds
+        while self.now < until and self.leader.document.live:
             for host, count in moves.items():
-                if host == "a":
-                    self.part.move(count)
+                if host == "n0":
+                    self.own = self.own._replace(moved=self.own.moved + count)
                 else:
-                    self.reports[host]["moved"] = self.reports[host].get("moved", 0) + count
-            self.leader.turn(self.caller, self.part)
+                    told = self.reports[host]
+                    self.reports[host] = told._replace(moved=told.moved + count)
+            self.turn(10.0)
 
 
 def test_a_host_that_hangs_is_set_aside() -> None:
     run = Preparing()
-    run.part.ready = True
-    run.last(HANGS_S, b=1)
-    assert run.value["live"]
-    run.last(20.0, b=1)
-    assert not run.value["live"]
-    assert list(run.value["aside"]) == ["c"]
-    for host in "bc":
-        run.reports[host]["clear"] = 2
-    run.leader.turn(run.caller, None)
-    ended = run.value["attempts"][-1]
-    assert (ended["cause"]["host"], [one["host"] for one in ended["set_aside"]]) == ("c", ["c"])
-    assert "made no progress for 120 s" in ended["cause"]["message"]
-    assert run.value["over"] is None, "it was the last attempt, and no rank of it had begun"
-    assert list(run.value["aside"]) == ["c"]
+    run.turn()
+    run.own = run.own._replace(reaches=(), restored=True)
+    run.last(HANGS_S, n1=1)
+    assert run.leader.document.live
+    run.last(20.0, n1=1)
+    assert not run.leader.document.live
+    assert list(run.leader.document.aside) == ["n2"]
+    run.turn()
+    run.reports.update({host: report(2, clear=True) for host in ("n1", "n2")})
+    run.turn()
+    document = run.leader.document
+    ended = document.attempts[-1]
+    assert ended.cause is not None
+    assert (ended.cause["host"], [one["host"] for one in ended.set_aside]) == ("n2", ["n2"])
+    assert "made no progress for 120 s" in ended.cause["message"]
+    assert document.over is None, "it was the last attempt, and no rank of it had begun"
 
 
 def test_what_takes_hours_and_comes_on_is_waited_for() -> None:
     run = Preparing()
-    run.reports["c"]["ready"] = 2
-    run.last(7200.0, a=1, b=1 << 30)
-    assert run.value["live"]
-    run.part.ready = True
-    run.reports["b"]["ready"] = 2
-    run.leader.turn(run.caller, run.part)
-    assert run.value["go"] == 2
+    run.reports["n2"] = report(2, ready=True)
+    run.last(7200.0, n0=1, n1=1 << 30)
+    assert run.leader.document.live
+    run.own = run.own._replace(restored=True)
+    run.reports["n1"] = report(2, ready=True)
+    run.turn()
+    run.turn()
+    assert run.leader.document.go == 2
 
 
 def test_who_waits_for_another_host_is_not_to_blame() -> None:
-    """b waits for a, which waits for c; on that one a part of the attempt before does not end."""
+    """On n2 a part of the attempt before does not end."""
     run = Preparing()
-    run.part.waits_for, run.reports["b"]["waits"] = "c", "a"
-    run.reports["c"]["clear"] = 0
+    run.turn()
+    run.own = run.own._replace(reaches=())
+    run.reports["n1"] = report(2, reaches=(), waits=True)
     run.last(HANGS_S + 30.0)
-    assert list(run.value["aside"]) == ["c"]
+    assert list(run.leader.document.aside) == ["n2"]
 
 
 def test_where_the_run_needs_that_host_it_is_waited_for() -> None:
-    run = Preparing(hosts="abc")
-    run.last(3600.0, a=1, b=1)
-    assert run.value["live"]
-    assert run.value["aside"] == {}
-    words = run.leader.headway.waits
+    run = Preparing(hosts=3)
+    run.last(3600.0, n0=1, n1=1)
+    assert run.leader.document.live
+    assert run.leader.document.aside == {}
+    words = run.note
     assert words is not None
-    assert words.startswith("attempt 2 waits for a, b, c (no progress since ")
-    run.last(20.0, a=1, b=1)
-    assert run.leader.headway.waits == words
-    run.last(10.0, a=1, b=1, c=1)
-    assert run.leader.headway.waits == "attempt 2 waits for a, b, c"
+    assert words.startswith("attempt 2 waits for n0, n1, n2 (no progress since ")
+    run.last(20.0, n0=1, n1=1)
+    assert run.note == words
+    run.last(10.0, n0=1, n1=1, n2=1)
+    assert run.note == "attempt 2 waits for n0, n1, n2"
 
 
 def test_fewer_hosts_are_enough_where_the_job_says_so() -> None:
-    run = Preparing(hosts="abc", least=2)
-    run.last(HANGS_S + 30.0, a=1, b=1)
-    assert list(run.value["aside"]) == ["c"]
+    run = Preparing(hosts=3, least=2)
+    run.last(HANGS_S + 30.0, n0=1, n1=1)
+    assert list(run.leader.document.aside) == ["n2"]
 
 
 def test_what_a_host_says_of_its_preparation() -> None:
-    run = Preparing()
     part = LocalPart("/nonexistent", 2)
     part.move(7)
-    part.waits_for = "b"
-    told = run.leader.report(part)
-    assert (told["moved"], told["waits"], told["ready"]) == (7, "b", 0)
+    assert part.progress == st.PartProgress(2, moved=7)
     part.wanted = False
     with pytest.raises(CalledOff):
         part.move()
-    assert "moved" not in run.leader.report(LocalPart("/nonexistent", 1))

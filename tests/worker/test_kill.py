@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 
-from tests.worker.node import Node, eventually, processes_of
-from tests.worker.programs import CHECKPOINT, FORKS, RUNAWAYS, SLEEP, STUBBORN, here, nothing_left, watchers_end
+from tests.worker.node import Node, Stream, eventually, processes_of
+from tests.worker.programs import CHECKPOINT, FORKS, LOADER, RUNAWAYS, SLEEP, STUBBORN, here, nothing_left, watchers_end
 
 
 @pytest.mark.parametrize("script", [SLEEP, RUNAWAYS, FORKS, CHECKPOINT], ids=["plain", "runaways", "forks", "saves"])
@@ -112,3 +113,56 @@ def test_stop_while_the_start_is_under_way(node: Node) -> None:
     start.result()
     nothing_left(node, record["run"])
     assert answer["status"]["state"] in ("killed", "failed")
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["all save", "one fails"])
+def test_ranks_save_with_the_workers_of_their_data_loaders(node: Node, fails: bool) -> None:
+    """The launcher signals process groups, also when it sees a rank fail: it hears of nothing until the ranks are
+    done. No worker and no grandchild is left after that."""
+    # As on a node without the store, whose launcher is stopped before a rank can fail.
+    run = node.start(LOADER.replace("FAILS", str(fails)), node.record(node_rank=int(fails)))
+    here(node, run)
+    answer = node.call("stop", run=run, grace=30)
+    nothing_left(node, run)
+    saved = {path.name: path.read_text() for path in (node.folder(run) / "output").iterdir()}
+    whole = "." * 20 + "[1]"
+    assert saved == ({"0": whole} if fails else {"0": whole, "1": whole})
+    assert answer["forced"] == 0
+    assert answer["survivors"] == []
+
+
+GROWS = """
+import os, signal, time
+def save(number, frame):
+    with open(os.path.join(os.environ["DDPCTL_CHECKPOINT_DIR"], "step_" + os.environ["RANK"]), "wb", 0) as file:
+        while not os.path.exists(os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], "enough")):
+            file.write(b"x" * 1000)
+            time.sleep(0.02)
+    raise SystemExit(0)
+signal.signal(signal.SIGTERM, save)
+print("here", flush=True)
+time.sleep(300)
+"""
+
+
+def test_a_save_that_takes_long_is_told_and_can_be_given_more_time(node: Node) -> None:
+    """Both stops end with the proof, and the save is whole."""
+    folder = {"DDPCTL_CHECKPOINT_DIR": "{checkpoint_dir}"}
+    run = node.start(GROWS, env=folder, token_env=list(folder))
+    here(node, run)
+    first = node.open("stop", run=run, grace=10, by="alice")
+    told = eventually(lambda: growing(first), "the file that grows", 20)[0]
+    assert told["path"].startswith("step_")
+    assert told["size"] > 0
+    assert 0 <= told["left"] <= 10
+    second = node.open("stop", run=run, grace=300, longer=True, by="alice")
+    eventually(lambda: any(one["left"] > 100 for one in growing(first)), "the first stop waits longer, too", 30)
+    (node.folder(run) / "output" / "enough").touch()
+    for one in (first, second):
+        assert one.result()["status"]["state"] == "killed"
+    nothing_left(node, run)
+    assert first.result()["forced"] == 0
+
+
+def growing(stop: Stream) -> list[dict[str, Any]]:
+    return [frame["growing"] for frame in stop.frames if "growing" in frame]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import secrets
 from collections.abc import Iterator
 
 import pytest
 
+from ddpctl_worker.agent.part import LocalPart
 from ddpctl_worker.notes import boottime
 from ddpctl_worker.run.lease import GUARDIAN, SUPERVISOR, Lease, pipes, renew
+from tests.worker.node import Node, eventually
 
 
 class Pipes:
@@ -84,3 +88,20 @@ def test_who_does_not_read_holds_up_nobody(pair: Pipes) -> None:
     assert guardians.over()
     renew(pair.writers, boottime() + 60)
     assert not guardians.over()  # one that is stuck costs the other nothing
+
+
+def test_no_rank_starts_once_the_lease_is_over(node: Node) -> None:
+    """The processes between agent and ranks were held up."""
+    run = node.record(f"lease-{secrets.token_hex(4)}")
+    attempt = {"attempt": 1, "hosts": [node.host], "master_port": 29500, "gang_port": 29501}
+    run["restart"] = {"hosts": [{"host": node.host, "address": "127.0.0.1", "nproc": 1}], "first": attempt}
+    request = node.request("pass", run, gang_key="ab" * 32)
+    node.base.mkdir(parents=True, exist_ok=True)
+    part = LocalPart(str(node.folder(run["run"])), 1)
+    part.start(request, str(node.base), attempt, 0o077, boottime() - 0.1)
+    eventually(lambda: os.path.exists(part.paths.exit), "it has ended")
+    part.look()
+    assert part.end is not None
+    assert part.end["cause"]["reason"] in ("node_lost", "supervisor_lost")  # the guardian may have been quicker
+    state = json.loads((node.folder(run["run"]) / "attempts" / "1" / "state.json").read_text())
+    assert state.get("launcher") is None

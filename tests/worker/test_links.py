@@ -39,6 +39,10 @@ CUT_10_S = (
 CUT_END = (
     "   4: 0C014D0A:87CB 0D014D0A:8C30 01 00000030:00000000 01:00000014 00000000     0        0 1611715 3 0 20 4 1"
 )
+# Of a connection that a rank on node1 opens to node2, 3.5 s after the first packet.
+OPENING = (
+    "   5: 0C014D0A:0051 0D014D0A:8C30 02 00000001:00000000 01:00000150 00000002     0        0 1611720 2 0 400 0 0"
+)
 STOPPED = "   4: 0C014D0A:87CB 0D014D0A:8C30 01 00000000:00000060 00:00000000 00000000     0        0 1611715 1 0 20 4"
 FULL = "   4: 0C014D0A:87CB 0D014D0A:8C30 01 00055678:00000000 04:00000C11 00000003     0        0 1611715 1 0 20 4"
 MAPPED = (
@@ -69,8 +73,16 @@ def test_a_row_of_the_kernels_table() -> None:
 
 @pytest.mark.parametrize(
     ("line", "waits"),
-    [(STEADY, False), (CUT_3_S, True), (CUT_10_S, True), (CUT_END, False), (STOPPED, False), (FULL, False)],
-    ids=["steady", "cut", "cut for long", "cut no more", "stopped receiver", "full receiver"],
+    [
+        (STEADY, False),
+        (CUT_3_S, True),
+        (CUT_10_S, True),
+        (CUT_END, False),
+        (STOPPED, False),
+        (FULL, False),
+        (OPENING, True),
+    ],
+    ids=["steady", "cut", "cut for long", "cut no more", "stopped receiver", "full receiver", "opening"],
 )
 def test_only_data_that_is_sent_again_waits(line: str, waits: bool) -> None:
     assert len(rows(line)) == waits
@@ -96,6 +108,11 @@ Tcp: 1 200 88 717 0
 Udp: InDatagrams
 Udp: 5
 """
+
+
+def test_a_connection_that_is_not_answered_is_told_from_one_that_was() -> None:
+    assert [row.opening for row in rows(OPENING, CUT_3_S)] == [True, False]
+    assert (rows(OPENING)[0].again, rows(OPENING)[0].queue) == (2, 1)
 
 
 def test_how_many_segments_were_sent_again() -> None:
@@ -238,10 +255,22 @@ def test_two_nodes_that_do_not_answer_each_other_are_a_cut_link() -> None:
     run.told("b", "a", seconds=0.0)
     cause = run.cause()
     assert cause is not None
-    assert (cause["host"], cause["reason"]) == ("b", "node_lost")
+    assert (cause["host"], cause["peer"], cause["reason"]) == ("b", "a", "link_lost")
     assert cause["message"] == (
         "a and b cannot reach each other: data from a to b was not acknowledged for 14 s, and neither answered a new "
         "connection of the other; both still reach hub: check the switch, cable and firewall between them"
+    )
+
+
+def test_nodes_whose_ranks_never_met_are_a_cut_link_too() -> None:
+    run = Run()
+    run.council.cuts.told("a", dict(finding("b"), opening=True), run.now)
+    run.told("b", "a", seconds=0.0)
+    cause = run.cause()
+    assert cause is not None
+    assert (cause["host"], cause["peer"], cause["reason"]) == ("b", "a", "link_lost")
+    assert cause["message"].startswith(
+        "a and b cannot reach each other: connections of ranks from a to b were not answered for 12 s, and neither"
     )
 
 
@@ -275,7 +304,7 @@ def test_a_cut_is_older_than_the_failures_that_it_brings_about() -> None:
     run.told("b", "a")
     cause = run.cause()
     assert cause is not None
-    assert cause["reason"] == "node_lost"
+    assert cause["reason"] == "link_lost"
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from ddpctl_worker.doctor import server, stacks
 from ddpctl_worker.doctor.frames import Thread as PythonThread
 from ddpctl_worker.doctor.look import Subject, Tools, look
 from ddpctl_worker.doctor.stacks import Stacks
+from ddpctl_worker.doctor.verdict import diagnose
 from tests.worker.looks import C10D, MAIN, STEP
 from tests.worker.node import eventually
 from tests.worker.test_flight import CONFIG, NCCL
@@ -151,6 +152,60 @@ def test_children(tools: Tools) -> None:
     assert child["state"] == "sleeping"
     assert 200 < child["sleep_s"] <= 300
     assert child["stack"][0][2] == "wait"
+
+
+POLLS = "import time\n" + HERE + "def wait():\n    while True: time.sleep(0.05)\nwait()"
+# As mp.spawn does: the main process waits for two others, of which one waits in a collective and one polls.
+SPAWNS = """
+import multiprocessing, sys, time
+def train(rank, ready):
+    ready.release()
+    if rank == 0:
+        from torch.distributed.distributed_c10d import barrier
+        barrier()
+    while True: time.sleep(0.05)
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    ready = context.Semaphore(0)
+    processes = [context.Process(target=train, args=(rank, ready)) for rank in range(2)]
+    for one in processes: one.start()
+    for one in processes: ready.acquire()
+    time.sleep(0.3)
+    print("here", flush=True)
+    for one in processes: one.join()
+"""
+
+
+@pytest.mark.slow
+def test_polling(tools: Tools) -> None:
+    with program(POLLS) as process:
+        (found,) = of(tools, process.pid, interval=1.0)
+    assert found["polls"]
+    with program(SLEEPS) as process:
+        (found,) = of(tools, process.pid)
+    assert not found["polls"]
+
+
+@pytest.mark.slow
+def test_processes_that_wait_for_each_other(tools: Tools, tmp_path: Path) -> None:
+    """Found by their stacks; torch's operation is one of the same name and place."""
+    folder = tmp_path / "site-packages" / "torch" / "distributed"
+    folder.mkdir(parents=True)
+    for package in (folder, folder.parent):
+        (package / "__init__.py").touch()
+    (folder / "distributed_c10d.py").write_text("import threading\ndef barrier(): threading.Event().wait()\n")
+    script = tmp_path / "train.py"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(tmp_path / 'site-packages')!r})\n{SPAWNS}")
+    with program(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')") as process:
+        (found,) = of(tools, process.pid, interval=1.0)
+    text = (
+        "1 of 2 processes of rank 0 on node0 waits in barrier (train.py:9 in train); its process %d is at train.py:10 "
+        "in train, where it sleeps and looks again"
+    )
+    polling = [child["pid"] for child in found["children"] if child["polls"]]
+    made = diagnose([dict(found, host="node0")])
+    assert [made.verdict] == [text % pid for pid in polling]
+    assert made.suspects == [{"host": "node0", "rank": 0}]
 
 
 @pytest.mark.slow

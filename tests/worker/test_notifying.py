@@ -101,10 +101,3 @@ def test_an_environment_can_hold_the_variables(event: dict[str, Any]) -> None:
     assert contract.ENV_COOKIE not in found  # with it, a kill would take a notifier for a process of the job
     rank = (event["cause"] or {}).get("rank")
     assert found["DDPCTL_CAUSE_RANK"] == ("" if rank is None else str(rank))
-
-
-def test_a_restart_on_more_hosts_says_so_and_leaves_the_witness_out() -> None:
-    event = {"event": "restart", "state": "running", "attempt": 3, "cause": None, "grew": 2}
-    said = message(dict(RUN, witness="node2"), event)
-    assert said["hosts"] == ["node0", "node1"]
-    assert said["text"] == "train restarts on lab: it continues on 2 hosts (run r-1)"

@@ -188,6 +188,23 @@ def test_the_jobs_own_path_comes_first(tmp_path: Path) -> None:
     assert env.site_folders(str(tmp_path))[0] == str(tmp_path)
 
 
+def test_the_path_of_the_login_counts_where_the_job_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert env.site_folders()[0] == str(tmp_path)
+    assert str(tmp_path) not in env.site_folders("")
+
+
+def test_a_torch_in_a_folder_of_any_name_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A .pth file may name it. The folder of the worker itself is none of the job's."""
+    (tmp_path / "build" / "torch").mkdir(parents=True)
+    (tmp_path / "build" / "torch" / "version.py").write_text("__version__ = '2.13.0'\n")
+    worker = str(Path(env.__file__).parents[2])
+    monkeypatch.setattr(sys, "path", [worker, str(tmp_path / "build"), *sys.path])
+    found = env.versions({}, {})
+    assert found["torch"]["path"] == str(tmp_path / "build" / "torch")
+    assert worker not in found["folders"]
+
+
 def test_a_tree_has_one_hash_whatever_the_order_and_the_caches(tmp_path: Path) -> None:
     for root, names in (("a", ["x.py", "y.py"]), ("b", ["y.py", "x.py"])):
         for name in names:

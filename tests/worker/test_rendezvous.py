@@ -26,12 +26,6 @@ GONE = "The connection to the C10d store has failed. See inner exception for det
     ("error", "host", "reason", "words"),
     [
         (f"RendezvousConnectionError: {GONE}", "node0", "node_lost", "(10.0.0.1:29400), does not answer node1"),
-        (
-            "RendezvousConnectionError: The connection to etcd has failed. See inner exception for details.",
-            "node1",
-            "exited",
-            "etcd at 10.0.0.1:29400 does not answer node1",
-        ),
         ("RendezvousTimeoutError", "node1", "rendezvous_timeout", "node1 waited 120 s (timeouts.start)"),
     ],
 )

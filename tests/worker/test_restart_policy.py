@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -9,16 +10,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl_worker.agent import policy
-from ddpctl_worker.agent.lead import convict, ends_of
-from ddpctl_worker.agent.policy import Rules, after, choose, pause
+from ddpctl_worker.agent.document import AgreedAttempt
+from ddpctl_worker.agent.leading import convict, ends_of
+from ddpctl_worker.agent.policy import NextStep, Rules, choose, pause
+from ddpctl_worker.agent.state import Report
 
 RULES = Rules(("a", "b", "c", "d"), nodes=3, least=3, restarts=2)
 HOSTS = ["a", "b", "c"]
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line %d, in step\n%s: bad'
 
 
-def attempt(cause: dict[str, Any] | None = None, hosts: list[str] | None = None, number: int = 1) -> dict[str, Any]:
-    return {"attempt": number, "hosts": hosts or HOSTS, "cause": cause}
+BEGUN = "2026-01-02T03:04:05+00:00"
+
+
+def attempt(
+    cause: dict[str, Any] | None = None, hosts: list[str] | None = None, number: int = 1, lasted: int = 5
+) -> AgreedAttempt:
+    ended = datetime.fromisoformat(BEGUN) + timedelta(seconds=lasted)
+    return AgreedAttempt(number, tuple(hosts or HOSTS), 1, 2, BEGUN, ended.isoformat(), cause)
+
+
+def after(rules: Rules, attempts: list[AgreedAttempt], ends: policy.Ends, near: list[str], aside: Any) -> NextStep:
+    return policy.after(rules, attempts, ends, near, aside, wall=0.0)
 
 
 def cause(host: str, reason: str = "exited", message: str = "it failed", **more: Any) -> dict[str, Any]:
@@ -92,7 +105,7 @@ def test_a_host_that_answers_and_does_not_end_its_part_is_not_used_again() -> No
 def test_a_host_whose_part_had_not_begun_when_the_attempt_was_called_off_is_used_again() -> None:
     """B was lost while the hosts got their checkpoints. A has ended its part, c never had one."""
     why = cause("a", "spawn_failed")
-    reports = {"a": {"attempt": 2, "end": end("failed", why)}, "b": None, "c": {"attempt": 2, "end": None}}
+    reports = {"a": Report(2, True, end=end("failed", why)), "b": Report(0, False), "c": Report(2, True)}
     ends = ends_of(attempt(number=2), reports, clear=["a", "c"])
     step = after(RULES, [attempt(), attempt(number=2)], ends, ["a", "c", "d"], {})
     assert (step.hosts, step.unfit) == (["a", "c", "d"], {})
@@ -147,19 +160,18 @@ def test_restarts_are_used_up() -> None:
 @given(
     ends=st.fixed_dictionaries({host: st.sampled_from(ENDS) for host in HOSTS}),
     number=st.integers(1, 5),
-    grew=st.booleans(),
     near=st.sets(st.sampled_from("abcd")),
 )
-def test_a_run_that_fails_has_a_cause(ends: dict[str, Any], number: int, grew: bool, near: set[str]) -> None:
-    over = after(RULES, [attempt(number=number)], ends, sorted(near), {}, grew=grew).over
+def test_a_run_that_fails_has_a_cause(ends: dict[str, Any], number: int, near: set[str]) -> None:
+    over = after(RULES, [attempt(number=number)], ends, sorted(near), {}).over
     if over is not None and over["state"] != "succeeded":
         assert over["cause"]["host"] in HOSTS
         assert over["cause"]["reason"]
         assert over["cause"]["message"]
 
 
-def test_a_run_that_was_stopped_to_grow_and_has_too_few_hosts_then() -> None:
-    over = policy.given_up(None, policy.too_few(RULES, ["a"]), attempt(number=2))
+def test_an_attempt_that_was_called_off_and_has_too_few_hosts_then() -> None:
+    over = policy.given_up(None, policy.too_few(RULES, ["a"]), attempt(number=2), 0.0)
     assert over["cause"]["host"] == "a"
     assert over["cause"]["message"] == (
         "attempt 2 was stopped by ddpctl; not restarted: it needs 3 hosts, and 1 can be used"
@@ -193,8 +205,8 @@ def test_who_is_chosen(hosts: int, nodes: int, before: set[int], usable: set[int
 
 
 def test_pauses_grow_until_an_attempt_lasts() -> None:
-    assert [pause([5.0] * n) for n in (1, 2, 3, 4, 10)] == [1.0, 2.0, 4.0, 8.0, policy.MOST_PAUSE_S]
-    assert pause([5.0, 5.0, policy.STEADY_S]) == 1.0
+    assert [pause([attempt()] * n) for n in (1, 2, 3, 4, 10)] == [1.0, 2.0, 4.0, 8.0, policy.MOST_PAUSE_S]
+    assert pause([attempt(), attempt(), attempt(lasted=int(policy.STEADY_S))]) == 1.0
 
 
 def _links(*pairs: str) -> set[frozenset[str]]:
@@ -251,84 +263,3 @@ def test_who_reaches_everybody_is_never_convicted(cut: set[str]) -> None:
     blamed = convict(list("abcd"), _links(*cut))
     for host in blamed:
         assert sum(host in pair for pair in cut) >= 2
-
-
-def test_a_witness_that_leads_leaves_the_notifiers_to_a_node() -> None:
-    last = {"hosts": ["a", "b"], "set_aside": []}
-    assert policy.speaker("b", "w", last) == "b"
-    assert policy.speaker("w", "w", last) == "a"
-    assert policy.speaker("w", "w", dict(last, set_aside=[{"host": "a", "why": "it is lost"}])) == "b"
-    assert policy.speaker(None, None, last) is None
-
-
-ELASTIC = Rules(("a", "b", "c", "d"), nodes=3, least=2, restarts=2, grow=True)
-
-
-def attempts(*lost: str, hosts: list[str]) -> list[dict[str, Any]]:
-    """One that lost each of these, and the live one on ``hosts``."""
-    before = [dict(attempt(), set_aside=[{"host": host, "why": "it was not heard of any more"}]) for host in lost]
-    return [*before, dict(attempt(hosts=hosts, number=len(lost) + 1), set_aside=[])]
-
-
-def test_a_run_on_fewer_hosts_grows_after_a_minute() -> None:
-    live = attempts("c", hosts=["a", "b"])
-    assert policy.growth(ELASTIC, live, ["a", "b", "c"], 59.0) == []
-    assert policy.growth(ELASTIC, live, ["a", "b", "c"], 60.0) == ["a", "b", "c"]
-    assert policy.growth(ELASTIC, live, ["a", "b"], 600.0) == []
-    assert policy.growth(ELASTIC._replace(grow=False), live, ["a", "b", "c"], 600.0) == []
-
-
-def test_a_run_on_all_its_hosts_takes_no_other() -> None:
-    assert policy.growth(ELASTIC, attempts(hosts=["a", "b", "c"]), list("abcd"), 600.0) == []
-
-
-def test_no_host_is_exchanged_for_another_by_growth() -> None:
-    """One of the live attempt that is not usable now is no reason to stop the others."""
-    assert policy.growth(ELASTIC, attempts("c", hosts=["a", "b"]), ["a", "c", "d"], 600.0) == []
-
-
-def test_a_host_that_was_lost_again_is_waited_for_twice_as_long() -> None:
-    live = attempts("c", "c", "c", hosts=["a", "b"])
-    assert policy.growth(ELASTIC, live, ["a", "b", "c"], 239.0) == []
-    assert policy.growth(ELASTIC, live, ["a", "b", "c"], 240.0) == ["a", "b", "c"]
-    assert policy.growth(ELASTIC, live, ["a", "b", "c", "d"], 60.0) == ["a", "b", "d"], "another one steps in"
-    flapping = attempts(*["c"] * 19, hosts=["a", "b"])
-    assert policy.growth(ELASTIC, flapping, ["a", "b", "c"], policy.MOST_GROW_AFTER_S) == ["a", "b", "c"]
-
-
-def test_an_attempt_that_was_stopped_to_grow_has_no_cause_and_is_no_restart() -> None:
-    stopped = cause("a", "killed_by_user", "killed by ddpctl")
-    ends = {"a": end("killed", stopped), "b": end("failed", cause("b", message="Connection closed by peer"))}
-    live = [dict(attempt(hosts=["a", "b"], number=3))]
-    step = after(ELASTIC, live, ends, ["a", "b", "c"], {}, grown=1, grew=True)
-    assert (step.cause, step.set_aside, step.over, step.hosts) == (None, [], None, ["a", "b", "c"])
-    later = [dict(attempt(number=4))]
-    failed = {host: end("failed", cause("b")) for host in HOSTS}
-    assert after(ELASTIC, [dict(attempt(number=3))], failed, HOSTS, {}, grown=1).over is None
-    assert after(ELASTIC, later, failed, HOSTS, {}, grown=1).over is not None
-
-
-def test_a_host_that_is_lost_while_it_grows_is_set_aside() -> None:
-    ends = {"a": end("killed", cause("a", "killed_by_user")), "b": None}
-    step = after(ELASTIC, [attempt(hosts=["a", "b"])], ends, ["a", "c"], {}, grown=1, grew=True)
-    assert [one["host"] for one in step.set_aside] == ["b"]
-    assert step.cause is not None
-    assert (step.cause["reason"], step.hosts) == ("node_lost", ["a", "c"])
-
-
-def test_a_run_that_succeeds_while_it_is_stopped_to_grow_has_succeeded() -> None:
-    ends = {"a": end("succeeded"), "b": end("succeeded")}
-    step = after(ELASTIC, [attempt(hosts=["a", "b"])], ends, ["a", "b", "c"], {}, grown=1, grew=True)
-    assert step.over == {"state": "succeeded", "cause": None}
-
-
-def test_a_host_that_cannot_start_after_growth_ends_no_run() -> None:
-    """Without any restart left, and with the same message as before."""
-    full = cause("c", "spawn_failed", "the checkpoint to resume from cannot be had: no space", rank=None)
-    ends = {"a": end("failed", full), "b": end("failed", full), "c": end("failed", full)}
-    live = [attempt(hosts=["a", "b"], number=8), attempt(number=9)]
-    step = after(ELASTIC, live, ends, HOSTS, {}, grown=1)
-    assert (step.over, step.hosts, list(step.unfit)) == (None, ["a", "b"], ["c"])
-    assert [one["host"] for one in step.set_aside] == ["c"]
-    own = {host: end("failed", dict(full, host="a")) for host in HOSTS}
-    assert after(ELASTIC, live, own, HOSTS, {}, grown=1).over is not None

@@ -8,17 +8,19 @@ import socket
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddpctl_worker.agent import resume, talk
+from ddpctl_worker.agent.document import CheckpointChoice
 from ddpctl_worker.agent.part import CalledOff, LocalPart
 from ddpctl_worker.agent.resume import Resume
 from ddpctl_worker.agent.talk import AnswerDesk, PeerLine
 from ddpctl_worker.channel import WorkerError
-from ddpctl_worker.checkpoint import copy, entries, keeper, restore
+from ddpctl_worker.checkpoint import copy, entries, restore
 from tests.worker.checkpoints import OF_JOB, Disk, credentials
 from tests.worker.node import eventually
 
@@ -48,7 +50,7 @@ class Party:
             run = {"host": host, **OF_JOB, "restart": {"hosts": members}}
             self.resume[host] = Resume(str(self.disks[host].base), run, pem, self.lines[host])
             self.resume[host].start()
-            desks[host].start(self._answer(host), self.lines[host])
+            desks[host].start(self._answer(host))
         self.folder = folder
 
     def _answer(self, host: str) -> Callable[[str, dict[str, Any]], dict[str, Any]]:
@@ -61,11 +63,23 @@ class Party:
     def part(self, host: str, number: int = 2) -> LocalPart:
         return LocalPart(str(self.folder / "runs" / host), number)
 
-    def begin(self, host: str, part: LocalPart | None = None) -> Task:
-        return Task(lambda: self.resume[host].bring(part or self.part(host), self.hosts))
+    def choose(self, number: int = 2) -> CheckpointChoice:
+        """All collect, and the first host chooses."""
+        parts = {host: self.part(host, number) for host in self.hosts}
+        for task in [Task(partial(self.resume[host].collect, part, self.hosts)) for host, part in parts.items()]:
+            task.result()
+        first = parts[self.hosts[0]]
+        common = set.intersection(*(set(part.reaches or ()) for part in parts.values()))
+        self.resume[self.hosts[0]].choose(first, self.hosts, [*self.hosts, *sorted(common)])
+        assert first.choice is not None
+        return first.choice
+
+    def begin(self, host: str, choice: CheckpointChoice, part: LocalPart | None = None) -> Task:
+        return Task(lambda: self.resume[host].restore(part or self.part(host), self.hosts, choice))
 
     def all_bring(self) -> None:
-        for task in [self.begin(host) for host in self.hosts]:
+        choice = self.choose()
+        for task in [self.begin(host, choice) for host in self.hosts]:
             task.result()
 
     def newest(self, host: str) -> list[str]:
@@ -114,12 +128,6 @@ def party(tmp_path: Path) -> Iterator[Callable[..., Party]]:
         yield make
 
 
-def torch_save(path: Path, text: str) -> None:
-    """As torch.save writes; nobody has hashed it yet."""
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("data", text)
-
-
 def test_all_hosts_have_the_newest_one(party: Any) -> None:
     three = party("abc", 2)
     three.disks["a"].save("step_1.pt", {"": b"1"}, age=50)
@@ -128,27 +136,13 @@ def test_all_hosts_have_the_newest_one(party: Any) -> None:
     assert [three.disks[host].content("step_2.pt") for host in "ab"] == [{"": b"2"}] * 2
 
 
-@pytest.mark.parametrize("slow", ["a", "b"])
-def test_nobody_chooses_while_a_host_still_hashes(party: Any, monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
-    """The last save has no manifest yet. The other host, which has less to hash, would resume from the one before."""
+def test_a_save_that_nobody_has_hashed_yet_counts(party: Any) -> None:
     two = party("ab", 2)
     for host in two.hosts:
         two.disks[host].save("step_100.pt", {"": b"100"}, age=50)
-    torch_save(two.disks[slow].own / "step_200.pt", "200")
-    tasks: dict[str, Task] = {}
-
-    class Slow(keeper.Keeper):
-        def look(self, ended: bool | None = None) -> Any:
-            if self._host == slow:
-                with contextlib.suppress(AssertionError):
-                    eventually(lambda: any(task.over for task in list(tasks.values())), "the other waits", 3.0)
-            return super().look(ended)
-
-    monkeypatch.setattr(resume, "Keeper", Slow)
-    for host in two.hosts:
-        tasks[host] = two.begin(host)
-    for task in tasks.values():
-        task.result()
+    with zipfile.ZipFile(two.disks["b"].own / "step_200.pt", "w") as archive:  # as torch.save writes
+        archive.writestr("data", "200")
+    two.all_bring()
     for host in two.hosts:
         assert two.newest(host) == ["step_100.pt", "step_200.pt"]
 
@@ -168,9 +162,17 @@ def test_a_spare_that_only_some_reach_makes_no_difference(party: Any) -> None:
 def test_a_first_host_that_does_not_serve_any_more_is_named(party: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume, "SILENT_S", 1.0)
     two = party("ab", 2)
+    choice = two.choose()
     two.resume["a"].close()
     with pytest.raises(WorkerError, match="b could not ask a what to resume from"):
-        two.begin("b").result()
+        two.begin("b", choice).result()
+
+
+def test_a_choice_that_the_first_host_has_not_made_is_refused(party: Any) -> None:
+    two = party("ab", 2)
+    two.choose()
+    with pytest.raises(WorkerError, match="a does not know any more what attempt 2 resumes from"):
+        two.begin("b", CheckpointChoice("0" * 64, ())).result()
 
 
 def test_a_preparation_that_was_called_off_does_not_work_beside_the_next_one(
@@ -198,14 +200,13 @@ def test_a_preparation_that_was_called_off_does_not_work_beside_the_next_one(
     asides: list[str] = []
     monkeypatch.setattr(restore, "put_own", put_own)
     monkeypatch.setattr(restore, "set_newer_aside", set_newer_aside)
-    first = two.part("b", 2)
-    tasks = [two.begin("b", first), two.begin("a")]
+    first, choice = two.part("b", 2), two.choose()
+    task = two.begin("b", choice, first)
     eventually(lambda: bool(beside), "the first one is at work")
-    again = [two.begin("b", two.part("b", 3)), two.begin("a", two.part("a", 3))]
+    again = two.begin("b", choice, two.part("b", 3))
     with pytest.raises(CalledOff):
-        tasks[0].result()
-    for task in [tasks[1], *again]:
         task.result()
+    again.result()
     assert asides.count("b") == 1
     assert two.disks["b"].content("step_1.pt") == {"": BIG}
 
@@ -214,7 +215,7 @@ def test_a_preparation_that_was_called_off_ends_in_the_middle_of_a_file(party: A
     """What has come stays for the next one."""
     two = party("ab", 2)
     two.disks["a"].save("step_1", {"one": b"1" * 10, "two": BIG}, age=50)
-    part = two.part("b")
+    part, choice = two.part("b"), two.choose()
     real = part.move
 
     def move(count: int = 1) -> None:
@@ -222,14 +223,11 @@ def test_a_preparation_that_was_called_off_ends_in_the_middle_of_a_file(party: A
         real(count)
 
     part.move = move
-    tasks = [two.begin("b", part), two.begin("a")]
     with pytest.raises(CalledOff):
-        tasks[0].result()
-    tasks[1].result()
+        two.begin("b", choice, part).result()
     incoming = two.disks["b"].own / ".ddpctl" / "incoming"
     assert sorted(path.stat().st_size for path in incoming.iterdir())[0] == 10
     assert any(path.name.endswith(".part") for path in incoming.iterdir())
     assert two.newest("b") == []
-    two.begin("a", two.part("a", 3))
-    two.begin("b", two.part("b", 3)).result()
+    two.begin("b", two.choose(3), two.part("b", 3)).result()
     assert two.disks["b"].content("step_1") == {"one": b"1" * 10, "two": BIG}

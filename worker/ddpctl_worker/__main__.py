@@ -17,7 +17,6 @@ Verb = Callable[[Dict[str, Any], Channel], Dict[str, Any]]
 # verb -> its module. That is imported only when its verb is asked for: a status call on a busy node should not pay for
 # the mesh. The function has the verb's name.
 VERBS = {
-    "admit": "agent.rejoin",
     "begin": "agent.begin",
     "ask_checkpoint": "run.ask",
     "build": "store.build",
@@ -36,7 +35,6 @@ VERBS = {
     "metrics": "output.metrics",
     "probe": "facts.probe",
     "rehearse": "mesh.rehearse",
-    "rejoin": "agent.rejoin",
     "remove": "store.remove",
     "restore": "checkpoint.restore",
     "set_aside": "checkpoint.listing",

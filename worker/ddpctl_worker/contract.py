@@ -65,6 +65,7 @@ OOM = "oom"
 KILLED_BY_USER = "killed_by_user"
 NODE_LOST = "node_lost"
 NODE_REBOOTED = "node_rebooted"
+LINK_LOST = "link_lost"  # no rank and no host is at fault, the path between two hosts is; the cause names both
 SUPERVISOR_LOST = "supervisor_lost"
 RENDEZVOUS_TIMEOUT = "rendezvous_timeout"
 SILENCE = "silence"
@@ -109,7 +110,8 @@ SLOW = "slow"  # stopped early, with the rate so far
 STALLED = "stalled"  # small messages pass and big ones never arrive
 BROKEN = "failed"
 
-STOP_GRACE_S = 10.0  # from SIGTERM to SIGKILL, where the job's `timeouts.stop` says nothing else
+# From SIGTERM to SIGKILL, where the job's `timeouts.stop` says nothing else: as torchrun's and Slurm's (KillWait).
+STOP_GRACE_S = 30.0
 
 # --- what ranks say --------------------------------------------------------------------------------------------------
 # A rank whose peer went away is the victim, and the culprit is elsewhere (seen with gloo, NCCL). A regular expression,
@@ -139,6 +141,10 @@ ENV_ATTEMPT = "DDPCTL_ATTEMPT"
 ENV_CHECKPOINT_DIR = "DDPCTL_CHECKPOINT_DIR"
 ENV_METRICS = "DDPCTL_METRICS"
 ENV_COOKIE = "DDPCTL_COOKIE"
+
+# The launcher of a script that starts its own processes: no launcher of torch's, the interpreter itself is started once
+# on each host, and counts as a rank: that of its node.
+PLAIN = "python"
 
 # In a NodePlan's argv, env or cwd these stand for the node's own folders, which only the node can spell (``~``).
 RUN_DIR_TOKEN = "{run_dir}"

@@ -78,7 +78,9 @@ def _dump(request: bytes, wanted: int) -> Iterator[bytes]:
 
 def _address_message(message: bytes) -> Optional[Tuple[int, int, str, str]]:
     family, prefix, flags, scope, index = struct.unpack_from("=BBBBI", message)
-    if family not in (socket.AF_INET, socket.AF_INET6) or scope == _SCOPE_LINK or flags & _IFA_F_TENTATIVE_OR_FAILED:
+    if family not in (socket.AF_INET, socket.AF_INET6) or flags & _IFA_F_TENTATIVE_OR_FAILED:
+        return None
+    if family == socket.AF_INET6 and scope == _SCOPE_LINK:  # it needs an interface beside it; one of IPv4 does not
         return None
     attributes = _attributes(message, 8)
     # On a point-to-point link IFA_ADDRESS is the peer's address and IFA_LOCAL ours.

@@ -30,7 +30,7 @@ class Faults:
         self._since: Optional[float] = None
         self._told = ""
 
-    def survive(self, turn: Callable[[], None]) -> None:
+    def survive(self, turn: Callable[[], object]) -> None:
         """Raises what ``turn`` raises only once it has failed without a break for longer than the patience."""
         try:
             turn()

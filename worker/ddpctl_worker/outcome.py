@@ -37,9 +37,12 @@ def cause(
     signal: Optional[str] = None,
     traceback: Optional[str] = None,
     when: Optional[float] = None,
+    peer: Optional[str] = None,
 ) -> Dict[str, Any]:
-    """A cause as the contract fixes it."""
+    """A cause as the contract fixes it; ``peer``: the second host of a link that is lost."""
+    link = {} if peer is None else {"peer": peer}
     return {
+        **link,
         "host": host,
         "rank": rank,
         "exit_code": exit_code,

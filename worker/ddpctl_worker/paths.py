@@ -21,11 +21,10 @@
         last_look.json  where each rank stood before the run's end
         attempts/N/     a run with restarts: what is here of code/, logs/, output/ and supervisor.log belongs
                         to all attempts, everything else of the Nth attempt is in its own folder
-        peers.json      ... where the agents of the other hosts were at first; agreed.json what they have agreed on,
+        peers.json      ... where the agents of the other hosts are; agreed.json what they have agreed on,
                         with agreed.reserve for its next change
-        launch.json     ... what it takes to start the agent again, without secrets; agent.lock is held by an agent that
-                        was; agent.sock is the agent's, for questions on this machine
         notified-EVENT-ATTEMPT.json  the claim of who notifies of that, written before anybody is notified
+        strangers-PROCESS.json  connections to the ports of agent, supervisor or keeper that proved nothing
         adopted.json    what the ended run left in the place of a link of checkpoint.paths is with the job's checkpoints
         notify.log      what became of each notifier
     <base_dir>/.names.lock             held by a start that may be the only one of its name
@@ -87,9 +86,6 @@ class RunPaths:
         self.peers = os.path.join(top, "peers.json")
         self.agreed = os.path.join(top, "agreed.json")
         self.agreed_reserve = os.path.join(top, "agreed.reserve")
-        self.launch = os.path.join(top, "launch.json")
-        self.agent_lock = os.path.join(top, "agent.lock")
-        self.agent_socket = os.path.join(top, "agent.sock")
 
     def of_attempt(self, number: int) -> RunPaths:
         """The files of an attempt, the first one being 1."""
@@ -106,6 +102,10 @@ class RunPaths:
         except OSError:
             return []
         return [self.of_attempt(number) for number in sorted(int(name) for name in names if name.isdigit())]
+
+    def strangers(self, process: str) -> str:
+        """How many strangers have connected to this process of the run (strangers.py)."""
+        return os.path.join(self.top, "strangers-%s.json" % process)
 
     def fifo(self, local_rank: int, stream: str) -> str:
         """The FIFO of a rank's ``stream`` (``out`` or ``err``)."""

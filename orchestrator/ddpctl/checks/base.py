@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from ddpctl.errors import DdpctlError
+from ddpctl.spec.backend import backend_of
 from ddpctl.spec.fabric import is_literal
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.host import Host
@@ -24,7 +25,9 @@ from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.mesh import Mesh
 from ddpctl.spec.origin import JobId
+from ddpctl.spec.plain import processes_text
 from ddpctl.spec.question import Answer, Question
+from ddpctl.spec.script import ScriptFacts
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,6 @@ class Target:
     interface: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     local: bool = False
-    witness: bool = False  # it runs nothing of the job, and only votes
     environment: str | None = None  # the interpreter of a managed environment, once it is there
 
     @classmethod
@@ -83,15 +85,22 @@ class Want:
     data: tuple[str, ...] = ()
     free_disk_gb: float | None = None
     backend: str | None = None  # nccl, gloo, or None: by the presence of GPUs
-    rendezvous: str = "static"  # static, c10d or etcd-v2
+    rendezvous: str = "static"  # static or c10d
     copies: bool = False  # hosts keep copies of each other's checkpoints
     agents: bool = False  # it has restarts: an agent on every host, and any host may be the next master
     fabric_names: tuple[str, ...] = ()  # fabric addresses of the inventory that are names
     imports: Imports | None = None  # what the job's program imports; None: not known
+    backend_place: str | None = None  # the file and line that name the backend; None: the arguments do, or nothing
+    processes: str | None = None  # how its processes begin, where torch's launcher does not start them
 
     @classmethod
     def of(
-        cls, inventory: Inventory, job: JobSpec | None, hosts: Sequence[Host], imports: Imports | None = None
+        cls,
+        inventory: Inventory,
+        job: JobSpec | None,
+        hosts: Sequence[Host],
+        imports: Imports | None = None,
+        facts: ScriptFacts | None = None,
     ) -> Want:
         """What the job needs of its nodes (the first of ``hosts`` is the master); without a job what any job would."""
         managed = inventory.environment.mode == "managed"
@@ -108,27 +117,24 @@ class Want:
             job=inventory.job_id(job.name),
             script=job.script if job.code is None else None,
             workdir=job.workdir if job.code is None else None,
-            # That of etcd is not the job's own: it is in use, and should be.
-            master_port=job.master_port if isinstance(job.master_port, int) and job.rendezvous != "etcd-v2" else None,
+            master_port=job.master_port if isinstance(job.master_port, int) else None,
             data=tuple(job.requires.data),
             free_disk_gb=job.requires.free_disk_gb,
-            backend=backend_of(job.args),
+            **cls.of_script(job, facts, len(hosts)),
             rendezvous=job.rendezvous,
             copies=job.checkpoint.replicas > 0,
             agents=job.most_restarts > 0,
             imports=imports,
         )
 
-
-def backend_of(args: Sequence[str]) -> str | None:
-    """The backend that a script's arguments name, as nearly all scripts call it; None: it chooses by itself."""
-    found = None
-    for index, argument in enumerate(args):
-        name, _, value = argument.partition("=")
-        if name.lstrip("-").replace("_", "-") in ("backend", "dist-backend") and name.startswith("--"):
-            value = value or (args[index + 1] if index + 1 < len(args) else "")
-            found = value if value in ("nccl", "gloo") else None
-    return found
+    @staticmethod
+    def of_script(job: JobSpec, facts: ScriptFacts | None, hosts: int) -> dict[str, Any]:
+        """The fields that the job's script and its arguments decide, for that number of hosts."""
+        script = facts.backend if facts is not None else None
+        backend = backend_of(job.args, script)
+        named = script is not None and backend_of(job.args) is None and backend == script.name
+        place = script.place if script is not None and named else None
+        return {"backend": backend, "backend_place": place, "processes": processes_text(job, facts, hosts)}
 
 
 @dataclass(frozen=True)
@@ -173,18 +179,6 @@ class View:
 
     def answer(self, host: str, question: Question) -> Answer | None:
         return self.answers.get(host, {}).get(question.key)
-
-    @cached_property
-    def of_nodes(self) -> View:
-        """The same without the witness: what most checks see."""
-        if not (others := {target.name for target in self.targets if target.witness}):
-            return self
-        return replace(
-            self,
-            targets=tuple(target for target in self.targets if not target.witness),
-            answers={host: told for host, told in self.answers.items() if host not in others},
-            mesh=self.mesh.without(others) if self.mesh is not None else None,
-        )
 
     def value(self, host: str, question: Question) -> Any:
         """What the host answered; None where it was not asked or could not tell."""

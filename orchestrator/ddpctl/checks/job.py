@@ -47,8 +47,15 @@ def _judge_script(view: View) -> Iterable[Finding]:
         fix="copy one version to all of them, or let ddpctl send the code (`code: .`)",
         show=lambda value: str(value)[:12],
     )
+    yield from _processes(view)
     if there:
         yield from _style(next(iter(there.values())))
+
+
+def _processes(view: View) -> Iterable[Finding]:
+    """How the job's processes begin, where it is not torch's launcher that starts them."""
+    if view.want.processes is not None:
+        yield report.info(None, view.want.processes)
 
 
 def _style(value: dict[str, Any]) -> Iterable[Finding]:

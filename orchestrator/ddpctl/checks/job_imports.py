@@ -27,7 +27,6 @@ _PACKAGES = {
     "dateutil": "python-dateutil",
     "attr": "attrs",
     "faiss": "faiss-cpu",
-    "etcd": "python-etcd",
 }
 
 

@@ -14,14 +14,6 @@ from ddpctl.spec.finding import LEFT_OUT, Finding, Severity
 from ddpctl.spec.fold import by, one_line
 from ddpctl.spec.question import Answer, Question
 
-# What is asked of a witness: whether it can be reached, keeps a process, and meets the nodes. Checks by their ids.
-OF_WITNESS = frozenset(
-    (
-        *("ssh.name", "ssh.connect", "ssh.host_key", "ssh.auth", "ssh.shell", "host.worker", "host.identity"),
-        *("login.kill", "host.base_dir", "fabric.address", "fabric.interface", "fabric.neighbours"),
-        *("mesh.route", "mesh.identity", "mesh.ports", "mesh.mtu"),
-    )
-)
 _log = logging.getLogger(__name__)
 
 
@@ -56,7 +48,7 @@ def questions(checks: Iterable[Check], target: Target, want: Want) -> tuple[Ques
     """What one host is asked for all checks: each question once, with the longest deadline any check gives it."""
     found: dict[str, Question] = {}
     for check in checks:
-        for question in check.questions(target, want) if not target.witness or check.id in OF_WITNESS else ():
+        for question in check.questions(target, want):
             known = found.get(question.key)
             if known is None or question.deadline > known.deadline:
                 found[question.key] = question
@@ -71,9 +63,7 @@ def verdicts(checks: Iterable[Check], view: View, left_out: Iterable[Check] = ()
     is skipped.
     """
     findings: list[Finding] = []
-    whole = view
     for check in checks:
-        view = whole if check.id in OF_WITNESS else whole.of_nodes
         own = _judged(check, view)
         own += _unanswered(check, view, {f.host for f in own})
         exempt = {host: why for host, why in _exempt(check, view).items() if host in view.answers}

@@ -73,6 +73,15 @@ def imports(view: View) -> Mapping[str, dict[str, Any]]:
     return view.values(torch_import)
 
 
+def torch_of(view: View, host: str) -> Mapping[str, Any] | None:
+    """The torch of a host's interpreter: its own version.py where that was found, else what its import says."""
+    found: Mapping[str, Any] | None = (versions(view).get(host) or {}).get("torch")
+    real = imports(view).get(host) or {}
+    if found is None and real.get("torch"):
+        return {"version": real["torch"], "cuda": real.get("cuda"), "hip": real.get("hip")}
+    return found
+
+
 def live(view: View, host: str) -> dict[str, Any] | None:
     """What the driver's library said on the host; None: not asked, or a torch for processors."""
     if view.want.managed:
@@ -135,6 +144,8 @@ def _judge_packages(view: View) -> Iterable[Finding]:
     installed = versions(view)
     for name, requirement in requirements(view.want).items():
         have = {host: value["packages"].get(name) for host, value in installed.items()}
+        if name == "torch":  # not every build of it comes with a distribution's metadata
+            have = {host: have[host] or (torch_of(view, host) or {}).get("version") for host in have}
         for host, version in have.items():
             if version is None or not requirement.specifier.contains(version.split("+")[0], prereleases=True):
                 what = "is not installed" if version is None else f"is {version}"

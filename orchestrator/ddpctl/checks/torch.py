@@ -15,14 +15,14 @@ from ddpctl.spec.source import OPTIONAL
 def _judge_versions(view: View) -> Iterable[Finding]:
     found = python.versions(view)
     for host in found:
-        if found[host]["torch"] is None:
+        if python.torch_of(view, host) is None:
             yield report.error(
                 host,
                 f"torch is not installed for {view.target(host).python}",
                 fix=f"install torch there, name the right interpreter with `python:`, or {python.MANAGED}",
                 evidence={"folders": found[host]["folders"]},
             )
-    here = {host: value["torch"] for host, value in found.items() if value["torch"]}
+    here = {host: torch for host in found if (torch := python.torch_of(view, host)) is not None}
     by_version = _differ({host: build.get("version") for host, build in here.items()}, "torch", "torch")
     yield from by_version
     if not by_version:  # builds without a local version (+cu126, +cpu) look equal by name alone

@@ -22,7 +22,7 @@ from ddpctl_worker.contract import SCHEMA
 def exec(
     inventory: Path | None = session.InventoryArgument,
     host: str = typer.Option(None, "--host", metavar="H,...", help="Only these hosts: node1 or node[0-3],node7."),
-    sudo: bool = typer.Option(False, "--sudo", help="Run as root with sudo; asks for each user's password once."),
+    sudo: bool = typer.Option(False, "--sudo", help="Run as root with sudo; asks for each login's password once."),
     timeout: float = typer.Option(
         300.0, "--timeout", min=0.1, metavar="SECONDS", help="End the command after this many seconds."
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,11 @@ from ddpctl.files.positions import Positions, load_positions
 from ddpctl.render.console import has_colours, stderr_console
 from ddpctl.render.lines import JsonLines, LinePrinter, LineTime
 from ddpctl.render.progress import ProgressView
-from ddpctl.render.status import cause_line, status_view, untracked_lines
+from ddpctl.render.status import end_line, status_view, untracked_lines
 from ddpctl.spec.noise import Held
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages import follow as stage
-from ddpctl.stages.rejoin import rejoin
 from ddpctl.stages.status import is_no_such_run, read_run
 from ddpctl.stages.untracked import with_untracked
 from ddpctl.transport.base import Fleet
@@ -43,7 +41,7 @@ def conclude(run: RunStatus, *, as_json: bool = False) -> int:
         return 0
     if not as_json:
         stderr_console().print(status_view(run))
-    why = cause_line(run.cause) if run.cause else "no node recorded a cause"
+    why = end_line(run)
     word = run.state if run.terminal else contract.FAILED  # a host that is out of reach keeps the state open
     raise JobFailed(f"{run.job} {word}: {why}", hint=f"the output is kept: ddpctl tail {run.run} -n 100")
 
@@ -78,7 +76,7 @@ def follow_run(
     with ProgressView(stderr_console()) as view, _kept_positions(run) as save:
         errors = stage.follow(
             run.run,
-            hosts_with_output(run),
+            run.hosts,
             fleet,
             view.tell,
             printer.show,
@@ -86,7 +84,6 @@ def follow_run(
             noise=noise,
             save=save,
             interrupted=interrupted,
-            back=functools.partial(rejoin, fleet, run) if run.record.get("restart") else None,
             restarts=bool(run.record.get("restart")),
         )
     end = _end(run, fleet, errors)
@@ -109,11 +106,6 @@ def _end(run: RunStatus, fleet: Fleet, errors: Mapping[str, DdpctlError]) -> Run
 
 def _gone(errors: Mapping[str, DdpctlError]) -> list[str]:
     return [host for host, error in errors.items() if isinstance(error, Unreachable)]  # another try would cost seconds
-
-
-def hosts_with_output(run: RunStatus) -> list[str]:
-    """Those that may ever run a rank: a witness never does."""
-    return [host for host in run.hosts if host != run.record.get("witness")]
 
 
 def how_to_go_on(run: str) -> str:

@@ -30,7 +30,7 @@ def kill(
         "--grace",
         min=0.0,
         metavar="SECONDS",
-        help="Time from SIGTERM to SIGKILL; default: the job's timeouts.stop (10).",
+        help="Time from SIGTERM to SIGKILL; default: the job's timeouts.stop (30).",
     ),
     save: bool = typer.Option(False, "--save", help="Ask the ranks for a checkpoint first, and wait for it."),
     every: bool = typer.Option(False, "--all", help="Kill every live run of that name."),
@@ -51,7 +51,8 @@ def kill(
         for run in runs:
             saved = _saved(fleet, run, tell) if save else None
             seconds = run.grace if grace is None else grace
-            stopped = stop_run(run.job, run.run, run.hosts, fleet, grace=seconds, by=session.me())
+            by, longer = session.me(), grace is not None
+            stopped = stop_run(run.job, run.run, run.hosts, fleet, grace=seconds, by=by, longer=longer, tell=tell)
             outcomes.append(replace(stopped, asked_to_save=save, saved=saved))
     if as_json:
         documents = [outcome.to_json() for outcome in outcomes]

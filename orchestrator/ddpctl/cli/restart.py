@@ -1,4 +1,4 @@
-"""``ddpctl restart``: a new attempt of a run that has ended; hosts that are back, for one that has not."""
+"""``ddpctl restart``: a new attempt of a run that has ended."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from ddpctl.cli.up import DetachOption, OnInterrupt, OnInterruptOption, bring_up
 from ddpctl.render.console import stderr_console
 from ddpctl.render.progress import ProgressView
 from ddpctl.stages.preflight import Options
-from ddpctl.stages.rejoin import rejoin_all
 from ddpctl.stages.restart import launch_again
-from ddpctl.stages.status import find_run
 
 
 def restart(
@@ -23,11 +21,10 @@ def restart(
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
-    """Continue an ended run from its newest complete checkpoint: same code, same settings, on the hosts that are left.
+    """Continue an ended run from its newest complete checkpoint: same code, same settings, on the hosts that are there.
 
-    The new run has the same name, and its attempts continue the count.
-
-    A live run is left alone, except that a host of it that lost power and is back takes part again.
+    The new run has the same name, and its attempts continue the count. A host that was lost and is back takes part. A
+    live run is left alone.
     """
     inventory = session.load(None, option, job=job)
     with Interrupts() as interrupts, session.fleet_of(inventory) as fleet:
@@ -35,13 +32,8 @@ def restart(
             run = session.find_run(fleet, job, None if any_project else inventory)
             if not any_project:
                 session.refuse_other_folder(run, job, inventory)
-            back = rejoin_all(fleet, run, view.tell) if run.record.get("restart") and not run.terminal else []
-            launch = None if back else launch_again(fleet, inventory, run, session.new_identity(inventory), view.tell)
-        run = (
-            bring_up(launch, fleet, Options(), any_project=True, as_json=as_json)
-            if launch
-            else find_run(fleet, run.run)
-        )
+            launch = launch_again(fleet, inventory, run, session.new_identity(inventory), view.tell)
+        run = bring_up(launch, fleet, Options(), any_project=True, as_json=as_json)
         if detach:
             return show_detached(run, as_json=as_json)
         return follow_up(run, fleet, interrupts, on_interrupt, as_json=as_json)

@@ -170,10 +170,10 @@ def host_names(text: str) -> list[str]:
     return names
 
 
-def sudo_password(user: str) -> str | None:
-    """The password of a user for sudo; None when nobody can be asked, or nobody answers."""
+def sudo_password(user: str, hosts: Sequence[str]) -> str | None:
+    """The password of a login for sudo on these hosts; None when nobody can be asked, or nobody answers."""
     person = prompter()
-    return person.password(f"{user} for sudo", "") if person is not None else None
+    return person.password(f"{user} for sudo on {fold(hosts)}", "") if person is not None else None
 
 
 def ids(text: str | None) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from ddpctl.cli import session
-from ddpctl.cli.follow import LineLook, hosts_with_output, print_lines
+from ddpctl.cli.follow import LineLook, print_lines
 from ddpctl.errors import UsageError
 from ddpctl.spec.inventory import suggestion
 from ddpctl.spec.outcome import RunStatus
@@ -125,7 +125,7 @@ def parse_ranks(text: str) -> frozenset[int]:
 
 def _hosts(run: RunStatus, text: str | None, ranks: frozenset[int] | None) -> list[str]:
     """The hosts to read: those named, or those that may run one of the ranks; of both, those of both."""
-    return hosts_with_output(run) if text is None and ranks is None else chosen_hosts(run, text, ranks)
+    return list(run.hosts) if text is None and ranks is None else chosen_hosts(run, text, ranks)
 
 
 def chosen_hosts(run: RunStatus, text: str | None, ranks: frozenset[int] | None) -> list[str]:

@@ -15,7 +15,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ddpctl.cli import session
-from ddpctl.cli.follow import hosts_with_output
 from ddpctl.cli.kill import require_proof
 from ddpctl.errors import DdpctlError, HostsFailed
 from ddpctl.render.console import is_plain
@@ -116,7 +115,7 @@ def _log(
     """What `ddpctl tail -f` prints."""
     follow(
         run.run,
-        [host for host in hosts_with_output(run) if host in fleet.hosts],
+        [host for host in run.hosts if host in fleet.hosts],
         fleet,
         tell,
         show,

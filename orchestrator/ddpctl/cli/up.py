@@ -97,6 +97,8 @@ def up(
     launch = _launch(session.inventory_file(inventory, option, job=job), job, name, nodes, nproc, sets)
     for note in launch.notes:
         session.warn(f"warning: {note}")
+    if launch.processes is not None:
+        session.warn(launch.processes)
     if dry_run:
         session.show(launch.plan(), plan_view, as_json=as_json)
         return 0

@@ -3,6 +3,9 @@
 A package is built on this machine first. A wheel that runs anywhere is taken; one with compiled code must fit the
 nodes' Python and C library, so it is built on one node of the kind that needs it. What the build itself needs is locked
 here and sent along: a node needs no route to an index.
+
+A node may be in the hands of somebody else. The wheel that it sends is opened (wheelfile.py), and is used in its own
+cluster and for its own kind of node alone, whatever the file name says.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from ddpctl.environment.material import (
 )
 from ddpctl.environment.platforms import Platform
 from ddpctl.environment.resolve import LockRequest, resolve_one
+from ddpctl.environment.wheelfile import BadWheel, check_wheel
 from ddpctl.environment.wheelhouse import Wheelhouse
 from ddpctl.errors import ConnectError, ProvisionError, RemoteError
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
@@ -47,7 +51,7 @@ from ddpctl_worker import contract
 STAGE = "build"
 ROUNDS = 3  # a backend may ask for more once it is there
 MOST = 8 << 30  # bytes of a wheel that a node may send
-_ANYWHERE = "any"
+_ANYWHERE, _HERE, _ON_A_NODE = "any", "here", "node"  # what a build is remembered for, and who built it
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ class _For:
 
 @dataclass
 class Builder:
-    """``folder`` is where builds are remembered; ``traffic`` is what they sent to the nodes."""
+    """``folder`` is where builds are remembered, those of nodes by ``cluster``; ``traffic`` is what they sent to the
+    nodes."""
 
     request: LockRequest
     backends: Sequence[str]
@@ -71,6 +76,7 @@ class Builder:
     tell: Tell
     wheelhouse: Wheelhouse
     folder: Path
+    cluster: str
     locked: bool
     traffic: Traffic = field(default_factory=Traffic)
 
@@ -85,7 +91,7 @@ class Builder:
             return lock
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         built: list[Wheel] = []
-        fresh = 0
+        fresh: list[str] = []
         for number, source in enumerate(lock.sources):
             identity = content_id(source)
             with FileLock(self.folder / f"{_key(identity)}.lock"):  # another ddpctl may be at the same package
@@ -94,11 +100,11 @@ class Builder:
                     if not fresh:
                         self.tell(StageStarted(STAGE, len(lock.sources), "packages"))
                     self.tell(Progress(STAGE, number, len(lock.sources), note=source.name))
-                    fresh += 1
-                    wheel = self._build(source, identity, aim)
+                    wheel, where = self._build(source, identity, aim)
+                    fresh.append(f"{wheel.filename} on {where or 'this machine'}")
             built.append(self._checked(source, wheel, lock))
         if fresh:
-            self.tell(StageEnded(STAGE, True, f"{fresh} built: {', '.join(wheel.filename for wheel in built)}"))
+            self.tell(StageEnded(STAGE, True, f"{len(fresh)} built: {', '.join(fresh)}"))
         return lock.completed(built)
 
     def _checked(self, source: SourcePackage, wheel: Wheel, lock: Lock) -> Wheel:
@@ -113,15 +119,16 @@ class Builder:
         return wheel
 
     # --- what was built before ----------------------------------------------------------------------------------------
-    def _place(self, identity: str, lock: Lock, kind: str) -> Path:
+    def _places(self, identity: str, lock: Lock) -> dict[str, Path]:
         """A compiled extension may be of torch: then it goes with that torch alone."""
-        words = [identity, kind] if kind == _ANYWHERE else [identity, kind, str(lock.version("torch"))]
-        return self.folder / f"{_key(*words)}.json"
+        words = [identity, lock.target.label, str(lock.version("torch"))]
+        keys = {_ANYWHERE: [identity, _ANYWHERE], _HERE: words, _ON_A_NODE: [*words, self.cluster]}
+        return {kind: self.folder / f"{_key(*key)}.json" for kind, key in keys.items()}
 
     def _remembered(self, identity: str, lock: Lock) -> Wheel | None:
-        for kind in (_ANYWHERE, lock.target.label):
+        for place in self._places(identity, lock).values():
             try:
-                known = json.loads(self._place(identity, lock, kind).read_text(encoding="utf-8"))
+                known = json.loads(place.read_text(encoding="utf-8"))
                 wheel = Wheel(**known)
             except (OSError, ValueError, TypeError):
                 continue
@@ -129,18 +136,19 @@ class Builder:
                 return wheel
         return None
 
-    def _remember(self, identity: str, lock: Lock, made: Path) -> Wheel:
+    def _remember(self, identity: str, lock: Lock, made: Path, kind: str) -> Wheel:
         name, version, _, _ = parse_wheel_filename(made.name)
         kept = self.wheelhouse.keep(made)
         wheel = Wheel(str(name), str(version), made.name, kept.sha256, str(kept.path), kept.size)
-        place = self._place(identity, lock, _ANYWHERE if _pure(made.name) else lock.target.label)
+        place = self._places(identity, lock)[kind]
         part = place.with_name(f"{place.name}.{os.getpid()}.part")
         part.write_text(json.dumps(wheel.__dict__), encoding="utf-8")
         part.replace(place)
         return wheel
 
     # --- building -----------------------------------------------------------------------------------------------------
-    def _build(self, source: SourcePackage, identity: str, aim: _For) -> Wheel:
+    def _build(self, source: SourcePackage, identity: str, aim: _For) -> tuple[Wheel, str | None]:
+        """The wheel, and the host that built it; None: this machine."""
         lock = aim.lock
         if source.name in aim.within:
             chain = " needs ".join([*aim.within[aim.within.index(source.name) :], source.name])
@@ -156,29 +164,29 @@ class Builder:
             except BuildFailed as failed:
                 said = failed
             if here is not None and _pure(here.name) and _fits(here.name, lock.target):
-                return self._remember(identity, lock, here)
+                return self._remember(identity, lock, here, _ANYWHERE), None
             try:
                 if what.is_dir():
                     what = build_here(what, "sdist", scratch / "sdist", self.request.origins)
             except BuildFailed as failed:
                 raise self._failure(source, said.lines if here is None else failed.lines, None) from None
             try:
-                made = self._on_a_node(source, what, aim)
+                made, host = self._on_a_node(source, what, aim)
             except ProvisionError as error:
                 if here is None or not _fits(here.name, lock.target) or not _no_newer_than(lock.target):
                     raise
                 self.tell(Note(f"{error}: the nodes get the wheel that was built on this machine", "warning"))
-                made = here
-            return self._remember(identity, lock, made)
+                return self._remember(identity, lock, here, _HERE), None
+            return self._remember(identity, lock, made, _ON_A_NODE), host
 
-    def _on_a_node(self, source: SourcePackage, sdist: Path, aim: _For) -> Path:
+    def _on_a_node(self, source: SourcePackage, sdist: Path, aim: _For) -> tuple[Path, str]:
         """On the first of the hosts that can be reached."""
         system = build_system(sdist)
         for _ in range(ROUNDS):
             needed = self._needs(system, replace(aim, within=(*aim.within, source.name)))
-            answer = self._ask(source, sdist, system, replace(aim, lock=needed))
+            answer, host = self._ask(source, sdist, system, replace(aim, lock=needed))
             if isinstance(answer, Path):
-                return answer
+                return answer, host
             system = replace(system, requires=(*system.requires, *answer))
         raise ProvisionError(f"{source} asks for different packages each time it is built", hint="pin another version")
 
@@ -196,8 +204,10 @@ class Builder:
             raise ProvisionError(f"the build of {aim.within[-1]}: {error.message}", hint=error.hint) from error
         return self.complete(needed, aim.tool, aim.hosts, aim.within)
 
-    def _ask(self, source: SourcePackage, sdist: Path, system: BuildSystem, needs: _For) -> Path | list[str]:
-        """The wheel from a node, or what its backend asks for besides the packages in ``needs``."""
+    def _ask(
+        self, source: SourcePackage, sdist: Path, system: BuildSystem, needs: _For
+    ) -> tuple[Path | list[str], str]:
+        """The wheel from a node, or what its backend asks for besides the packages in ``needs``; and which node."""
         files = list(self.wheelhouse.fetch([*needs.lock.wheels, needs.tool]).values())
         files.append(FileSource(sdist, hash_file(sdist), sdist.stat().st_size, sdist.name))
         request = {
@@ -216,12 +226,12 @@ class Builder:
             send_missing(transport, files, known)
             sizes = [sum(file.size for file in some) for some in (files, missing)]
             self.traffic += Traffic(sizes[0], sizes[1], 0, sizes[0] - sizes[1])
-            return _receive(transport, request, out)
+            return _receive(transport, request, out, needs.lock.target)
 
         for host in needs.hosts:
             outcome = self.fleet.map(work, [host])
             if host in outcome.results:
-                return outcome.results[host]
+                return outcome.results[host], host
             error = outcome.errors[host]
             if isinstance(error, RemoteError) and error.kind == contract.BUILD:
                 raise self._failure(source, last_lines(error.message), host, error.hint)
@@ -244,8 +254,8 @@ class Builder:
         )
 
 
-def _receive(transport: Transport, request: dict[str, Any], out: Path) -> Path | list[str]:
-    """The verb, and the wheel that comes in pieces before its answer."""
+def _receive(transport: Transport, request: dict[str, Any], out: Path, target: Platform) -> Path | list[str]:
+    """The verb, and the wheel that comes in pieces before its answer: for ``target``, and what it says that it is."""
     out.mkdir(exist_ok=True)
     part = out / "part"
     with part.open("wb") as file:
@@ -265,7 +275,15 @@ def _receive(transport: Transport, request: dict[str, Any], out: Path) -> Path |
         raise RemoteError(f"built {name!r}, which is not a wheel", host=transport.host) from None
     if "/" in name or hash_file(part) != sha256:
         raise RemoteError(f"{name} arrived damaged", hint="run the same command again", host=transport.host)
-    return part.rename(out / name)
+    if not _fits(name, target):
+        raise RemoteError(f"built {name}, which does not fit {target.label}", host=transport.host)
+    made = part.rename(out / name)
+    try:
+        check_wheel(made)
+    except BadWheel as bad:
+        hint = "build it by hand and put the wheel into a folder of find_links, if you trust it"
+        raise RemoteError(f"built {name}, which {bad}", hint=hint, host=transport.host) from None
+    return made
 
 
 def _key(*words: str) -> str:

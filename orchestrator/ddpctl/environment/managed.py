@@ -81,7 +81,8 @@ def build(
             if sentence:
                 tell(Note(sentence, "warning"))
         backends = candidates(inventory.environment.torch_backend, asked.results.values())
-        builder = Builder(request, backends, fleet, tell, state.wheelhouse, cache / "builds", locked)
+        cluster = f"{inventory.cluster} {Path(inventory.file).resolve()}"
+        builder = Builder(request, backends, fleet, tell, state.wheelhouse, cache / "builds", cluster, locked)
         for target, members in groups.items():
             tool = tool_for(UV, target, request, folder)
             lock = builder.complete(made[target], tool, members)

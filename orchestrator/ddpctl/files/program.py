@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import ddpctl
@@ -57,28 +56,36 @@ def script_file(job: JobSpec) -> Path | None:
 
 
 def inspect_script(job: JobSpec) -> ScriptFacts | None:
-    """What the job's script says about how it wants to be launched; None when it does not lie here.
+    """What the job's program says about how it wants to be launched; None when it does not lie here.
 
-    That it joins the process group may also stand in a module beside it that it imports.
+    Some of it may also stand in a module beside it that it imports.
 
     Raises:
         InventoryError: the code folder or the script is not there or cannot be read.
     """
-    path = script_file(job)
+    path = script_file(job) or _module_file(job)
     if path is None:
         return None
     try:
         text = _read(path)
-        beside = [path.with_name(f"{name}.py") for name in imported_modules(text)]
-        helpers = [read_script(_read(module)) for module in beside if module.is_file()]
+        beside = [path.with_name(f"{name}.py") for name in sorted(imported_modules(text))]
+        helpers = [_facts(module, _read(module)) for module in beside if module.is_file()]
     except OSError as error:
         raise InventoryError(f"the script cannot be read: {error.strerror}", file=str(path)) from None
-    facts = read_script(text)
-    return replace(
-        facts,
-        initialises=facts.initialises or any(helper.initialises for helper in helpers),
-        reads_local_rank=facts.reads_local_rank or any(helper.reads_local_rank for helper in helpers),
-    )
+    return _facts(path, text).with_modules(helpers)
+
+
+def _module_file(job: JobSpec) -> Path | None:
+    """The file of a job's module in its code folder; None where it lies elsewhere."""
+    if job.code is None or job.module is None:
+        return None
+    place = Path(job.code, *job.module.split("."))
+    return next((path for path in (place.with_suffix(".py"), place / "__main__.py") if path.is_file()), None)
+
+
+def _facts(path: Path, text: str) -> ScriptFacts:
+    """What ``text`` says, with the name of its file."""
+    return read_script(text).named(path.name)
 
 
 def _read(path: Path) -> str:

@@ -211,14 +211,17 @@ def save_preflight(key: str, report: Mapping[str, Any]) -> None:
                 old.unlink()
 
 
-def recent_preflight(key: str, seconds: float) -> dict[str, Any] | None:
-    """What was saved under ``key`` less than ``seconds`` ago; a file from the future (a clock set back) is not it."""
+def recent_preflight(key: str, seconds: float) -> tuple[dict[str, Any], float] | None:
+    """What was saved under ``key`` less than ``seconds`` ago, and its age in seconds.
+
+    A file from the future (a clock set back) is not it.
+    """
     found = read(_preflight_file(key))
     if found is None or not isinstance(found.get("saved"), float) or not isinstance(found.get("report"), dict):
         return None
     age = time.time() - found["saved"]
     report: dict[str, Any] = found["report"]
-    return report if 0 <= age < seconds else None
+    return (report, age) if 0 <= age < seconds else None
 
 
 def _preflight_file(key: str) -> Path:

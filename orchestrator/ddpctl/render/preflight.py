@@ -50,7 +50,7 @@ def _head(report: PreflightReport) -> Text:
     errors, warnings = report.count(Severity.ERROR), report.count(Severity.WARNING)
     verdict = groups.counted(errors, warnings) or "all checks passed"
     style = "bold red" if errors else "yellow" if warnings else "bold green"
-    again = ", measured a moment ago" if report.reused else ""
+    again = f", measured {report.age_s:.0f} s ago" if report.age_s is not None else ""
     hosts = plural(len(report.hosts), "host")
     head = Text(f"preflight of {report.cluster}: {hosts}, {report.duration_s:.1f}s{again}: ")
     return head.append(verdict, style=style)

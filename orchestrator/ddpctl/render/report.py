@@ -61,9 +61,10 @@ def _attempts(report: RunReport) -> Table:
 
 def attempt_ends(report: RunReport) -> Iterator[tuple[Attempt, str]]:
     """Each attempt with how it ended; the last one as the run."""
-    attempts = report.run.attempts
-    for one, after in zip(attempts, [*attempts[1:], None], strict=True):
-        yield one, attempt_end(one, after) if after is not None else report.run.state
+    *earlier, last = report.run.attempts
+    for one in earlier:
+        yield one, attempt_end(one)
+    yield last, report.run.state
 
 
 def attempt_took(attempt: Attempt, report: RunReport) -> str:

@@ -15,7 +15,16 @@ from ddpctl.render.console import Fitted, Whole, columns
 from ddpctl.render.push import size
 from ddpctl.spec.command import REDACTED, display
 from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
-from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, RunStatus, Untracked
+from ddpctl.spec.outcome import (
+    LOST_FOR_RUN,
+    Attempt,
+    Cause,
+    NodeStatus,
+    RunStatus,
+    Untracked,
+    end_and_continue,
+    no_majority,
+)
 from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.removal import RemovedRun
@@ -58,8 +67,6 @@ def plan_view(plan: Plan) -> RenderableType:
     parts += [_node_view(node) for node in plan.active]
     spares = plan.nodes[len(plan.active) :]
     parts += [Text(f"\n{node.host}  spare: it takes the place of a host that is lost", style="bold") for node in spares]
-    if plan.witness is not None:
-        parts.append(Text(f"\n{plan.witness.host}  witness: it only votes on restarts", style="bold"))
     if plan.open_questions:
         parts.append(Text("found on the nodes at launch:", style="yellow"))
         parts += [Text(f"  {question}") for question in plan.open_questions]
@@ -107,13 +114,10 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     parts: list[RenderableType] = [head, Whole(table)]
     if run.continues:
         parts.append(Text(f"continues run {run.continues}"))
-    pairs = zip(run.attempts, run.attempts[1:], strict=False)
-    parts += [Text(attempt_line(one, after), style="yellow") for one, after in pairs]
-    witness = run.record.get("witness")
-    spares = [host for host in run.hosts if host not in (*run.attempts[-1].hosts, witness)]
+    parts += [Text(attempt_line(one), style="yellow") for one in run.attempts[:-1]]
+    spares = [host for host in run.hosts if host not in run.attempts[-1].hosts]
     if spares:
         parts.append(Text(f"not in use: {fold(spares)}"))
-    parts += [Text(witness_line(node)) for node in run.nodes if node.host == witness]
     if run.metrics:
         parts.append(Text("  ".join(f"{name} {value:.6g}" for name, value in run.metrics.items())))
     if run.diagnosis:
@@ -126,6 +130,14 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
         parts += [Text(f"{cause.time}  {cause_line(cause)}") for cause in run.candidates]
     parts += [Text(left_line(node), style="yellow") for node in run.left]
     parts += [Text(f"{node.host}: {node.note}", style="yellow") for node in run.nodes if node.note]
+    if run.record.get("restart") and not run.terminal:
+        lost = [node.host for node in run.nodes if node.state == contract.LOST]
+        parts += [Text(f"{host} is lost: {LOST_FOR_RUN}", style="yellow") for host in lost]
+        if run.lacks_majority:
+            words = no_majority(len(run.nodes) - len(lost), len(run.nodes))
+            parts.append(Text(f"{words}; {end_and_continue(run.run)}", style="yellow"))
+    if bothered := [node for node in run.nodes if node.strangers]:
+        parts.append(Text(strangers_line(bothered), style="yellow"))
     parts += [Text(line, style="yellow") for line in untracked_lines(run.untracked)]
     dropped = sum(node.dropped_lines for node in run.nodes)
     if dropped:
@@ -133,30 +145,21 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     return Group(*parts)
 
 
-def attempt_line(attempt: Attempt, after: Attempt | None = None) -> str:
+def attempt_line(attempt: Attempt) -> str:
     """``attempt 1 on node[0-2], 3m ago: node1: node_lost: nothing was heard from node1; set aside: node1 (...)``."""
-    line = f"attempt {attempt.number} on {fold(attempt.hosts)}, {ago(attempt.ended)}: {attempt_end(attempt, after)}"
+    line = f"attempt {attempt.number} on {fold(attempt.hosts)}, {ago(attempt.ended)}: {attempt_end(attempt)}"
     aside = aside_text(attempt)
     return f"{line}; set aside: {aside}" if aside else line
 
 
-def attempt_end(attempt: Attempt, after: Attempt | None) -> str:
+def attempt_end(attempt: Attempt) -> str:
     """Why an attempt that another one followed has ended."""
-    if attempt.cause:
-        return cause_line(attempt.cause)
-    grew = after is not None and len(after.hosts) > len(attempt.hosts)
-    return f"stopped to continue on {plural(len(after.hosts), 'host')}" if after and grew else "ended"
+    return cause_line(attempt.cause) if attempt.cause else "ended"
 
 
 def aside_text(attempt: Attempt) -> str:
     """``node1 (nothing was heard from it)``: the hosts that the next attempt does without."""
     return ", ".join(f"{host} ({why})" for host, why in attempt.set_aside)
-
-
-def witness_line(node: NodeStatus) -> str:
-    """``witness: node2``, and where there is no vote of it to be had, how it stands."""
-    absent = node.state in (contract.UNREACHABLE, contract.LOST, contract.STALE)
-    return f"witness: {node.host} ({node.state})" if absent else f"witness: {node.host}"
 
 
 def cause_view(cause: Cause) -> RenderableType:
@@ -200,6 +203,29 @@ def stuck_line(run: RunStatus, now: datetime | None = None) -> str:
         took = lasted(told["since"], run.ended or told["time"], live=False)
         return f"was stuck for {took} when it ended: {told['verdict']}"
     return f"stuck for {ago(told['since'], now).removesuffix(' ago')}: {told['verdict']}"
+
+
+def strangers_line(nodes: Sequence[NodeStatus], now: datetime | None = None) -> str:
+    """``4,210 connections by strangers from 10.0.0.9 and 3 other addresses to node[0-2], the last 2s ago: ...``."""
+    told = [node.strangers for node in nodes if node.strangers]
+    counts: dict[str, int] = {}
+    for one in told:
+        for address, number in one["most"].items():
+            counts[address] = counts.get(address, 0) + number
+    first = max(counts, key=lambda address: counts[address])
+    others = max(len(counts), *(one["addresses"] for one in told)) - 1
+    source = first if others < 1 else f"{first} and {plural(others, 'other address')}"
+    total, last = sum(one["count"] for one in told), max(one["last"] for one in told)
+    line = f"{total:,} connections by strangers from {source} to {fold([node.host for node in nodes])}"
+    return f"{line}, the last {ago(last, now)}: they were closed, and the run is not harmed"
+
+
+def end_line(run: RunStatus) -> str:
+    """The cause of a run's end, and what it was stuck in, where the cause does not name the same rank."""
+    why = cause_line(run.cause) if run.cause else "no node recorded a cause"
+    suspects = [(one["host"], one["rank"]) for one in (run.diagnosis or {}).get("suspects", ())]
+    told = run.cause is not None and (run.cause.host, run.cause.rank) in suspects
+    return f"{why}; it {stuck_line(run)}" if run.diagnosis and run.terminal and not told else why
 
 
 def slow_line(slow: Mapping[str, Any]) -> str:

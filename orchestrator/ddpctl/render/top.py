@@ -161,8 +161,7 @@ def notes(run: RunStatus) -> list[str]:
     if not run.terminal:
         found += [slow_line(one) for one in run.slow]
         found += [f"{node.host} is {node.state}" for node in run.nodes_at_work if node.state in _NO_WORD]
-        pairs = zip(run.attempts, run.attempts[1:], strict=False)
-        found += [attempt_line(one, after) for one, after in pairs][-1:]
+        found += [attempt_line(one) for one in run.attempts[-2:-1]]
     return found
 
 

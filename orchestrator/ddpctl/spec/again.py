@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from ddpctl.errors import UsageError
 from ddpctl.spec.job import JobSpec
+from ddpctl.spec.script import Start
 
 MOST_ATTEMPTS = 20  # that are told; with the oldest of them gone, their numbers still count
 # Of the machine that starts the run, or as secret as the secrets; hosts and their number have keys of their own.
@@ -30,6 +31,7 @@ class Settings:
     nodes: int
     nproc: int | None = None
     local_rank_arg: str | None = None
+    start: Start | None = None  # None: the script lies on the nodes
     secrets: tuple[str, ...] = ()  # names of variables
     notified: bool = False  # whether the job has notifiers
 

@@ -139,6 +139,7 @@ def _ranked(network: HostNetwork, seen: Mapping[str, int], common: Mapping[str, 
             entry.container_bridge,
             entry.address != network.ssh_address,
             -common.get(_network_of(entry), 0),
+            ipaddress.ip_address(entry.address).is_link_local,  # a management controller has one, too
             entry.family,
             -(entry.speed or 0),
         )

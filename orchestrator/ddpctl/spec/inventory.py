@@ -279,19 +279,10 @@ def _job_faults(job: JobSpec, known: tuple[str, ...]) -> Iterable[Fault]:
     if job.master is not None and job.master not in known:
         yield Fault((*where, "master"), f"no host is named {job.master}", suggestion(job.master, known))
         return
-    if job.witness is not None and job.witness not in known:
-        yield Fault((*where, "witness"), f"no host is named {job.witness}", suggestion(job.witness, known))
-        return
     try:
-        if job.witness in select(job, known):
-            yield _voting_node(job)
+        select(job, known)
     except UsageError as error:
         yield Fault((*where, "nodes"), error.message, error.hint)
-
-
-def _voting_node(job: JobSpec) -> Fault:
-    what = f"{job.witness} is one of the job's nodes: each of them votes already"
-    return Fault(("jobs", job.name, "witness"), what, "name another host of the inventory")
 
 
 def select(job: JobSpec, known: tuple[str, ...], nodes: int | str | tuple[str, ...] | None = None) -> tuple[str, ...]:
@@ -302,11 +293,6 @@ def select(job: JobSpec, known: tuple[str, ...], nodes: int | str | tuple[str, .
     """
     wanted = job.nodes if nodes is None else nodes
     master = job.master
-    if job.witness not in (None, master) and (wanted == "all" or isinstance(wanted, int)):
-        known = tuple(name for name in known if name != job.witness) or known
-        if isinstance(wanted, int) and wanted > len(known):
-            what = f"{wanted} nodes, but the inventory has {plural(len(known), 'host')} besides the witness"
-            raise UsageError(what, hint=f"1 to {len(known)}, or all")
     if wanted == "all" and job.spares and nodes is None:
         wanted = max(1, len(known) - job.spares)
     if isinstance(wanted, int):
@@ -315,8 +301,8 @@ def select(job: JobSpec, known: tuple[str, ...], nodes: int | str | tuple[str, .
         chosen = known
     else:
         chosen = _named((wanted,) if isinstance(wanted, str) else wanted, known)
-    if master is None or (job.rendezvous == "etcd-v2" and master not in chosen):
-        return chosen  # etcd may run on a host that is no node of the job
+    if master is None:
+        return chosen
     if master not in chosen:
         raise UsageError(f"the master {master} of job {job.name} is not among its nodes", hint=f"add {master} to nodes")
     return (master, *(name for name in chosen if name != master))
@@ -364,7 +350,7 @@ def spare_hosts(inventory: Inventory, job: JobSpec, nodes: Sequence[Host]) -> tu
         UsageError: there are not that many.
     """
     taken = {host.name for host in nodes}
-    others = tuple(host for host in inventory.hosts if host.name not in taken and host.name != job.witness)
+    others = tuple(host for host in inventory.hosts if host.name not in taken)
     if len(others) < job.spares:
         hosts = plural(len(inventory.hosts), "host")
         raise UsageError(
@@ -372,21 +358,6 @@ def spare_hosts(inventory: Inventory, job: JobSpec, nodes: Sequence[Host]) -> tu
             hint=f"set nodes: {max(1, len(inventory.hosts) - job.spares)} for job {job.name}, or fewer spares",
         )
     return others[: job.spares]
-
-
-def witness_of(inventory: Inventory, job: JobSpec, nodes: Sequence[Host]) -> Host | None:
-    """The host that only votes; ``nodes`` include the spares. Of one host the vote is its own: a second voter could
-    only hold it up.
-
-    Raises:
-        UsageError: it is one of the nodes.
-    """
-    if job.witness is None or len(nodes) < 2:
-        return None
-    if any(host.name == job.witness for host in nodes):
-        fault = _voting_node(job)
-        raise UsageError(f"job {job.name}: {fault.message}", hint=fault.hint)
-    return inventory.host(job.witness)
 
 
 __all__ = [
@@ -405,5 +376,4 @@ __all__ = [
     "select",
     "spare_hosts",
     "suggestion",
-    "witness_of",
 ]

@@ -38,7 +38,7 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 Launcher = Literal["auto", "launch", "torchrun"]
 LocalRankArg = Literal["auto", "none", "--local_rank", "--local-rank"]
-RendezvousBackend = Literal["static", "c10d", "etcd-v2"]
+RendezvousBackend = Literal["static", "c10d"]
 # Those that a program may handle, and that mean nothing else to Python, torch or the kernel. Not SIGINT: Python handles
 # it in every program, by KeyboardInterrupt, so nobody could tell whether a rank saves or ends.
 SaveSignal = Literal["SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGTERM", "SIGALRM"]
@@ -95,11 +95,6 @@ class Elastic(Strict):
     min_nodes: _Count = Field(description="The fewest nodes that the job runs on.")
     max_nodes: _Count = Field(description="The most nodes that the job runs on.")
     max_restarts: _Restarts = Field(default=3, description="Restarts before the job counts as failed.")
-    grow: Literal["now"] | None = Field(
-        default=None,
-        description="now: a run on fewer nodes restarts on more after its next checkpoint; null: at its next restart. "
-        "With static rendezvous only.",
-    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Elastic:
@@ -180,11 +175,9 @@ class JobKeys(Strict):
     nproc_per_node: AutoCount = Field(default="auto", description="Processes a node runs; auto: the host's slots.")
     master: Name | None = Field(
         default=None,
-        description="The host that gets node rank 0 (etcd-v2: where etcd runs, a node or not); default: the first one.",
+        description="The host that gets node rank 0; default: the first one.",
     )
-    master_port: AutoPort = Field(
-        default="auto", description="auto: a free port picked on the master node (etcd-v2: 2379)."
-    )
+    master_port: AutoPort = Field(default="auto", description="auto: a free port picked on the master node.")
     launcher: Launcher = Field(
         default="auto",
         description="launch: python -m torch.distributed.launch; torchrun: python -m torch.distributed.run; "
@@ -202,14 +195,12 @@ class JobKeys(Strict):
         description="NAME=value lines with secrets: they reach the process, never argv, logs, records.",
     )
     requires: Requires = Field(default=Requires(), description="What every node must have before the job starts.")
-    outputs: Paths = Field(default=(), description="What ddpctl fetch brings back, relative to the workdir.")
+    outputs: Paths = Field(
+        default=(), description="What ddpctl fetch brings back, relative to the workdir: folders are made there."
+    )
     timeouts: Timeouts = Field(default=Timeouts(), description="Time limits in seconds.")
     restarts: _Restarts = Field(default=0, description="Attempts after the first, which the nodes start by themselves.")
     spares: _Spares = Field(default=0, description="Hosts beyond nodes that step in for one that is lost.")
-    witness: Name | None = Field(
-        default=None,
-        description="A host that only votes, so that one of two hosts can continue alone; it runs nothing of the job.",
-    )
     keep_runs: Kept | None = Field(
         default=None,
         description="Ended runs that stay on the nodes when a new one starts, the newest ones; null: all of them.",
@@ -225,19 +216,15 @@ class JobKeys(Strict):
 
     @model_validator(mode="after")
     def _restartable(self) -> JobKeys:
-        if self.rendezvous != "static" and (self.restarts or self.spares or self.witness):
-            what = "witness needs" if self.witness else "restarts and spares need"
-            raise bad(f"{what} static rendezvous", "with c10d and etcd-v2: elastic.max_restarts")
-        if self.elastic and self.elastic.grow and (self.rendezvous != "static" or not self.most_restarts):
-            raise bad("elastic.grow needs static rendezvous and restarts", "leave it out, or write restarts: 3")
-        for key in ("spares", "witness"):
-            if getattr(self, key) and not self.most_restarts:
-                raise bad(f"{key} is set, and restarts is not", f"write restarts: 3, or leave {key} out")
+        if self.rendezvous != "static" and (self.restarts or self.spares):
+            raise bad("restarts and spares need static rendezvous", "with c10d: elastic.max_restarts")
+        if self.spares and not self.most_restarts:
+            raise bad("spares is set, and restarts is not", "write restarts: 3, or leave spares out")
         return self
 
     @property
     def most_restarts(self) -> int:
-        """How many attempts the nodes may start after the first; with c10d and etcd-v2 torch restarts by itself."""
+        """How many attempts the nodes may start after the first; with c10d torch restarts by itself."""
         if self.rendezvous != "static":
             return 0
         return self.restarts or (self.elastic.max_restarts if self.elastic else 0)

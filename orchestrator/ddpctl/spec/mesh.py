@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -101,8 +101,8 @@ class Mesh:
     each host's ephemeral ports, both ends included; ``again``: the dialled pairs that were measured twice; ``reached``:
     for a host whose address nobody reaches, others of it that somebody did (only where that address seems to be the
     wrong one, and not the network to be broken); ``scheduled``: who was to dial whom; ``absent``: hosts that could not
-    take part, and why; ``agents``: the job has restarts, so agents listen on every host, and any but the ``witness``
-    may be the next master.
+    take part, and why; ``agents``: the job has restarts, so agents listen on every host, and any of
+    them may be the next master.
     """
 
     hosts: tuple[str, ...] = ()
@@ -120,18 +120,7 @@ class Mesh:
     absent: Mapping[str, str] = field(default_factory=dict)
     neighbours: Mapping[str, Neighbours] = field(default_factory=dict)
     agents: bool = False
-    witness: str | None = None
     left_out = 0  # of the hosts: it is whole
-
-    def without(self, hosts: Collection[str]) -> Mesh:
-        """What the others saw of each other."""
-        return replace(
-            self,
-            hosts=tuple(host for host in self.hosts if host not in hosts),
-            dials=tuple(dial for dial in self.dials if not {dial.dialer, dial.peer} & set(hosts)),
-            speeds=tuple(speed for speed in self.speeds if not {speed.dialer, speed.peer} & set(hosts)),
-            scheduled=frozenset(pair for pair in self.scheduled if not set(pair) & set(hosts)),
-        )
 
     @cached_property
     def pairs(self) -> frozenset[Pair]:

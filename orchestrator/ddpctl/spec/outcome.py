@@ -13,6 +13,7 @@ from ddpctl.spec.origin import JobId, Origin
 from ddpctl_worker import contract
 
 SLOW = ("host", "rank", "lag_ms", "last_share")  # what the documents say of a slow rank
+LOST_FOR_RUN = "it takes part in this run no more; the next `ddpctl restart` or `ddpctl up` uses it again"
 SAVE_SIGNAL, SAVE_TIMEOUT_S = "SIGUSR1", 120.0  # of a run that was started by a ddpctl without the key checkpoint
 
 
@@ -28,6 +29,11 @@ class Cause:
     exit_code: int | None = None
     signal: str | None = None
     traceback: str | None = None
+    peer: str | None = None  # the second host of a link that is lost
+
+    def to_json(self) -> dict[str, Any]:
+        """``peer`` is there where there is one."""
+        return {name: value for name, value in asdict(self).items() if name != "peer" or value is not None}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Cause:
@@ -40,6 +46,7 @@ class Cause:
             exit_code=data.get("exit_code"),
             signal=data.get("signal"),
             traceback=data.get("traceback"),
+            peer=data.get("peer"),
         )
 
 
@@ -65,6 +72,7 @@ class NodeStatus:
     diagnosis: Mapping[str, Any] | None = None  # why the run is stuck, as this node knows it
     slow: tuple[Mapping[str, Any], ...] = ()  # ranks that are late again and again, of all nodes
     reported: str | None = None  # when the node that decides on both said so
+    strangers: Mapping[str, Any] | None = None  # connections to its ports by programs that are not of the run
     agreed: Mapping[str, Any] | None = None  # what the agents of a run with restarts have agreed on, as it knows that
 
     @staticmethod
@@ -134,7 +142,7 @@ class Attempt:
             "hosts": list(self.hosts),
             "started": self.started,
             "ended": self.ended,
-            "cause": asdict(self.cause) if self.cause else None,
+            "cause": self.cause.to_json() if self.cause else None,
             "set_aside": [{"host": host, "why": why} for host, why in self.set_aside],
         }
 
@@ -210,23 +218,32 @@ class RunStatus:
 
     @property
     def _may_go_on(self) -> bool:
-        """Whether its hosts may still start another attempt, or have done that. Its end is not known to be agreed on,
-        and one of them lives, be it a spare or the witness, or a majority may take part where nobody answers. One that
-        was power-cycled may do so again, with the help of a living one.
-        """
+        """Whether its hosts may still start another attempt, or have done that: its end is not known to be agreed on,
+        and one of them lives, be it a spare, or those that do not answer may go on."""
         if not self.record.get("restart") or self._agreed_over:
             return False
-        states = [node.state for node in self.nodes]
-        if any(state not in _OUT for state in states):
-            return True
-        silent = states.count(contract.UNREACHABLE)
-        lost = sum(node.state == contract.LOST and node.agreed is not None for node in self.nodes)  # with its record
-        return silent > 0 and silent + lost >= self.majority
+        return any(node.state not in _OUT for node in self.nodes) or self.silent_may_go_on
 
     @property
-    def majority(self) -> int:
-        """How many hosts of a run with restarts decide what follows, spares and witness included."""
-        return len(self.nodes) // 2 + 1
+    def silent_may_go_on(self) -> bool:
+        """Whether the hosts that do not answer may have gone on without the others, of a run with restarts.
+
+        A host that has ended its part, or whose agent is gone, never votes again. So the silent hosts need a majority
+        to start another attempt. Half of an even number can keep an attempt that runs on silent hosts alone.
+        """
+        silent = [node for node in self.nodes if node.state == contract.UNREACHABLE]
+        others = [node for node in self.nodes if node.state != contract.UNREACHABLE]
+        if len(silent) >= majority_of(len(self.nodes)):
+            return True
+        known = all(node.agreed for node in others)  # else an attempt may have begun that they do not know
+        apart = all(node in silent for node in self.nodes_at_work)
+        return 2 * len(silent) >= len(self.nodes) and (apart or not known)
+
+    @property
+    def lacks_majority(self) -> bool:
+        """Whether too many hosts of a run with restarts are lost for its hosts to start another attempt."""
+        lost = sum(node.state == contract.LOST for node in self.nodes)
+        return bool(self.record.get("restart")) and len(self.nodes) - lost < majority_of(len(self.nodes))
 
     @property
     def taking_part(self) -> Sequence[NodeStatus]:
@@ -282,6 +299,9 @@ class RunStatus:
             return Cause.from_json(self._over["cause"]) if self._over["cause"] else None
         causes = self._not_survived([node.cause for node in self._deciding if node.cause])
         culprits = [cause for cause in causes if cause.reason != contract.NODE_LOST]
+        links = [cause for cause in culprits if cause.reason == contract.LINK_LOST]
+        if links and all(cause in links or cause.reason in _MISSES_OTHERS for cause in culprits):
+            culprits = links  # a host that others miss has said so itself: it lives
         if culprits:
             return min(culprits, key=lambda cause: cause.time)
         missed = Counter(cause.host for cause in causes)
@@ -335,7 +355,7 @@ class RunStatus:
         """How it ended, by the word of a majority: one host may have written what the others never heard of."""
         agreed = self._agreed
         marks = [(one["term"], one["version"]) for node in self.nodes if (one := node.agreed)]
-        if agreed is None or marks.count((agreed["term"], agreed["version"])) < self.majority:
+        if agreed is None or marks.count((agreed["term"], agreed["version"])) < majority_of(len(self.nodes)):
             return None
         over: Mapping[str, Any] | None = agreed["over"]
         return over
@@ -445,7 +465,7 @@ class RunStatus:
         most = self.record.get("world_size")  # None: torch's elastic agent decides
         wanted = set(ranks) if most is None else {rank for rank in ranks if rank < most} | found.intersection(ranks)
         if wanted and (self.record.get("restart") or self.record.get("min_nodes") is not None):
-            return [host for host in self.hosts if host != self.record.get("witness")]
+            return list(self.hosts)
         unsaid = not wanted <= found
         return [node.host for node in self.nodes if wanted & set(node.ranks) or (unsaid and not node.ranks)]
 
@@ -463,8 +483,8 @@ class RunStatus:
             "ended": self.ended,
             "world_size": self.world_size,
             "nodes": [node.to_json() for node in self.nodes_at_work],
-            "cause": asdict(cause) if cause else None,
-            "candidates": [asdict(one) for one in self.candidates],
+            "cause": cause.to_json() if cause else None,
+            "candidates": [one.to_json() for one in self.candidates],
             "metrics": self.metrics,
             "slow": [{name: one[name] for name in SLOW} for one in self.slow],
             "diagnosis": dict(self.diagnosis) if self.diagnosis else None,
@@ -473,6 +493,21 @@ class RunStatus:
             "continues": self.continues,
             "untracked": [asdict(one) for one in self.untracked],
         }
+
+
+def majority_of(hosts: int) -> int:
+    """How many hosts of a run with restarts decide what follows, spares included."""
+    return hosts // 2 + 1
+
+
+def no_majority(left: int, hosts: int) -> str:
+    """Why the hosts that are left of a run with restarts start no attempt any more."""
+    return f"{left} of the run's {hosts} hosts left, no majority: they start no other attempt"
+
+
+def end_and_continue(run: str) -> str:
+    """What to do then; ``run``: its id or name."""
+    return f"end it, then continue it on the hosts that are there: ddpctl kill {run}, then ddpctl restart {run}"
 
 
 def run_state(states: Sequence[str]) -> str:

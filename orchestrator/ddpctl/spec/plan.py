@@ -13,6 +13,7 @@ from typing import Any
 from ddpctl.spec.again import Earlier, Settings
 from ddpctl.spec.command import REDACTED, Command
 from ddpctl.spec.origin import JobId, Origin
+from ddpctl.spec.script import Start
 from ddpctl_worker import contract
 
 AUTO = "auto"  # in the place of what is not known
@@ -31,6 +32,7 @@ class NodeFacts:
     python: str | None = None  # the interpreter of a managed environment, once it stands
     environment: str | None = None  # and the hash of its lock
     local_rank_arg: str | None = None  # how a script that lies on the node wants its local rank
+    start: Start | None = None  # and how its processes begin
     machine: str | None = None  # its type as the kernel calls it: x86_64, aarch64
 
 
@@ -122,9 +124,7 @@ class Plan:
     created: str
     restarts: int = 0  # attempts after the first
     spares: int = 0  # of the nodes, the last ones: they only step in
-    witness: NodePlan | None = None  # beside the nodes: it runs nothing of the job, and votes on what follows
     least: int = 1  # nodes that an attempt may run on
-    grow: bool = False  # an attempt on fewer ends at its next checkpoint, once there are more
     open_questions: tuple[str, ...] = ()
     settings: Settings | None = None  # for a restart
     earlier: Earlier | None = None  # the run that this one continues
@@ -148,24 +148,18 @@ class Plan:
         return tuple(node.host for node in self.nodes)
 
     @property
-    def members(self) -> tuple[NodePlan, ...]:
-        """The nodes and the witness: all hosts that have a record of the run."""
-        return self.nodes if self.witness is None else (*self.nodes, self.witness)
-
-    @property
     def unknown(self) -> tuple[str, ...]:
         """What no launcher can be started without, in words; the other open questions have defaults of torch's own."""
         words = [f"processes per node of {node.host}" for node in self.nodes if node.nproc is None]
         if self.rendezvous == "static":
             nameless = [self.master] if self.master_addr == AUTO else []
-            nameless += [node.host for node in self.members if node is self.witness and node.address == AUTO]
         else:
             nameless = [node.host for node in self.nodes if node.address == AUTO]
         words += [f"fabric address of {host}" for host in nameless]
         return (*words, "master port") if self.master_port is None else tuple(words)
 
     def node(self, host: str) -> NodePlan:
-        return next(node for node in self.members if node.host == host)
+        return next(node for node in self.nodes if node.host == host)
 
     def with_own_checkpoints(self) -> Plan:
         """The same, but checkpoints go to the run's own folder: a benchmark neither finds nor replaces the job's."""
@@ -191,7 +185,7 @@ class Plan:
             "host": node.host,
             "node_rank": node.node_rank,
             "nnodes": len(self.active),
-            "hosts": [member.host for member in self.members],
+            "hosts": list(self.hosts),
             "nproc": node.nproc,
             "ranks": list(node.ranks),
             "argv": list(node.command.argv),
@@ -202,7 +196,6 @@ class Plan:
             "environment": node.environment,
             "gang": self._gang(node),
             "restart": self._restart(),
-            "addresses": self._addresses(),
             "settings": self.settings.to_json() if self.settings else None,
             "attempt": self.first,
             "continues": self.earlier.to_json() if self.earlier else None,
@@ -228,7 +221,6 @@ class Plan:
             "doctor": dict(self.doctor) if self.doctor is not None else None,
             "restarts": self.restarts,
             "spares": [node.host for node in self.nodes[len(self.active) :]],
-            "witness": self.witness.host if self.witness is not None else None,
             "keep_runs": self.keep_runs,
             "notify": [dict(one) for one in self.notify],
             "checkpoint": dict(self.checkpoint),
@@ -256,27 +248,14 @@ class Plan:
             "ended": None,
         }
         first |= {"master_port": self.master_port, "gang_port": self.gang_port, "cause": None, "set_aside": []}
-        hosts = [
-            {"host": one.host, "address": one.address, "nproc": one.nproc, "role": self._role(one)}
-            for one in self.members
-        ]
+        hosts = [{"host": one.host, "address": one.address, "nproc": one.nproc} for one in self.nodes]
         return {
             "restarts": self.restarts + self.first - 1,  # by their numbers
             "nodes": len(self.active),
             "least": self.least,
-            "grow": self.grow,
             "hosts": hosts,
             "first": first,
         }
-
-    def _role(self, node: NodePlan) -> str:
-        return "witness" if node is self.witness else "node"
-
-    def _addresses(self) -> dict[str, str] | None:
-        """Without a gang: where each node's ranks are connected to."""
-        if len(self.nodes) < 2 or self.rendezvous == "static":
-            return None
-        return {node.host: node.address for node in self.nodes}
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@ from ddpctl.spec.command import Command
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.spec.job import SILENCE_WARNING_S, JobSpec
 from ddpctl.spec.origin import JobId
+from ddpctl.spec.plain import node_variables, plain_argv, refuse_number, start_of
 from ddpctl.spec.plan import AUTO, CodeRef, Facts, NodeFacts, NodePlan, Plan, RunIdentity
+from ddpctl.spec.script import NODE, RANKS, Start
 from ddpctl.spec.values import plural
 from ddpctl_worker import contract
 
 LAUNCH = "torch.distributed.launch"
 RUN = "torch.distributed.run"
-DEFAULT_ETCD_PORT = 2379
 _LITERAL_IPV4 = re.compile(r"\d{1,3}(\.\d{1,3}){3}\Z")
 
 
@@ -32,17 +33,17 @@ def make_plan(
     facts: Facts | None = None,
     code: CodeRef | None = None,
     local_rank_arg: str | None = None,
+    start: Start | None = None,
     secret_names: Sequence[str] = (),
     notify: Sequence[Mapping[str, Any]] = (),
     nproc: int | None = None,
     spares: int = 0,
-    witness: Host | None = None,
 ) -> Plan:
     """The plan of ``job`` on ``hosts`` (node rank order, the master first; the last ``spares`` of them only step in).
 
     ``local_rank_arg`` is how the job's script wants its local rank ("--local_rank", "--local-rank" or None), as read
-    from the script; the job file's own word wins over it. ``notify`` are notifiers as they may be shown. ``nproc``
-    overrides processes per node. ``witness`` is no node: of it the plan has the address only.
+    from the script; the job file's own word wins over it. ``start`` is how its processes begin, read there too (None:
+    the nodes may know). ``notify`` are notifiers as they may be shown. ``nproc`` overrides processes per node.
 
     Raises:
         UsageError: the job cannot be planned on these hosts (no hosts, old launchers with uneven slots, ...).
@@ -51,20 +52,23 @@ def make_plan(
         raise UsageError(f"job {job.name} has no hosts", hint="name at least one under `hosts:`")
     _refuse_impossible_elastic(job, len(hosts))
     facts = facts or Facts()
-    counts = {host.name: _processes(host, job, facts.node(host.name), nproc) for host in hosts}
+    start = start_of(job, start or facts.node(hosts[0].name).start)
+    refuse_number(job, start, nproc)
+    plain = start != RANKS
+    counts = {host.name: 1 if plain else _processes(host, job, facts.node(host.name), nproc) for host in hosts}
     _refuse_uneven_on_old_launchers(hosts, counts, facts)
-    store = _store_host(inventory, job, hosts)
-    port = _store_port(job, facts)
-    launcher = _launcher(job, [facts.node(host.name) for host in hosts])
+    port = job.master_port if isinstance(job.master_port, int) else facts.master_port
+    launcher = contract.PLAIN if plain else _launcher(job, [facts.node(host.name) for host in hosts])
     shared = _Shared(
         job=job,
         job_id=inventory.job_id(job.name),
         run=identity.run,
         nnodes=len(hosts) - spares,
         alone=len(hosts) == 1,
-        master_addr=_address(store, facts.node(store.name), alone=list(hosts) == [store]),
+        master_addr=_address(hosts[0], facts.node(hosts[0].name), alone=len(hosts) == 1),
         master_port=port,
         launcher=launcher,
+        start=start,
         host_map=",".join(f"{host.name}:{counts[host.name] or AUTO}" for host in hosts[: len(hosts) - spares]),
         local_rank_arg=local_rank_arg,
         secret_names=tuple(secret_names),
@@ -75,7 +79,6 @@ def make_plan(
         node = _node(shared, host, node_rank, count, first_rank, facts.node(host.name))
         nodes.append(node if node_rank < shared.nnodes else replace(node, ranks=()))
         first_rank += (count or 0) if node_rank < shared.nnodes else 0
-    voter = _voter(witness, len(nodes), facts.node(witness.name)) if witness is not None else None
     known = all(count is not None for count in counts.values())
     return Plan(
         job=job.name,
@@ -83,7 +86,7 @@ def make_plan(
         cluster=inventory.cluster,
         project=inventory.project,
         nodes=tuple(nodes),
-        master=store.name,
+        master=hosts[0].name,
         master_addr=shared.master_addr,
         master_port=port,
         gang_port=facts.gang_port,
@@ -102,10 +105,8 @@ def make_plan(
         created=identity.created,
         restarts=job.most_restarts,
         spares=spares,
-        witness=voter,
         least=min(job.elastic.min_nodes, shared.nnodes) if job.elastic else shared.nnodes,
-        grow=bool(job.elastic and job.elastic.grow),
-        open_questions=_open_questions(nodes, voter, port),
+        open_questions=_open_questions(nodes, port),
     )
 
 
@@ -121,6 +122,7 @@ class _Shared:
     master_addr: str
     master_port: int | None
     launcher: str
+    start: Start
     host_map: str
     local_rank_arg: str | None
     secret_names: tuple[str, ...]
@@ -142,28 +144,6 @@ def _refuse_impossible_elastic(job: JobSpec, nodes: int) -> None:
             "timeouts.silence cannot be kept",
             hint="leave it out, or use the static rendezvous",
         )
-
-
-def _store_host(inventory: Inventory, job: JobSpec, hosts: Sequence[Host]) -> Host:
-    """Where the nodes meet: on the first of them, or with etcd on the host named ``master``, one of them or not."""
-    if job.rendezvous != "etcd-v2" or job.master is None:
-        return hosts[0]
-    found = next(host for host in inventory.hosts if host.name == job.master)
-    if found not in hosts and _address(found, NodeFacts()) == AUTO:
-        raise UsageError(
-            f"the address of {found.name}, where etcd runs, is not known: it is no node of job {job.name}, so nobody "
-            "asks it",
-            host=found.name,
-            hint="set its fabric_address",
-        )
-    return found
-
-
-def _store_port(job: JobSpec, facts: Facts) -> int | None:
-    """etcd listens already, so a free port of the master is no use to it."""
-    if isinstance(job.master_port, int):
-        return job.master_port
-    return DEFAULT_ETCD_PORT if job.rendezvous == "etcd-v2" else facts.master_port
 
 
 def _processes(host: Host, job: JobSpec, facts: NodeFacts, override: int | None) -> int | None:
@@ -226,9 +206,10 @@ def _node(
 ) -> NodePlan:
     address = _address(host, facts, alone=shared.alone)
     interface = host.interface or facts.interface
-    env, tokens = _environment(shared, host, interface, nproc, facts)
-    argv = (facts.python or host.python, "-m", shared.launcher, *_launcher_args(shared, node_rank, nproc, address))
-    argv += (*_script_args(shared, facts),)
+    python = facts.python or host.python
+    env, tokens = _environment(shared, host, node_rank, interface, nproc, facts)
+    argv = (python, "-m", shared.launcher, *_launcher_args(shared, node_rank, nproc, address))
+    argv = (*argv, *_script_args(shared, facts)) if shared.start == RANKS else plain_argv(python, shared.job)
     return NodePlan(
         host=host.name,
         node_rank=node_rank,
@@ -242,11 +223,6 @@ def _node(
         torch=facts.torch,
         environment=facts.environment,
     )
-
-
-def _voter(host: Host, node_rank: int, facts: NodeFacts) -> NodePlan:
-    """A witness: it comes after all nodes, and its command is never run."""
-    return NodePlan(host.name, node_rank, 0, (), _address(host, facts), None, Command(argv=("true",)), ())
 
 
 def _launcher_args(shared: _Shared, node_rank: int, nproc: int | None, address: str) -> list[str]:
@@ -304,19 +280,24 @@ def _escaped(arg: str, old: bool) -> str:
 
 
 def _environment(
-    shared: _Shared, host: Host, interface: str | None, nproc: int | None, facts: NodeFacts
+    shared: _Shared, host: Host, node_rank: int, interface: str | None, nproc: int | None, facts: NodeFacts
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """The variables a node's launcher gets; the names whose values hold a token come second."""
     env: dict[str, str] = {}
     if interface:
         env["NCCL_SOCKET_IFNAME"] = f"={interface}"  # exactly this one: to NCCL a bare name is a prefix, eth1 of eth10
         env["GLOO_SOCKET_IFNAME"] = interface
-    if facts.cores is not None and nproc:
+    plain = shared.start != RANKS
+    if plain:
+        env["PYTHONUNBUFFERED"] = (
+            "1"  # torch's launcher runs a script with -u, of which the script's processes know nothing
+        )
+    elif facts.cores is not None and nproc:
         env["OMP_NUM_THREADS"] = str(max(1, facts.cores // nproc))
     if shared.job.rendezvous != "static":
         # Else torch 2.13 keeps the address of rank 0's store when rank 0 moves, on all nodes but that which gets it.
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    env.update(_launcher_defaults(facts, nproc))
+    env.update({} if plain else _launcher_defaults(facts, nproc))
     env.update(host.env)
     env.update(shared.job.env)
     for name in shared.secret_names:
@@ -327,14 +308,17 @@ def _environment(
     env[contract.ENV_HOST] = host.name
     env[contract.ENV_HOSTS] = shared.host_map
     env[contract.ENV_ATTEMPT] = "0"
+    if shared.start == NODE:
+        port = AUTO if shared.master_port is None else str(shared.master_port)
+        env.update(node_variables(node_rank, shared.nnodes, shared.master_addr, port))
     folders = {
         contract.ENV_RUN_DIR: contract.RUN_DIR_TOKEN,
         contract.ENV_OUTPUT_DIR: contract.OUTPUT_DIR_TOKEN,
         contract.ENV_CHECKPOINT_DIR: contract.CHECKPOINT_DIR_TOKEN,
         contract.ENV_METRICS: f"{contract.RUN_DIR_TOKEN}/metrics/node.jsonl",  # each rank finds one of its own here
-        # torchrun leaves a folder in /tmp at every run unless it is given one.
-        "PET_LOG_DIR": f"{contract.RUN_DIR_TOKEN}/torchelastic",
     }
+    if not plain:  # torchrun leaves a folder in /tmp at every run unless it is given one
+        folders["PET_LOG_DIR"] = f"{contract.RUN_DIR_TOKEN}/torchelastic"
     return env | folders, tuple(folders)
 
 
@@ -356,11 +340,10 @@ def _timeouts(job: JobSpec) -> dict[str, Any]:
     return {**job.timeouts.model_dump(), "silence": warned, "silence_enforced": silence is not None}
 
 
-def _open_questions(nodes: Sequence[NodePlan], witness: NodePlan | None, port: int | None) -> tuple[str, ...]:
+def _open_questions(nodes: Sequence[NodePlan], port: int | None) -> tuple[str, ...]:
     """What a dry run cannot know, in words."""
     words = [f"{node.host}: processes per node (auto: its GPUs, or 1)" for node in nodes if node.nproc is None]
-    members = [*nodes, witness] if witness is not None else nodes
-    words += [f"{node.host}: fabric address (found by preflight)" for node in members if node.address == AUTO]
+    words += [f"{node.host}: fabric address (found by preflight)" for node in nodes if node.address == AUTO]
     words += [f"{node.host}: interface (the one that owns {node.address})" for node in nodes if not node.interface]
     if port is None:
         words.append(f"{nodes[0].host}: master port (auto: a free port picked at launch)")

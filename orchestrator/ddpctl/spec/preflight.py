@@ -34,7 +34,7 @@ class PreflightReport:
     fabric: Mapping[str, Fabric] = field(default_factory=dict)
     open_ports: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     unreachable: tuple[str, ...] = ()
-    reused: bool = False
+    age_s: float | None = None  # of a report of a moment ago; None: measured now
 
     @property
     def ok(self) -> bool:
@@ -83,7 +83,7 @@ def sorted_findings(findings: Iterable[Finding], hosts: tuple[str, ...]) -> tupl
 def to_document(report: PreflightReport) -> dict[str, Any]:
     """Everything but the mesh, JSON-able."""
     document: dict[str, Any] = TypeAdapter(PreflightReport).dump_python(
-        report, mode="json", exclude={"mesh", "unreachable", "reused"}
+        report, mode="json", exclude={"mesh", "unreachable", "age_s"}
     )
     return document
 

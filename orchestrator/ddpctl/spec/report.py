@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -110,8 +110,8 @@ class RunReport:
             "nodes": [self._node(node.host) | node.to_json() for node in run.nodes],
             "continues": run.continues,
             "attempts": [one.to_json() for one in run.attempts],
-            "cause": asdict(cause) if cause else None,
-            "candidates": [asdict(one) for one in run.candidates],
+            "cause": cause.to_json() if cause else None,
+            "candidates": [one.to_json() for one in run.candidates],
             "diagnosis": dict(run.diagnosis) if run.diagnosis else None,
             "slow": [{name: one[name] for name in SLOW} for one in run.slow],
             "metrics": [one.to_json() for one in self.curves],

@@ -1,4 +1,4 @@
-"""What a training script says about how it wants to be launched, read from its text alone.
+"""What a training script says about how it wants to be launched, and its backend, read from its text alone.
 
 A launcher can tell a process its local rank as ``--local_rank=N``, as ``--local-rank=N`` or in ``LOCAL_RANK``; a script
 that gets an option it does not parse dies at once, one that misses its own stays on GPU 0. Python's own parser reads
@@ -10,10 +10,13 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
+from ddpctl.spec.backend import Backend, find_backend
 from ddpctl.spec.source import last_name
+from ddpctl.spec.spawning import asks_place, find_loopback, find_spawning, is_join
 
 UNDERSCORE = "--local_rank"
 DASH = "--local-rank"
@@ -27,19 +30,74 @@ _FALLBACK_ENV = re.compile(r"""^[^#\n]*\benv\w*\b[^#\n]*["']LOCAL_RANK["']""", r
 _FALLBACK_INIT = re.compile(r"^[^#\n]*\binit_process_group\b", re.M)
 
 
+# How a job's processes begin. RANKS: torch's launcher starts each rank. NODE: the script starts them itself, is started
+# once on each host, and finds the host's number in RANK. ALONE: the same without these variables, as it asks for none.
+Start = Literal["ranks", "node", "alone"]
+RANKS, NODE, ALONE = "ranks", "node", "alone"
+
+
+@dataclass(frozen=True)
+class Spawning:
+    """Where a script starts its own processes, and ``call`` with which; ``loopback``: the address at which they meet,
+    where that is the machine's own."""
+
+    line: int
+    call: str
+    loopback: str | None = None
+    file: str = "the script"
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
 @dataclass(frozen=True)
 class ScriptFacts:
     """What was found.
 
     ``local_rank_arg``: the option the script parses ("--local_rank", "--local-rank") or None. ``reads_local_rank``: it
-    reads LOCAL_RANK from the environment. ``initialises``: it calls init_process_group, or hands that to a library that
-    does (accelerate, lightning, deepspeed, transformers, ignite, composer). ``parsed``: it is valid Python for us.
+    reads LOCAL_RANK from the environment. ``asks_place``: it reads there on which host it runs. ``initialises``: it
+    calls init_process_group (``joins``), or hands that to a library that does (accelerate, lightning, deepspeed,
+    transformers, ignite, composer). ``spawning``: it starts processes that do. ``backend``: the one that it names for
+    certain. ``parsed``: it is valid Python for us.
     """
 
     local_rank_arg: str | None = None
     reads_local_rank: bool = False
+    asks_place: bool = False
     initialises: bool = False
+    joins: bool = False
+    spawning: Spawning | None = None
+    backend: Backend | None = None
     parsed: bool = True
+
+    @property
+    def start(self) -> Start:
+        """A script that takes a local rank as well can be started in both ways; torch's launcher is the better one. So
+        it is for a script of which nothing that was read joins a process group."""
+        if self.spawning is None or not self.joins or self.reads_local_rank or self.local_rank_arg:
+            return "ranks"
+        return "node" if self.asks_place else "alone"
+
+    def named(self, file: str) -> ScriptFacts:
+        """With the name of the file that this was read from."""
+        spawning = replace(self.spawning, file=file) if self.spawning is not None else None
+        return replace(self, spawning=spawning, backend=replace(self.backend, file=file) if self.backend else None)
+
+    def with_modules(self, helpers: Sequence[ScriptFacts]) -> ScriptFacts:
+        """With what modules say that lie beside the script and are imported by it."""
+        spawning = [one.spawning for one in (self, *helpers) if one.spawning is not None]
+        backends = [one.backend for one in (self, *helpers) if one.joins]
+        named = {one.name if one is not None else None for one in backends}
+        return replace(
+            self,
+            initialises=self.initialises or any(one.initialises for one in helpers),
+            joins=any(one.joins for one in (self, *helpers)),
+            reads_local_rank=any(one.reads_local_rank or one.local_rank_arg for one in (self, *helpers)),
+            asks_place=self.asks_place or any(one.asks_place for one in helpers),
+            spawning=spawning[0] if spawning else None,
+            backend=backends[0] if len(named) == 1 else None,
+        )
 
 
 _LIBRARIES = frozenset(
@@ -63,12 +121,22 @@ def read_script(text: str) -> ScriptFacts:
     if tree is None:
         return _search(text)
     declares = _DECLARES | _aliases(tree)
-    styles = {style for node in ast.walk(tree) for style in _styles(node, declares)}
+    nodes = list(ast.walk(tree))
+    read = {name for node in nodes for name in _variables_read(node)}
     return ScriptFacts(
-        local_rank_arg=_choose(styles),
-        reads_local_rank=any(_reads_local_rank(node) for node in ast.walk(tree)),
-        initialises=any(_initialises(node) for node in ast.walk(tree)),
+        local_rank_arg=_choose({style for node in nodes for style in _styles(node, declares)}),
+        reads_local_rank="LOCAL_RANK" in read,
+        asks_place=asks_place(read),
+        initialises=any(_initialises(node) for node in nodes),
+        joins=any(is_join(node) for node in nodes),
+        spawning=_spawning(tree),
+        backend=find_backend(tree),
     )
+
+
+def _spawning(tree: ast.Module) -> Spawning | None:
+    call = find_spawning(tree)
+    return None if call is None else Spawning(call.lineno, last_name(call.func), find_loopback(tree))
 
 
 def _choose(styles: set[str]) -> str | None:
@@ -111,26 +179,26 @@ def _is_environ(node: ast.expr) -> bool:
     return last_name(node) in ("environ", "environb", "env")
 
 
-def _reads_local_rank(node: ast.AST) -> bool:
-    """``os.environ["LOCAL_RANK"]``, with ``.get()`` or ``in`` as well, or ``os.getenv("LOCAL_RANK")``."""
-    if isinstance(node, ast.Subscript):
-        return _is_environ(node.value) and _is_local_rank(node.slice)
-    if isinstance(node, ast.Compare):
-        return _is_local_rank(node.left) and any(_is_environ(item) for item in node.comparators)
-    if isinstance(node, ast.Call) and node.args and _is_local_rank(node.args[0]):
+def _variables_read(node: ast.AST) -> Iterator[str]:
+    """``os.environ["NAME"]``, with ``.get()`` or ``in`` as well, or ``os.getenv("NAME")``."""
+    names: list[ast.expr] = []
+    if isinstance(node, ast.Subscript) and _is_environ(node.value) and isinstance(node.ctx, ast.Load):
+        names = [node.slice]
+    elif isinstance(node, ast.Compare) and any(_is_environ(item) for item in node.comparators):
+        names = [node.left]
+    elif isinstance(node, ast.Call) and node.args:
         function = node.func
         method = isinstance(function, ast.Attribute) and function.attr in ("get", "pop", "setdefault")
-        return last_name(function) == "getenv" or (method and _is_environ(function.value))  # type: ignore[attr-defined]
-    return False
-
-
-def _is_local_rank(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value in ("LOCAL_RANK", b"LOCAL_RANK")
+        if last_name(function) == "getenv" or (method and _is_environ(function.value)):  # type: ignore[attr-defined]
+            names = node.args[:1]
+    for name in names:
+        if isinstance(name, ast.Constant) and isinstance(name.value, (str, bytes)):
+            yield name.value if isinstance(name.value, str) else name.value.decode("ascii", "replace")
 
 
 def _initialises(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
-        return last_name(node.func) in ("init_process_group", "init_device_mesh", "init_distributed")
+        return is_join(node)
     if isinstance(node, ast.Import):
         return any(alias.name.split(".")[0] in _LIBRARIES for alias in node.names)
     return isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] in _LIBRARIES

@@ -152,6 +152,24 @@ def last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
+def dotted_name(node: ast.expr) -> str:
+    """``a.b.name`` as it is written; empty where it begins with anything but a name."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def mentioned_names(node: ast.AST) -> Iterator[str]:
+    """Every name below the node: of variables, and of attributes."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Name):
+            yield one.id
+        elif isinstance(one, ast.Attribute):
+            yield one.attr
+
+
 def changes_path(text: bytes, tree: ast.Module) -> bool:
     """Whether the program may look for modules elsewhere: it touches ``sys.path``, or adds a folder like it."""
     return _PATH.search(text) is not None and any(map(_is_path, ast.walk(tree)))

@@ -7,28 +7,33 @@ from collections.abc import Callable, Iterable, Sequence
 from ddpctl.errors import RemoteError
 from ddpctl.spec.command import Ran
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
+from ddpctl.spec.fold import by
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 from ddpctl.transport.bootstrap import last_line
 from ddpctl.transport.limits import PASSWORD_TRIES
 
 PROBE_S = 30.0
-Ask = Callable[[str], str | None]
-# Says who the login is, and what sudo wants of it.
+Ask = Callable[[str, Sequence[str]], str | None]
+# Says what sudo wants of the login.
 _PROBE = (
-    'name=$(id -un 2>/dev/null) || name=$(id -u); if [ "$(id -u)" = 0 ]; then echo root "$name"; '
-    'elif ! command -v sudo >/dev/null; then echo none "$name"; '
-    'elif sudo -n true 2>/dev/null; then echo free "$name"; else echo asks "$name"; fi'
+    'if [ "$(id -u)" = 0 ]; then echo root; elif ! command -v sudo >/dev/null; then echo none; '
+    "elif sudo -n true 2>/dev/null; then echo free; else echo asks; fi"
 )
 
 
 class Sudo:
-    """How each host runs a command as root. A password is asked for once a user, and is forgotten with this object."""
+    """How each host runs a command as root.
+
+    The password of a login is asked for once for all hosts where it is needed, and the question names these hosts: only
+    they get it. Whose password that is the inventory says, never the host: a host that claimed the name of another
+    account would get the password of that one. All passwords are forgotten with this object.
+    """
 
     def __init__(self, ask: Ask) -> None:
-        """``ask`` gets a user's name; None when nobody answers."""
+        """``ask`` gets the name of the login and its hosts; None when nobody answers."""
         self._ask = ask
-        self._wants: dict[str, tuple[str, str]] = {}  # host -> (root, none, free or asks; user)
-        self._passwords: dict[str, str] = {}
+        self._wants: dict[str, str] = {}  # host -> root, none, free or asks
+        self._passwords: dict[str, str] = {}  # by host
 
     def prepare(self, fleet: Fleet, hosts: Iterable[str]) -> None:
         """Find out what the hosts want, then ask for the passwords that are not known yet; on the main thread.
@@ -39,17 +44,16 @@ class Sudo:
         new = [host for host in hosts if host not in self._wants]
         told = fleet.map(lambda transport: transport.run(["sh", "-c", _PROBE], timeout=PROBE_S), new)
         for host, ran in told.results.items():
-            how, _, user = last_line(ran.stdout.encode()).partition(" ")  # a profile may print before it
-            self._wants[host] = how, user
-        for host in new:
-            how, user = self._wants.get(host, ("", ""))
-            if how == "asks" and user not in self._passwords:
-                self._passwords[user] = self._password(fleet.transport(host), user)
+            self._wants[host] = last_line(ran.stdout.encode()).strip()  # a profile may print before it
+        asking = [host for host in new if self._wants.get(host) == "asks"]
+        for user, group in by(lambda host: fleet.transport(host).user, asking).items():
+            password = self._password(fleet.transport(group[0]), user, group)
+            self._passwords.update(dict.fromkeys(group, password))
 
-    def _password(self, transport: Transport, user: str) -> str:
+    def _password(self, transport: Transport, user: str, hosts: Sequence[str]) -> str:
         """Tried on one host before all others, where each wrong one counts against the account."""
         for _ in range(PASSWORD_TRIES):
-            password = self._ask(user)
+            password = self._ask(user, hosts)
             if not password:
                 raise RemoteError(
                     f"sudo needs the password of {user}, but none was given",
@@ -71,10 +75,10 @@ class Sudo:
         Raises:
             ConnectError, RemoteError: see ``Transport.run``; there is no sudo.
         """
-        how, user = self._wants.get(transport.host, ("", ""))
+        how = self._wants.get(transport.host, "")
         if how == "none":
-            raise RemoteError(f"{user} is not root, and sudo is not installed", host=transport.host)
-        password = {"root": None, "asks": self._passwords.get(user)}.get(how, "")
+            raise RemoteError(f"{transport.user} is not root, and sudo is not installed", host=transport.host)
+        password = {"root": None, "asks": self._passwords.get(transport.host)}.get(how, "")
         return transport.run(argv, timeout=timeout, password=password)
 
 

@@ -30,7 +30,7 @@ from ddpctl.spec.event import Line, Note, Tell
 from ddpctl.spec.flow import FULL, MOST, Flow, Out
 from ddpctl.spec.lines import Group
 from ddpctl.spec.noise import Held
-from ddpctl.stages.rejoin import TAKES_PART, cannot
+from ddpctl.spec.outcome import LOST_FOR_RUN, end_and_continue, majority_of, no_majority
 from ddpctl.stages.status import is_no_such_run, not_listed
 from ddpctl.transport import limits
 from ddpctl.transport.base import Fleet, Frame
@@ -43,9 +43,7 @@ log = logging.getLogger(__name__)
 GIVE_UP_S = 30.0
 # ... and when one of those has failed: without restarts that is the end, and its last words can be read later.
 GIVE_UP_FAILED_S = 2.0
-BACK_MOST_S = 60.0  # between two times that a host takes part again
 DEATHS_MOST = 5  # one after the other, of workers that were to read a host's output
-BACK_TRIES = 6  # ... twice as long each time
 IDLE_S, TURN_S = 0.2, 0.02  # between two looks of the loop: at nothing, at lines that wait
 ROOM_S = 0.5  # between two looks of a reader that waits at whether it is still wanted
 JOIN_S = 1.0  # for the readers to end; one that is connecting cannot be called back
@@ -57,7 +55,6 @@ NOISE_LINES = 200  # that a host's last lines may hold, and that are not shown
 
 Show = Callable[[Sequence[Group]], None]
 Save = Callable[[Mapping[str, int]], None]
-Back = Callable[[str], bool]  # have a host take part again: whether it does
 Wait = Callable[[threading.Event, float], bool]  # waits for the event, for this many seconds at most
 
 
@@ -117,7 +114,12 @@ class _Word:
 class _Ended:
     host: str
     error: DdpctlError | None = None
-    failed: bool = False
+    state: str | None = None  # of the run there
+
+    @property
+    def lost(self) -> bool:
+        """Its part of the run is gone: its agent is, or its record."""
+        return self.state == contract.LOST or (self.error is not None and is_no_such_run(self.error))
 
 
 _Item = _Batch | _Cut | _Stale | _Well | _Word | _Ended
@@ -200,8 +202,6 @@ class _Stream:
     deaths: int = 0  # of workers that were to read it, since one that brought something
     came: bool = False  # something, in this call
     comes_until: float = 0.0  # by the monotonic clock: how long the host may be without the run, which starts just now
-    back: Back | None = None
-    returns: int = 0  # how often the host took part again
     wait: Wait = threading.Event.wait
 
     def read(self) -> None:
@@ -222,9 +222,7 @@ class _Stream:
         self.offset = self.selection.offsets.get(self.host)
         while True:
             try:
-                state = self._call()
-                if state != contract.LOST or self.back is None or not self._take_part_again():
-                    return _Ended(self.host, failed=state in FAILURES)
+                return _Ended(self.host, state=self._call())
             except (ConnectError, RemoteError) as error:
                 self._wait_after(error)
 
@@ -237,8 +235,6 @@ class _Stream:
         if isinstance(error, RemoteError):
             if error.kind == contract.TIMEOUT and self.came:
                 return  # much is read, or somebody reads it in a pager: the next call reads on
-            if self.back is not None and is_no_such_run(error):
-                self.out.put(_Word(self.host, cannot(error, self.host)))
             self.deaths += 1
             if not has_ended(error) or self.deaths > DEATHS_MOST:
                 raise error
@@ -250,29 +246,6 @@ class _Stream:
         if self.wait(self.cancelled, self.pause):
             raise error
         self.pause = min(limits.RETRY_MOST_S, self.pause * 2)
-
-    def _take_part_again(self) -> bool:
-        """A host whose part is lost while the run is live is asked to take part again, until somebody answers."""
-        assert self.back is not None
-        tries, taken = self.returns, False
-        while not taken:
-            if self.wait(self.cancelled, min(BACK_MOST_S, 2.0**tries) if tries else 0.0):
-                return False
-            tries = min(tries + 1, BACK_TRIES)
-            try:
-                if not self.back(self.host):
-                    return False
-                taken = True
-            except RemoteError as error:
-                self.out.put(_Word(self.host, cannot(error, self.host)))
-                return False
-            except ConnectError as error:
-                if not self.warned:  # once: what is said again and again would keep others from being given up
-                    self.out.put(_Cut(self.host, error))
-                    self.warned = True
-        self.returns = min(self.returns + 1, BACK_TRIES)
-        self.out.put(_Word(self.host, Note(TAKES_PART, host=self.host)))
-        return True
 
     def _call(self) -> str:
         """Read to the end; returns the state that the node's part of the run is in then."""
@@ -323,7 +296,6 @@ def follow(
     save: Save | None = None,
     follow: bool = True,
     interrupted: Callable[[], bool] | None = None,
-    back: Back | None = None,
     restarts: bool = False,
     starts: bool = False,
     wait: Wait = threading.Event.wait,
@@ -333,7 +305,6 @@ def follow(
     ``show`` prints lines in the order of time, equal ones of several ranks together if ``folded``; after that ``save``
     gets the offsets up to which everything has been shown. ``held``: new lines wait a moment for those of other hosts.
     ``noise`` takes the lines that are not shown. ``interrupted`` is polled; True ends the following.
-    ``back`` has a host that is lost take part again, once it answers; None: it stays out.
     ``restarts``: the run continues without a host that has failed. ``starts``: it may not be on every host yet.
     ``wait``: how the readers pause before they try again.
     Returns the hosts that could not be read, each with its error: Unreachable for those without a connection.
@@ -348,14 +319,12 @@ def follow(
     flow = Flow(hosts, time.monotonic(), live=follow, folded=folded, last=last, held=held)
     until = time.monotonic() + STARTS_S if follow and starts else 0.0
     streams = [
-        _Stream(fleet, host, run, selection, follow, out, cancelled, back=back, comes_until=until, wait=wait)
-        for host in hosts
+        _Stream(fleet, host, run, selection, follow, out, cancelled, comes_until=until, wait=wait) for host in hosts
     ]
     threads = [threading.Thread(target=stream.read, name=f"tail-{stream.host}", daemon=True) for stream in streams]
     for thread in threads:
         thread.start()
     try:
-        patience = GIVE_UP_S if restarts else GIVE_UP_FAILED_S
         offsets = dict(selection.offsets)
 
         def give(out: Out | None) -> None:
@@ -365,12 +334,33 @@ def follow(
                 if save is not None:
                     save(offsets)
 
-        errors = _drain(out, flow, set(hosts), tell, give, noise, interrupted, follow=follow, when_failed=patience)
+        told = _Losses(run, len(hosts), tell) if follow and restarts else None
+        errors = _drain(out, flow, set(hosts), tell, give, noise, interrupted, follow=follow, losses=told)
         give(flow.rest(time.monotonic()))
         return errors
     finally:
         cancelled.set()
         _join(threads)
+
+
+class _Losses:
+    """The warnings about hosts that a run with restarts has lost."""
+
+    def __init__(self, run: str, hosts: int, tell: Tell) -> None:
+        self._run, self._hosts, self._tell = run, hosts, tell
+        self._lost: set[str] = set()
+        self._told = False
+
+    def add(self, host: str) -> None:
+        self._lost.add(host)
+        self._tell(Note(LOST_FOR_RUN, "warning", host))
+
+    def tell_majority(self) -> None:
+        """Once, while others live: they are too few."""
+        left = self._hosts - len(self._lost)
+        if left < majority_of(self._hosts) and not self._told:
+            self._told = True
+            self._tell(Note(f"{no_majority(left, self._hosts)}; {end_and_continue(self._run)}", "warning"))
 
 
 def _drain(
@@ -383,9 +373,9 @@ def _drain(
     interrupted: Callable[[], bool] | None,
     *,
     follow: bool,
-    when_failed: float,
+    losses: _Losses | None,
 ) -> dict[str, DdpctlError]:
-    """``when_failed``: the patience with the others once a host has failed."""
+    """``losses``: of a run that continues without a host that has failed."""
     errors: dict[str, DdpctlError] = {}
     broken: dict[str, _Cut | _Stale] = {}
     total = len(waiting)
@@ -401,6 +391,8 @@ def _drain(
             )
             if left and time.monotonic() - last_news > patience:
                 return errors | {host: _unreachable(broken[host]) for host in waiting}
+            if losses is not None and not waiting <= set(broken):
+                losses.tell_majority()
         else:
             last_news = time.monotonic()
         for item in items:
@@ -415,7 +407,10 @@ def _drain(
             elif isinstance(item, _Ended):
                 waiting.discard(item.host)
                 flow.skip(item.host)
-                patience = when_failed if item.failed else patience
+                if losses is None and item.state in FAILURES:
+                    patience = GIVE_UP_FAILED_S
+                if losses is not None and item.lost:
+                    losses.add(item.host)
                 if item.error is not None:
                     errors[item.host] = item.error
                     if follow and waiting and not is_no_such_run(item.error):  # the others may go on for weeks

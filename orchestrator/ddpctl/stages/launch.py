@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl.code import CodeArchive, code_imports, pack
-from ddpctl.errors import UsageError
+from ddpctl.errors import InventoryError, UsageError
 from ddpctl.files.env_file import read_env_file
 from ddpctl.files.program import inspect_script
 from ddpctl.spec.again import Earlier, Settings, keys_of
-from ddpctl.spec.imports import Import, Imports
-from ddpctl.spec.inventory import Host, Inventory, job_hosts, spare_hosts, witness_of
+from ddpctl.spec.imports import Imports
+from ddpctl.spec.inventory import Host, Inventory, job_hosts, spare_hosts
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.notify import shown
 from ddpctl.spec.origin import JobId
+from ddpctl.spec.plain import processes_text, refuse_number, start_of
 from ddpctl.spec.plan import CodeRef, Facts, Plan, RunIdentity
 from ddpctl.spec.planning import make_plan
-
-ETCD = Import("import etcd", "rendezvous: etcd-v2", None)
+from ddpctl.spec.script import ScriptFacts
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,11 @@ class Launch:
     nproc: int | None = None  # processes per node, where the command line overrides the job
     identity: RunIdentity | None = None
     archive: CodeArchive | None = None
-    local_rank_arg: str | None = None  # as the script parses it
+    script: ScriptFacts | None = None  # what the script says; None: it does not lie here
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     notify: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # with the secrets that their addresses are
     own_checkpoints: bool = False  # a folder of the run's own, not the job's
     spares: int = 0  # of the hosts, the last ones: they only step in
-    witness: Host | None = None  # beside the hosts: it only votes on restarts
     alone: bool = False  # no other run of the job's name may be live
     known_as: str | None = None  # the job's name in the inventory, where the run has one of its own
     settings: Settings | None = None  # of the run that is continued
@@ -65,27 +65,24 @@ class Launch:
         return tuple(host.name for host in self.hosts)
 
     @property
-    def members(self) -> tuple[Host, ...]:
-        """The hosts and the witness: all that have to be reached."""
-        return self.hosts if self.witness is None else (*self.hosts, self.witness)
-
-    @property
     def managed(self) -> bool:
         """Whether ddpctl builds the environment."""
         return self.inventory.environment.mode == "managed"
 
     @cached_property
     def imports(self) -> Imports | None:
-        """What the job's script imports, and its rendezvous; None where the script's text is not here."""
-        found = code_imports(self.archive, self.job) if self.job is not None else None
-        if found is None or self.job is None or self.job.rendezvous != "etcd-v2":
-            return found
-        return replace(found, statements=(ETCD, *found.statements))
+        """What the job's script imports; None where the script's text is not here."""
+        return code_imports(self.archive, self.job) if self.job is not None else None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know before it starts."""
+        """What a person should be warned of before it starts."""
         return self.archive.notes if self.archive is not None else ()
+
+    @property
+    def processes(self) -> str | None:
+        """How the job's processes begin, where the script here starts them itself."""
+        return processes_text(self.job, self.script, len(self.hosts)) if self.job is not None else None
 
     def plan(self, facts: Facts | None = None) -> Plan:
         """The plan of the run, as far as ``facts`` go.
@@ -95,6 +92,7 @@ class Launch:
         """
         assert self.job is not None
         assert self.identity is not None
+        settings = self.settings or self._own_settings(self.job)
         archive = self.archive
         plan = make_plan(
             self.inventory,
@@ -103,14 +101,14 @@ class Launch:
             self.identity,
             facts=facts,
             code=CodeRef(archive.sha256, archive.size, archive.git_commit, archive.dirty) if archive else None,
-            local_rank_arg=self.local_rank_arg,
+            local_rank_arg=settings.local_rank_arg,
+            start=settings.start,
             secret_names=sorted(self.secrets),
             notify=[shown(one) for one in self.notify],
             nproc=self.nproc,
             spares=self.spares,
-            witness=self.witness,
         )
-        plan = replace(plan, settings=self.settings or self._own_settings(self.job), earlier=self.earlier)
+        plan = replace(plan, settings=settings, earlier=self.earlier)
         return plan.with_own_checkpoints() if self.own_checkpoints else plan
 
     def _own_settings(self, job: JobSpec) -> Settings:
@@ -120,7 +118,8 @@ class Launch:
             hosts=self.names,
             nodes=len(self.hosts) - self.spares,
             nproc=self.nproc,
-            local_rank_arg=self.local_rank_arg,
+            local_rank_arg=self.script.local_rank_arg if self.script else None,
+            start=self.script.start if self.script else None,
             secrets=tuple(sorted(self.secrets)),
             notified=bool(self.notify),
         )
@@ -137,17 +136,17 @@ def launch_of(
     hosts = job_hosts(inventory, job, nodes)
     spares = spare_hosts(inventory, job, hosts)
     script = inspect_script(job)
+    refuse_number(job, start_of(job, script.start if script else None), nproc)
     secrets = read_env_file(Path(job.env_file)) if job.env_file else {}
     return Launch(
         inventory=inventory,
         job=job,
         hosts=(*hosts, *spares),
         spares=len(spares),
-        witness=witness_of(inventory, job, (*hosts, *spares)),
         nproc=nproc,
         identity=identity,
         archive=packed(job),
-        local_rank_arg=script.local_rank_arg if script else None,
+        script=script,
         secrets=secrets,
         notify=notifiers_of(job, secrets),
     )
@@ -169,8 +168,10 @@ def launch_to_check(inventory: Inventory, job: JobSpec | None) -> Launch:
     """Every host that the job may use, or all of the inventory; a script that is missing is for a check to find."""
     if job is None:
         return Launch(inventory, None, inventory.hosts)
-    hosts = job_hosts(inventory, job, "all")
-    return Launch(inventory, job, hosts, witness=witness_of(inventory, job, hosts), archive=packed(job))
+    script = None
+    with contextlib.suppress(InventoryError):
+        script = inspect_script(job)
+    return Launch(inventory, job, job_hosts(inventory, job, "all"), archive=packed(job), script=script)
 
 
 def packed(job: JobSpec) -> CodeArchive | None:

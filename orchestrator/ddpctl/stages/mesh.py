@@ -36,8 +36,7 @@ MANY_HOSTS = 16  # from here on fewer samples and bytes for each link: there are
 class MeshPlan:
     """What the mesh needs to know: the hosts' networks in node rank order, and the ports that the job will use.
 
-    ``agents``: the job has restarts; ``witness``: the host that has an agent and nothing else. The same ``seed`` gives
-    the same sample of a big mesh."""
+    ``agents``: the job has restarts. The same ``seed`` gives the same sample of a big mesh."""
 
     networks: tuple[HostNetwork, ...]
     master: str
@@ -45,7 +44,6 @@ class MeshPlan:
     gang_port: int | None = None
     seed: str = ""
     agents: bool = False
-    witness: str | None = None
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -260,7 +258,6 @@ def _mesh(
         master=plan.master,
         master_port=plan.master_port,
         agents=plan.agents,
-        witness=plan.witness,
         fabric=fabric,
         dials=tuple(dialled),
         reached=_reached_elsewhere(plan.networks, fabric, dials),

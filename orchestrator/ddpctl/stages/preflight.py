@@ -6,6 +6,7 @@ looked at once more on the hosts concerned (their firewalls). The verdicts are p
 
 from __future__ import annotations
 
+import posixpath
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,12 +21,13 @@ from ddpctl.checks.gpu.use import devices
 from ddpctl.checks.job import script_question
 from ddpctl.checks.mesh import network_question
 from ddpctl.checks.mesh.faults import hosts_to_read
-from ddpctl.checks.python import live_question, versions_question
+from ddpctl.checks.python import live_question, torch_of, versions_question
 from ddpctl.errors import ConnectError
 from ddpctl.spec.autofix import Applied
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.fabric import HostNetwork, choose_fabric
 from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.job import JobSpec
 from ddpctl.spec.mesh import OK, Fabric, Mesh
 from ddpctl.spec.network import Network
 from ddpctl.spec.plan import Facts, NodeFacts
@@ -96,7 +98,8 @@ def run_preflight(
     if known is not None:
         meanwhile(known)
         if still_holds(known, launch.names[0], fleet):
-            return replace(known, reused=True)
+            tell(StageEnded(STAGE, ok=True, result=f"ok, {known.age_s:.0f} s ago"))
+            return known
     report = _measure(launch, fleet, tell, options)
     if options.full:
         remember(key, report)
@@ -108,14 +111,12 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
     cluster = launch.inventory.cluster
     checks, left_out = judge.chosen(CATALOGUE, options.only, options.skip)
     targets = Target.all(launch.hosts, launch.job, launch.nproc)
-    if launch.witness is not None:
-        targets += tuple(replace(one, witness=True) for one in Target.all([launch.witness], None))
     names = tuple(target.name for target in targets)
-    want = Want.of(launch.inventory, launch.job, launch.members, launch.imports)
+    want = Want.of(launch.inventory, launch.job, launch.hosts, launch.imports, launch.script)
     tell(StageStarted(STAGE, len(targets)))
     probed, ports = _probe(checks, targets, want, cluster, fleet, tell)
     view = View(targets, want, probed.answers, probed.errors, probed.timings)
-    view = with_script_on_nodes(view, checks, fleet, tell)
+    view = with_script_on_nodes(_with_facts_on_nodes(view, launch.job), checks, fleet, tell)
     networks = tuple(networks_of(view).values())
     wants_mesh = options.mesh and any(check.id in MESH_IDS for check in checks)
     if wants_mesh and len(networks) > 1 and ports:
@@ -194,6 +195,15 @@ def _no_rehearsal(findings: Sequence[Finding], want: Want) -> str | None:
     return f"it would hang because of the errors found before it ({errors[0].check})" if errors else None
 
 
+def _with_facts_on_nodes(view: View, job: JobSpec | None) -> View:
+    """``view`` with what a script says that lies on the nodes only."""
+    texts = [value["text"] for value in view.values(script_question).values() if value["sha256"]]
+    if job is None or not texts:
+        return view
+    facts = read_script(texts[0]).named(posixpath.basename(job.script or ""))
+    return replace(view, want=replace(view.want, **Want.of_script(job, facts, len(view.targets))))
+
+
 # --- round one -------------------------------------------------------------------------------------------------------
 
 
@@ -221,8 +231,6 @@ def _questions(checks: Sequence[Check], target: Target, want: Want) -> list[Ques
 
 def _facts_questions(target: Target, want: Want) -> tuple[Question, ...]:
     """What a plan needs to know, whichever checks are wanted."""
-    if target.witness:
-        return (network_question(target, want),)
     script = script_question(target, want)
     counted = want.job is not None and target.nproc is None  # as many processes as torch sees GPUs
     live = (live_question(target, want),) if counted else ()
@@ -257,8 +265,7 @@ def _with_mesh(
     """The view with the mesh, and with the firewalls of the hosts at which a connection failed."""
     hosts = {network.host for network in networks}
     master = view.want.master if view.want.master in hosts else networks[0].host
-    witness = next((target.name for target in view.targets if target.witness), None)
-    plan = MeshPlan(networks, str(master), ports[0], ports[1], cluster, agents=view.want.agents, witness=witness)
+    plan = MeshPlan(networks, str(master), ports[0], ports[1], cluster, agents=view.want.agents)
     mesh, errors = run_mesh(plan, fleet, tell)
     suspected = hosts_to_read(mesh)
     firewalls: dict[str, Mapping[str, Any]] = {}
@@ -312,7 +319,8 @@ def _node_facts(view: View, target: Target, fabric: Fabric | None) -> NodeFacts:
     def value(name: str) -> Any:
         return next((a.value for key, a in answers.items() if key.partition(":")[0] == name and a.ok), None) or {}
 
-    torch = value("versions").get("torch") or {}
+    torch = torch_of(view, target.name) or value("versions").get("torch") or {}
+    script = read_script(value("script").get("text") or "")
     return NodeFacts(
         gpus=devices(view, target),
         cores=value("network").get("cores"),
@@ -320,6 +328,7 @@ def _node_facts(view: View, target: Target, fabric: Fabric | None) -> NodeFacts:
         fabric_address=fabric.address if fabric else None,
         interface=fabric.interface if fabric else None,
         torch=torch.get("version"),
-        has_launch=value("versions").get("has_launch") if torch else None,
-        local_rank_arg=read_script(value("script").get("text") or "").local_rank_arg,
+        has_launch=value("versions").get("has_launch") if value("versions").get("torch") else None,
+        local_rank_arg=script.local_rank_arg,
+        start=script.start if value("script").get("text") else None,
     )

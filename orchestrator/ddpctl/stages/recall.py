@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import ddpctl
 from ddpctl.errors import DdpctlError
@@ -20,14 +20,15 @@ _log = logging.getLogger(__name__)
 
 
 def key_of(launch: Launch) -> str:
-    """The same for the same question only: inventory, hosts in their order, job, imports, processes, this ddpctl."""
+    """The same for the same question only: inventory, hosts in their order, job, script, processes, this ddpctl."""
     job, imports = launch.job, launch.imports
     asked = {
         "ddpctl": ddpctl.__version__,
         "inventory": launch.inventory.model_dump(mode="json", exclude={"jobs", "file"}),
-        "hosts": [host.model_dump(mode="json") for host in launch.members],
+        "hosts": [host.model_dump(mode="json") for host in launch.hosts],
         "job": job.model_dump(mode="json") if job else None,
         "imports": asdict(imports) if imports is not None else None,
+        "script": asdict(launch.script) if launch.script is not None else None,
         "nproc": launch.nproc,
     }
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
@@ -35,11 +36,11 @@ def key_of(launch: Launch) -> str:
 
 def remembered(key: str) -> PreflightReport | None:
     """The clean report of less than FRESH_S seconds ago; nothing is contacted."""
-    document = recent_preflight(key, FRESH_S)
-    if document is None:
+    found = recent_preflight(key, FRESH_S)
+    if found is None:
         return None
     try:
-        return from_document(document)
+        return replace(from_document(found[0]), age_s=found[1])
     except ValueError as error:
         _log.warning("a remembered preflight cannot be read and is not used: %r", error)
         return None

@@ -17,9 +17,9 @@ from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, NoSuchJob, Pro
 from ddpctl.files.env_file import read_env_file
 from ddpctl.spec.again import Earlier, Seats, Settings, least, seats, told, without
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
-from ddpctl.spec.inventory import Inventory, witness_of
+from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
-from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.outcome import RunStatus, end_and_continue, no_majority
 from ddpctl.spec.plan import CodeRef, RunIdentity
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.values import plural
@@ -58,24 +58,17 @@ def launch_again(fleet: Fleet, inventory: Inventory, run: RunStatus, identity: R
     code = known.code if same and known is not None else "." if archive else None
     job = settings.as_job(run.job, code)
     missing = _unusable(run, settings, inventory, heard)
-    voter = job.witness if job.witness in heard.results else None
-    known_hosts = [name for name in inventory.names if name != job.witness]
-    chosen = _seats(run, settings, job, known_hosts, heard.results.keys() - missing.keys(), missing)
-    if voter is None and job.witness is not None:
-        tell(Note(f"the witness {job.witness} does not answer: this run does without it", level="warning"))
+    chosen = _seats(run, settings, job, inventory.names, heard.results.keys() - missing.keys(), missing)
     _tell_changes(settings, known, chosen, same or archive is None, inventory, tell)
     secrets, notify = _secrets(run, settings, known, inventory)
-    hosts = tuple(inventory.host(name) for name in chosen.hosts)
     return Launch(
         inventory=inventory,
         job=job,
-        hosts=hosts,
+        hosts=tuple(inventory.host(name) for name in chosen.hosts),
         spares=chosen.spares,
-        witness=witness_of(inventory, job, hosts) if voter is not None else None,
         nproc=settings.nproc,
         identity=identity,
         archive=archive,
-        local_rank_arg=settings.local_rank_arg,
         secrets=secrets,
         notify=notify,
         alone=True,
@@ -88,27 +81,27 @@ def require_ended(run: RunStatus) -> None:
     """Raises UsageError: it is live. ConnectError: it may be."""
     if run.terminal:
         return
+    restarts = bool(run.record.get("restart"))
     silent = [node.host for node in run.nodes if node.state == contract.UNREACHABLE]
     heard = {node.state for node in run.nodes if node.host not in silent}
     if silent and heard <= contract.TERMINAL:
-        restarts = bool(run.record.get("restart"))
-        if restarts and contract.FAILED in heard and len(silent) < run.majority:
-            return  # without the others these cannot continue it
+        if restarts and not run.silent_may_go_on:
+            return
         gone = "; if they are gone for good, `ddpctl up` starts a new run on other hosts, from the same checkpoints"
         raise ConnectError(
             f"whether {run.job} (run {run.run}) has ended on {fold(silent)} is not known: no answer"
             + ("; they may have continued it" if restarts else ""),
-            hint=f"once {'one of them' if restarts else 'it'} answers again: ddpctl restart {run.run}"
+            hint=f"once {'enough of them answer' if restarts else 'it answers'} again: ddpctl restart {run.run}"
             + (gone if restarts else ""),
         )
-    witness = run.record.get("witness")
-    if [node.host for node in run.nodes if node.state not in contract.TERMINAL] == [witness]:
+    if run.lacks_majority:
+        left = sum(node.state != contract.LOST for node in run.nodes)
         raise UsageError(
-            f"of {run.job} (run {run.run}) only the witness {witness} is left, which cannot start the others again",
-            hint=f"end it, then continue it: ddpctl kill {run.run}, then ddpctl restart {run.run}",
+            f"{run.job} is {run.state} (run {run.run}): {no_majority(left, len(run.nodes))}",
+            hint=end_and_continue(run.run),
         )
     by_itself = "its hosts restart it by themselves when it fails or one of them is lost"
-    what = by_itself if run.record.get("restart") else "only a run that has ended can be restarted"
+    what = by_itself if restarts else "only a run that has ended can be restarted"
     raise UsageError(
         f"{run.job} is {run.state} (run {run.run} on {fold(run.hosts)}); {what}",
         hint=f"follow it: ddpctl attach {run.run}; end it: ddpctl kill {run.run}",

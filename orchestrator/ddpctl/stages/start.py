@@ -48,24 +48,22 @@ def start(
     """
     gang_key = random_source.token_hex(32)
     copying = _credentials(plan)
-    members = tuple(member.host for member in plan.members)
-    tell(StageStarted("launch", len(members)))
+    tell(StageStarted("launch", len(plan.hosts)))
 
     def start_node(transport: Transport) -> dict[str, Any]:
         own = (py_spy or {}).get(transport.host)
         request = start_request(plan, plan.node(transport.host), secrets or {}, gang_key, own, notify)
-        of_job = plan.witness is None or transport.host != plan.witness.host
         more = {
             "alone": alone,
-            "copying": copying if of_job else None,
+            "copying": copying,
             "network": network.to_json() if network is not None else None,
         }
         return transport.call("start", {**request, **more}, timeout=START_TIMEOUT_S)
 
-    on_done = counting("launch", len(members), tell)
+    on_done = counting("launch", len(plan.hosts), tell)
     answers: dict[str, dict[str, Any]] = {}
     errors: dict[str, DdpctlError] = {}
-    for hosts in (members[:1], members[1:]) if alone else (members,):
+    for hosts in (plan.hosts[:1], plan.hosts[1:]) if alone else (plan.hosts,):
         outcome = fleet.map(start_node, hosts, on_done=on_done)
         answers.update(outcome.results)
         errors.update(outcome.errors)
@@ -80,7 +78,7 @@ def start(
         if alone:
             _raise_taken(plan, errors)
         tell(Note("some nodes did not start; stopping the others", level="warning"))
-        message = f"{len(errors)} of {len(members)} hosts did not start; the run was ended on the others"
+        message = f"{len(errors)} of {len(plan.hosts)} hosts did not start; the run was ended on the others"
         raise HostsFailed(message, errors)
     _warn_beside(plan, answers, tell)
     return merge_runs({host: [answer["status"]] for host, answer in answers.items()})[0]
@@ -102,7 +100,7 @@ def _warn_beside(plan: Plan, answers: Mapping[str, Mapping[str, Any]], tell: Tel
 
 def _begin(plan: Plan, fleet: Fleet, ports: Mapping[str, int]) -> FleetOutcome[dict[str, Any]]:
     """The hosts of a run with restarts hear where the others are; each waits for them, and starts its part."""
-    peers = {node.host: [node.address, ports[node.host]] for node in plan.members}
+    peers = {node.host: [node.address, ports[node.host]] for node in plan.nodes}
 
     def begin(transport: Transport) -> dict[str, Any]:
         return transport.call("begin", {"run": plan.run, "peers": peers}, timeout=BEGIN_TIMEOUT_S)
@@ -136,7 +134,6 @@ def start_request(
         "token_env": list(node.token_env),
         "secrets": {name: secrets[name] for name in node.secret_names},
         "gang_key": gang_key,
-        "python_exec": node is not plan.witness,
         "py_spy": dict(py_spy) if py_spy is not None else None,
-        "notify": list(notify) if node is not plan.witness else [],
+        "notify": list(notify),
     }

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from ddpctl.checks.report import size
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.done import KillOutcome, StoppedNode
+from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.outcome import NodeStatus, run_state
 from ddpctl.stages.status import is_no_such_run
-from ddpctl.transport.base import Fleet, Transport
+from ddpctl.transport.base import Fleet, Frame, Transport
 from ddpctl_worker import contract
 
 # What the worker may need beyond the grace: rounds of SIGKILL until two scans come back empty.
@@ -18,21 +21,42 @@ PROOF_S = 30.0
 GRACES = 2  # a supervisor that hangs is waited for; the ranks then get the same time from the worker itself
 
 
-def stop_run(job: str, run: str, hosts: Sequence[str], fleet: Fleet, *, grace: float, by: str) -> KillOutcome:
-    """Stop ``run`` on all its hosts: SIGTERM, ``grace`` seconds, then SIGKILL until nothing is found twice.
+def stop_run(
+    job: str,
+    run: str,
+    hosts: Sequence[str],
+    fleet: Fleet,
+    *,
+    grace: float,
+    by: str,
+    longer: bool = False,
+    tell: Tell = lambda event: None,
+) -> KillOutcome:
+    """Stop ``run`` on all its hosts: SIGTERM, ``grace`` seconds, then SIGKILL until nothing is found twice. With
+    ``longer`` a stop that is under way gets this grace, too.
 
     Every host is stopped whatever becomes of the others, and is in the outcome: with its proof, or with its error.
     """
     begun = time.monotonic()
 
     def stop(transport: Transport) -> dict[str, Any]:
-        return transport.call("stop", {"run": run, "grace": grace, "by": by}, timeout=GRACES * grace + PROOF_S)
+        request = {"run": run, "grace": grace, "by": by, "longer": longer}
+        on_frame = partial(_tell_growing, job, transport.host, tell)
+        return transport.call("stop", request, on_frame=on_frame, timeout=GRACES * grace + PROOF_S)
 
     known = [host for host in hosts if host in fleet.hosts]
     outcome = fleet.together(stop, known)
     nodes = tuple(_node(host, outcome.results.get(host), outcome.errors.get(host)) for host in hosts)
     duration = time.monotonic() - begun
     return KillOutcome(job, run, _state(outcome.results, nodes), duration, nodes)
+
+
+def _tell_growing(job: str, host: str, tell: Tell, frame: Frame) -> None:
+    found = frame.data["growing"]
+    text = (
+        f"{found['path']} grows ({size(found['size'])}): a rank may be saving; SIGKILL comes in {found['left']:.0f} s"
+    )
+    tell(Note(f"{text}; to wait longer, in another terminal: ddpctl kill {job} --grace 300", "warning", host))
 
 
 def _node(host: str, answer: dict[str, Any] | None, error: DdpctlError | None) -> StoppedNode:

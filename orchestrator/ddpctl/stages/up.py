@@ -105,7 +105,7 @@ class Up:
         """End what may have been started: from the plan on, a start may be under way. None: nothing was."""
         if self.plan is None:
             return None
-        return stop_run(self.plan.job, self.plan.run, _members(self.plan), self._fleet, grace=grace, by=by)
+        return stop_run(self.plan.job, self.plan.run, self.plan.hosts, self._fleet, grace=grace, by=by)
 
     def _refuse_taken(self) -> None:
         """Raises UsageError: a run of this name is live on some host of the fleet."""
@@ -212,10 +212,6 @@ class Up:
         if errors:
             total = len(self._launch.hosts)
             raise HostsFailed(f"{len(errors)} of {total} hosts {what}; nothing was started", errors)
-
-
-def _members(plan: Plan) -> tuple[str, ...]:
-    return tuple(member.host for member in plan.members)
 
 
 def refusal(report: PreflightReport, what: str = "nothing was started") -> PreflightFailed:

@@ -38,6 +38,11 @@ class Transport(Protocol):
         """The host's name in the inventory."""
         ...
 
+    @property
+    def user(self) -> str:
+        """The login, as this machine's files have it; the host has no say in it."""
+        ...
+
     def prepare(self) -> None:
         """Connect now, where there is no connection.
 

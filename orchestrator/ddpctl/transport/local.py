@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import select
 import signal
 import subprocess
@@ -137,6 +138,13 @@ class LocalTransport(conversation.WorkerTransport):
         super().__init__(host)
         self._open: set[ProcessPipe] = set()
         self._node: ThisMachine | None = None
+
+    @property
+    def user(self) -> str:
+        try:
+            return pwd.getpwuid(os.getuid()).pw_name
+        except KeyError:  # an account without a name
+            return str(os.getuid())
 
     def prepare(self) -> None:
         """Nothing to connect."""

@@ -216,6 +216,10 @@ class SSHTransport(conversation.WorkerTransport):
         self._line = command_line(host.python)
         self._node: NodeConnection | None = None
 
+    @property
+    def user(self) -> str:
+        return self._hop.user
+
     def prepare(self) -> None:
         self._connected()
 

@@ -1,56 +1,47 @@
-"""The agent: one process on each host of a run that may be restarted, spares and witness included.
+"""The agent: one process on each host of a run that may be restarted, spares included.
 
 It outlives the attempts: it starts this host's part of each, renews the lease of that part's supervisor, and agrees
-with the other agents on what comes next (quorum.py). The one that leads decides (lead.py, policy.py). Two threads: this
-one looks at the disk, starts and stops; the other one talks (caller.py). That one needs the disk only where what is
-agreed on changes, so a slow disk costs no lease.
+with the other agents on what comes next. What it decides is in step.py, which is pure; here are its process, its
+threads, and how each action is carried out. One thread looks at the disk, starts and stops; another one lets time pass,
+so a slow disk costs no lease; each question to or from another agent has a thread of its own.
 
     agent -> guardian -> supervisor -> launcher -> ranks       one guardian an attempt
 
-An agent that is gone, with its host or alone, can be started again (rejoin.py): with what was agreed on, from disk, and
-the secrets of another one. What it had started has ended before.
+An agent that is gone stays gone: its host takes part again in the next run of the job (`ddpctl restart`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import random
 import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Tuple
 
 from ddpctl_worker import fs, notes
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.agent import policy, talk
-from ddpctl_worker.agent.caller import Caller
-from ddpctl_worker.agent.growth import RankSaver
+from ddpctl_worker.agent import links, state, talk
+from ddpctl_worker.agent.document import Ballot, Document
 from ddpctl_worker.agent.hostrecord import HostRecord
-from ddpctl_worker.agent.lead import FreePorts, Leader
-from ddpctl_worker.agent.part import CalledOff, LocalPart, left_behind
-from ddpctl_worker.agent.quorum import Voter
+from ddpctl_worker.agent.limits import BEGIN_S, HOSTS_A_POLL, LOOK_S, MOST_POLL_S, POLL_S
+from ddpctl_worker.agent.part import CalledOff, LocalPart
+from ddpctl_worker.agent.policy import Rules
 from ddpctl_worker.agent.resume import Resume
+from ddpctl_worker.agent.state import Config, Event, Fact
+from ddpctl_worker.agent.step import ANSWERED_HERE, begin, step, wakes_at
 from ddpctl_worker.channel import WorkerError
-from ddpctl_worker.contract import KILLED, NODE_LOST, RUNNING, SPAWN_FAILED, STARTING
+from ddpctl_worker.contract import RUNNING, SPAWN_FAILED, STOP_GRACE_S
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import detached, launcher, notifying, processes, record
-from ddpctl_worker.run.ports import free_port
 from ddpctl_worker.run.start import notifiers
-from ddpctl_worker.system import CLOCK, SOCKETS, HostClock, Sockets
+from ddpctl_worker.strangers import TALLY
 
-TURN_S = 0.2
-BEGIN_S = 120.0  # how long after its start it waits to be told where the others are
-CALL_OFF_S = 5.0  # a part of an attempt that is over elsewhere ends by itself, or is stopped after this
-ROOM_S = 2.0  # a lease that ends sooner is not worth starting anything for
-ALONE_S = 86400.0  # without the others for so long, it ends; until then they may go on, and it waits for them
-TWO_ALONE_S = 30.0  # of two hosts, where neither can go on alone
-CUT_OFF_S = 30.0  # without the others for so long, the status says so
-TELL_ALONE_S = 600.0  # ... and somebody is notified
-NOBODY_S = 60.0  # one that was started again and hears of nobody goes away again
-ANSWERING_S = 25.0  # a host that has answered within this is cut off together with this one
-FAREWELL_S = 10.0  # how long the leader waits for the others to hear how it ended
-SECRET = ("gang_key", "copying", "secrets", "notify")  # of the request: on no disk
+LEAST_PAUSE_S = 0.05  # between two ticks
 Peers = Mapping[str, Tuple[str, int]]
 
 
@@ -60,42 +51,26 @@ def main(reply: int) -> None:
     paths = RunPaths(order["top"])
     detached.detach(paths.debug_log)
     processes.set_name("ddpctl-agent")
-    admitted = order.get("admitted")  # by another agent: this one is started again
+    TALLY.start(paths.strangers("agent"))
     refused: Optional[str] = None
+    run = order["request"]["run"]
     try:
         own = HostRecord(paths)
         desk = _desk(order, paths.host)
-        if admitted is not None:
-            refused = own.take_over(desk.port, admitted["moved"])
-        elif own.claim(desk.port):
-            record.replace(paths.agreed, _first_word(order["request"]["run"]), paths.agreed_reserve)
+        ballot = Ballot.first(run["restart"]["hosts"][0]["host"], Document.first(run["restart"]["first"]))
+        if own.claim(desk.port):
+            own.keep(ballot.to_json())
         else:
             refused = "the start of this run took too long and was abandoned"
-        saved = fs.read_json(paths.agreed) or {}
     except (OSError, WorkerError) as error:
         refused = str(error)
     os.write(reply, json.dumps({"refused": refused, "port": None if refused else desk.port}).encode("ascii"))
     os.close(reply)
     if refused:
         return
-    if admitted is not None:
-        peers: Optional[Peers] = _places(admitted["peers"])
-    else:
-        peers = _wait_for_peers(own)
+    peers = _wait_for_peers(own)
     if peers is not None:
-        HostAgent(order, own, desk, peers, saved).work()
-
-
-def _first_word(run: Mapping[str, Any]) -> Dict[str, Any]:
-    """What this host has promised when the run begins. On disk before anything is: an agent that is started again and
-    finds nothing does not know what it had promised, and must not take part."""
-    place = run["restart"]
-    first = {"attempts": [place["first"]], "live": True, "go": record.attempt_of(run), "aside": {}, "over": None}
-    return Voter.first(place["hosts"][0]["host"], first)
-
-
-def _places(told: Mapping[str, Any]) -> Peers:
-    return {host: (str(at[0]), int(at[1])) for host, at in told.items()}
+        HostAgent(order, own, desk, peers, ballot).work()
 
 
 def _desk(order: Mapping[str, Any], host: str) -> talk.AnswerDesk:
@@ -116,289 +91,263 @@ def _wait_for_peers(own: HostRecord) -> Optional[Peers]:
             return None
         told = fs.read_json(own.paths.peers)
         if told is not None:
-            return _places(told["peers"])
+            return {host: (str(at[0]), int(at[1])) for host, at in told["peers"].items()}
         time.sleep(0.05)
     text = "the start was interrupted before the hosts knew of each other; start it again"
     own.end(outcomes.failed(outcomes.cause(own.paths.host, SPAWN_FAILED, text)), None)
     return None
 
 
+def config_of(run: Mapping[str, Any], host: str, resumes: bool) -> Config:
+    """What never changes in a run, from its record."""
+    place = run["restart"]
+    hosts = tuple(str(one["host"]) for one in place["hosts"])
+    nodes, least, restarts = (int(place[name]) for name in ("nodes", "least", "restarts"))
+    grace = float((run.get("timeouts") or {}).get("stop") or STOP_GRACE_S)
+    poll_every = min(MOST_POLL_S, max(POLL_S, len(hosts) / HOSTS_A_POLL))
+    rules = Rules(hosts, nodes, least, restarts)
+    return Config(host, hosts, rules, str(run["job"]), record.attempt_of(run), resumes, grace, poll_every)
+
+
 class HostAgent:
     """At work once it knows where the others are."""
 
     def __init__(
-        self,
-        order: Mapping[str, Any],
-        own: HostRecord,
-        desk: talk.AnswerDesk,
-        peers: Peers,
-        saved: Dict[str, Any],
-        clock: HostClock = CLOCK,
-        sockets: Sockets = SOCKETS,
-        new_part: Callable[[str, int], LocalPart] = LocalPart,
-        free_ports: FreePorts = free_port,
+        self, order: Mapping[str, Any], own: HostRecord, desk: talk.AnswerDesk, peers: Peers, ballot: Ballot
     ) -> None:
-        self._clock, self._new_part = clock, new_part
         self._request, self._base, self._umask = order["request"], str(order["base"]), int(order["umask"])
-        self._own, self._desk = own, desk
-        run = self._request["run"]
-        hosts = [one["host"] for one in run["restart"]["hosts"]]
-        self._first = record.attempt_of(run)
-        self._host = own.paths.host
-        self._two = len(hosts) <= 2
-        self._witness = next((one["host"] for one in run["restart"]["hosts"] if one["role"] == "witness"), None)
-        self._voter = Voter(self._host, hosts, saved, self._clock.boot())
-        self._lock = threading.RLock()
-        key = talk.key_of(str(self._request["gang_key"]))
-        self._line = line = talk.PeerLine(key, run["run"], self._host, peers, clock, sockets)
-        self._lonely = own.moved is not None  # it was started again, and has not heard of the others yet
-        self._caller = Caller(self._voter, line, self._lock, own.keep, self._report, self._renew, clock)
-        saver = RankSaver(self._base, run)
-        self._leader = Leader(
-            run, self._voter, line, self._base, lambda asked: saver.answer(asked, self._part), clock, free_ports
-        )
-        self._resume = Resume(self._base, run, self._request.get("copying"), line)
+        self._own, self._desk, self._host = own, desk, own.paths.host
+        run, copying = self._request["run"], self._request.get("copying")
+        self._run: Mapping[str, Any] = run
+        self._line = talk.PeerLine(talk.key_of(str(self._request["gang_key"])), run["run"], self._host, peers)
+        self._resume = Resume(self._base, run, copying, self._line)
+        self._lock = threading.RLock()  # of the state, and of the part as the state knows it
+        self._state = begin(config_of(run, self._host, copying is not None), ballot, notes.boottime())
         self._part: Optional[LocalPart] = None
-        if own.moved is not None:
-            line.learn({**order["admitted"]["moved"], self._host: own.moved})
-            self._part = left_behind(own.paths, new_part)
-        self._over_since: Optional[float] = None
-        self._called_off_at: Optional[float] = None  # when its part is stopped, should it not end by itself
-        self._cut_off: Optional[str] = None  # since when (ISO 8601) it has not reached enough of the others
-        self._told_cut_off = False
-        self._notifying: List[int] = []  # its children that notify
-        self._told = self._voter.paper.value["attempts"][-1]["attempt"]  # the newest that the notifiers know of
+        self._todo: Deque[state.Action] = deque()  # for the thread that has the disk
+        self._woken = threading.Event()
         self._done = False
+        self._notifying: List[int] = []  # its children that notify
+        self._faults = notes.Faults(float("inf"))
         cwd = launcher.working_folder(self._request.get("cwd"), own.paths)
         self._notify = notifiers(self._request, cwd, self._umask)
+        self._carry_out: Dict[type, Callable[[Any], None]] = {
+            state.Collect: self._collect,
+            state.Choose: self._choose,
+            state.RestorePart: self._restore,
+            state.StartPart: self._start,
+            state.CallOff: self._call_off,
+            state.Drop: self._drop,
+            state.CheckLinks: self._check_links,
+            state.FindPorts: self._find_ports,
+            state.Announce: self._announce,
+            state.Say: lambda action: own.say(action.note),
+            state.Log: lambda action: notes.note(action.text),
+            state.EndRun: self._end,
+        }
 
     def work(self) -> None:
         """Until the run is over here."""
-        if not self._lonely:  # else others may lead by now
-            self._voter.begin(self._clock.boot())
         self._resume.start()
-        self._desk.start(self._answer, self._line)
-        self._own.open_desk(self._admit)
-        self._caller.start()
-        faults = notes.Faults(float("inf"), self._clock)
+        self._desk.start(self._answer)
+        threading.Thread(target=self._tick, name="tick", daemon=True).start()
+        faults = notes.Faults(float("inf"))
         while not self._done:
-            faults.survive(self._turn)
-            self._clock.wait(self._caller.changed, TURN_S)
-            self._caller.changed.clear()
+            faults.survive(self._look)
+            self._woken.wait(LOOK_S)
+            self._woken.clear()
+        self._resume.close()
+        self._line.close()
 
-    def _turn(self) -> None:
-        self._caller.turned = self._clock.boot()
-        self._notifying = [pid for pid in self._notifying if not processes.collected(pid)]
-        word = self._own.stop_word()
-        if word is not None:
-            self._killed(word)
-            return
-        self._look()
-        self._attend()
-        self._leader.turn(self._caller, self._part)
-        self._tell_of_restart()
-        self._see_end()
+    # --- events
 
     def _look(self) -> None:
-        """See whether this host's part has ended."""
-        if self._part is not None and self._part.end is None:
-            self._part.look()
-            if self._part.end is not None:
-                self._caller.hurry()
-        if self._part is not None and self._part.started:
-            with contextlib.suppress(OSError):  # a full disk: at the next turn
-                self._own.save(RUNNING)
+        """See what the disk says, and do what is to be done there."""
+        self._notifying = [pid for pid in self._notifying if not processes.collected(pid)]
+        part = self._part
+        if part is not None:
+            part.look()
+            if part.started:
+                with contextlib.suppress(OSError):  # a full disk: at the next turn
+                    self._own.save(RUNNING)
+        try:
+            self._happen(state.Looked(self._own.stop_word(), None if part is None else part.progress))
+        finally:
+            while self._todo:  # an action that fails is tried again at the next look
+                action = self._todo[0]
+                self._carry_out[type(action)](action)
+                self._todo.popleft()
 
-    def _attend(self) -> None:
-        """This host's part of the newest attempt: what it resumes from is put in place, then, once that has been done
-        on all of its hosts, it starts."""
+    def _tick(self) -> None:
+        while not self._done:
+            self._faults.survive(lambda: self._happen(state.Tick()))
+            with self._lock:
+                due = wakes_at(self._state) - notes.boottime()
+            time.sleep(max(LEAST_PAUSE_S, min(LOOK_S, due)))
+
+    def _happen(self, fact: Fact) -> Optional[Mapping[str, Any]]:
+        """Take a step; the reply, where there is one. Raises OSError: the disk takes nothing, so nothing happened."""
+        asks: List[state.Ask] = []
+        reply: Optional[Mapping[str, Any]] = None
         with self._lock:
-            voter, value = self._voter, self._voter.paper.value
-            last = value["attempts"][-1]
-            number, wanted = int(last["attempt"]), value["live"] and self._host in last["hosts"]
-            may_start = value["go"] >= number and voter.lease >= self._clock.boot() + ROOM_S
-            if not (voter.agreed or number == self._first):
+            event = Event(notes.boottime(), time.time(), random.random(), fact)
+            after, actions = step(self._state, event)
+            for action in actions:
+                if isinstance(action, state.Save):  # the first of them
+                    self._own.keep(action.ballot.to_json())
+            self._state = after
+            for action in actions:
+                if isinstance(action, state.Reply):
+                    reply = action.answer
+                elif isinstance(action, state.Renew):
+                    self._renew(action)
+                elif isinstance(action, state.Ask):
+                    asks.append(action)
+                elif not isinstance(action, state.Save):
+                    self._todo.append(action)
+                    self._woken.set()
+        for ask in asks:
+            self._ask(ask)
+        return reply
+
+    def _ask(self, action: state.Ask) -> None:
+        """Does not wait for the answers."""
+
+        def ask(host: str) -> None:
+            asked = notes.boottime()
+            try:
+                answer = self._line.ask(host, dict(action.question))
+            except talk.Unanswered:
                 return
-            part = self._part
-            if part is not None and part.started and part.end is None and not value["live"]:
-                wait = 0.0 if value.get("grew") == part.number else CALL_OFF_S  # nothing else ends it
-                self._called_off_at = self._called_off_at or self._clock.boot() + wait
-            else:
-                self._called_off_at = None
-            waits = part is not None and not part.started and part.end is None  # else it has its end to tell
-            if part is not None and waits and (part.number < number or not wanted):
-                part.wanted = False
-                part = self._part = None  # called off before it began
-            if wanted and (part is None or (part.number < number and part.end is not None)):
-                part = self._part = self._new_part(self._own.paths.top, number)
-                self._begin_to_prepare(part, last["hosts"])
-            if part is not None and self._called_off_at and self._clock.boot() > self._called_off_at:
-                part.call_off()
-            if part is None or part.started or not part.ready or part.end is not None or not may_start:
-                return
-            part.started, lease = True, voter.lease
-        try:
-            part.start(self._request, self._base, last, self._umask, lease)
-        except Exception as error:
-            notes.note("attempt %d: %s" % (part.number, notes.trace(error)))
-            part.failed("it could not be started: %s" % error)
+            self._faults.survive(lambda: self._happen(state.PeerAnswered(host, action.question, answer, asked)))
 
-    def _begin_to_prepare(self, part: LocalPart, hosts: Sequence[str]) -> None:
-        try:
-            self._clock.thread(self._prepare, "prepare", part, hosts).start()
-        except RuntimeError as error:  # no more threads: the others must not wait for it
-            part.failed("it could not be prepared: %s" % error)
-
-    def _prepare(self, part: LocalPart, hosts: Sequence[str]) -> None:
-        """In a thread of its own: a checkpoint may be large, and the run can be killed meanwhile."""
-        try:
-            if part.number > self._first:  # before that one ddpctl has done it
-                self._resume.bring(part, hosts)
-        except CalledOff:
-            return
-        except Exception as error:
-            notes.note("the checkpoints for attempt %d: %s" % (part.number, notes.trace(error)))
-            part.failed("the checkpoint to resume from cannot be had: %s" % error)
-        part.ready = True
-        self._caller.hurry()
-        self._caller.changed.set()
-
-    def _tell_of_restart(self) -> None:
-        with self._lock:
-            attempts, speaks = self._voter.paper.value["attempts"], self._speaks()
-            fresh = self._voter.agreed and attempts[-1]["attempt"] > self._told
-        if fresh:
-            self._told = attempts[-1]["attempt"]
-        if fresh and speaks:
-            event = {"event": notifying.RESTART, "state": RUNNING, "cause": attempts[-2]["cause"]}
-            event["grew"] = len(attempts[-1]["hosts"]) if attempts[-2]["cause"] is None else None
-            self._tell(dict(event, attempt=self._told, started=attempts[-1]["started"]))
-
-    def _speaks(self) -> bool:
-        """Whether this host runs the notifiers; one does."""
-        leader = self._voter.leader
-        if leader == self._host and not self._voter.leads:  # so another host believes
-            return False
-        return policy.speaker(leader, self._witness, self._voter.paper.value["attempts"][-1]) == self._host
-
-    def _speaks_alone(self) -> bool:
-        """The same where nobody leads: the first of the hosts that are cut off together."""
-        with self._lock:
-            here = [one for one in self._caller.answering(ANSWERING_S) if one != self._witness]
-        return here[:1] == [self._host]
-
-    def _tell(self, event: Dict[str, Any]) -> None:
-        if self._notify is None:
-            return
-        try:
-            self._notifying.append(notifying.notify(self._own.paths, self._request["run"], self._notify, event))
-        except OSError as error:
-            notes.note("notify: nobody was notified: %s" % error)
-
-    def _see_end(self) -> None:
-        """Whether the run is over, as all have agreed; or as far as this host will ever know."""
-        now = self._clock.now()
-        with self._lock:
-            over, agreed, leads = self._voter.paper.value["over"], self._voter.agreed, self._voter.leads
-            alone = self._caller.alone_for()
-        self._lonely = self._lonely and not agreed
-        if over is None:
-            if self._lonely and alone > NOBODY_S:
-                self._leave()
-            elif alone > (TWO_ALONE_S if self._two else ALONE_S) and self._part_ended():
-                self._end_alone(alone)
-            else:
-                self._see_whether_cut_off(alone)
-            return
-        self._over_since = self._over_since or now
-        waited = now - self._over_since
-        heard = not leads or waited > FAREWELL_S or self._caller.all_know()
-        if (agreed and heard) or waited > TWO_ALONE_S:
-            self._end(Outcome(over["state"], over["cause"]))
-
-    def _see_whether_cut_off(self, alone: float) -> None:
-        """The status says whom this host waits for. If it is for the majority, somebody is notified after a while."""
-        if alone < CUT_OFF_S:
-            self._cut_off, self._told_cut_off = None, False
-            self._own.say(self._leader.headway.waits)
-            return
-        self._cut_off = self._cut_off or notes.iso(self._clock.wall() - alone)
-        job, size = self._request["run"]["job"], len(self._voter.hosts)
-        text = "since %s it does not reach a majority of the run's %d hosts, which may go on without it"
-        text = text % (self._cut_off, size) + "; it takes part again once it does; "
-        self._own.say(text + "to end the run instead: ddpctl kill %s" % job)
-        if alone > TELL_ALONE_S and not self._told_cut_off:
-            self._told_cut_off = True
-            self._tell_cut_off(text + "how it stands: ddpctl status %s" % job)
-
-    def _tell_cut_off(self, text: str) -> None:
-        if self._speaks_alone():
-            last = self._voter.paper.value["attempts"][-1]
-            why = outcomes.cause(self._host, NODE_LOST, text)
-            event = {"event": notifying.CUT_OFF, "state": STARTING, "cause": why}
-            self._tell(dict(event, attempt=last["attempt"], started=last["started"]))
-
-    def _part_ended(self) -> bool:
-        return self._part is None or self._part.end is not None
-
-    def _leave(self) -> None:
-        """As if it had not been started again: what became of the run is not known here."""
-        notes.note("agent: none of the others was heard of within %d s; it goes away again" % NOBODY_S)
-        self._caller.stop()
-        self._resume.close()
-        self._done = True
-
-    def _end_alone(self, seconds: float) -> None:
-        own = self._part.end if self._part is not None else None
-        why = dict((own or {}).get("cause") or outcomes.cause(self._host, NODE_LOST, "the other hosts are lost"))
-        text = "%s; not restarted: %s did not reach a majority of the run's %d hosts for %s; continue it with: %s"
-        step = "ddpctl restart %s" % self._request["run"]["job"]
-        spell = "%d s" % seconds if seconds < 3600 else "%d h" % (seconds / 3600)
-        why["message"] = text % (why["message"], self._host, len(self._voter.hosts), spell, step)
-        self._end(outcomes.failed(why), speaks=self._speaks_alone())
-
-    def _killed(self, word: Mapping[str, Any]) -> None:
-        """Somebody ends the run, on every host by itself; a host that was out of reach hears of it from the others."""
-        outcome = outcomes.killed(self._host, str(word.get("by") or ""))
-        self._caller.spread({"state": KILLED, "cause": outcome.cause})
-        self._end(outcome, word.get("grace"))
-
-    def _end(self, outcome: Outcome, grace: Optional[float] = None, speaks: bool = False) -> None:
-        if self._part is not None and self._part.end is None:
-            self._part.stop(grace, "ddpctl")
-        self._caller.stop()
-        self._resume.close()
-        self._own.end(outcome, self._part)
-        self._done = True
-        if speaks or self._speaks():
-            attempts = self._voter.paper.value["attempts"]
-            event = {"event": notifying.ENDED, "state": outcome.state, "cause": outcome.cause, "ended": notes.now_iso()}
-            self._tell(dict(event, attempt=attempts[-1]["attempt"], started=attempts[0]["started"]))
-
-    def _admit(self) -> Dict[str, Any]:
-        """For a host of the run that comes back: what every agent was given, and has on no disk."""
-        with self._lock:
-            over = self._done or self._voter.paper.value["over"] is not None
-        if over:
-            return {"over": True}
-        given = {name: self._request.get(name) for name in SECRET}
-        return dict(given, over=False, peers=self._line.peers, moved=self._line.moved)
+        talk.at_once(ask, action.hosts, 0.0)
 
     def _answer(self, host: str, question: Dict[str, Any]) -> Dict[str, Any]:
         """A question of another agent; in a thread of its own."""
-        if question["k"] == "serves":
+        kind = question["k"]
+        if kind in ANSWERED_HERE:
+            reply = self._happen(state.PeerAsked(host, question))
+            if reply is None:
+                raise OSError(errno.EBUSY, "this agent cannot answer now")
+            return dict(reply)
+        if kind == "serves":
             return {"port": self._resume.port}
-        return self._leader.answer(host, question, self._caller)
+        if kind == "check":
+            return {"found": links.look_from_here(self._line, question["hosts"])}
+        if kind == "ports":
+            return self._own_ports(question)
+        return {}
 
-    # --- for the other thread, which holds the lock
+    # --- actions, in the thread that has the disk
 
-    def _report(self) -> Dict[str, Any]:
-        """What the leader hears of this host; it belongs to the paper that is sent with it."""
-        return self._leader.report(self._part)
+    def _collect(self, action: state.Collect) -> None:
+        part = self._new_part(action.number)
+        self._prepare(part, lambda: self._resume.collect(part, action.hosts))
 
-    def _renew(self, until: float) -> None:
-        """The lease of the part that the newest paper allows."""
-        part, value = self._part, self._voter.paper.value
-        last = value["attempts"][-1]
-        if part is not None and part.number == last["attempt"] and last["ended"] is None:
-            part.renew(until)  # also while it is being stopped: the leader waits for its end
+    def _choose(self, action: state.Choose) -> None:
+        part = self._part
+        if part is not None and part.number == action.number:
+            self._prepare(part, lambda: self._resume.choose(part, action.hosts, action.sources))
+
+    def _restore(self, action: state.RestorePart) -> None:
+        part = self._part
+        if part is not None and part.number == action.number:
+            self._prepare(part, lambda: self._resume.restore(part, action.hosts, action.choice))
+
+    def _prepare(self, part: LocalPart, work: Callable[[], None]) -> None:
+        """In a thread of its own: a checkpoint may be large, and the run can be killed meanwhile."""
+
+        def prepare() -> None:
+            try:
+                work()
+            except CalledOff:
+                return
+            except Exception as error:
+                notes.note("the checkpoints for attempt %d: %s" % (part.number, notes.trace(error)))
+                part.failed("the checkpoint to resume from cannot be had: %s" % error)
+            self._woken.set()
+
+        try:
+            threading.Thread(target=prepare, name="prepare", daemon=True).start()
+        except RuntimeError as error:  # no more threads: the others must not wait for it
+            part.failed("it could not be prepared: %s" % error)
+
+    def _start(self, action: state.StartPart) -> None:
+        part = self._part
+        if part is None or part.number != action.number:
+            part = self._new_part(action.number)
+        with self._lock:
+            attempt = self._state.document.last
+        try:
+            if attempt.number != part.number:
+                raise OSError(errno.ECANCELED, "another attempt has begun")
+            part.start(self._request, self._base, attempt.to_json(), self._umask, action.until)
+        except Exception as error:
+            notes.note("attempt %d: %s" % (part.number, notes.trace(error)))
+            part.failed("it could not be started: %s" % error)
+        with self._lock:  # what was renewed meanwhile
+            part.renew(self._state.lease)
+
+    def _new_part(self, number: int) -> LocalPart:
+        part = LocalPart(self._own.paths.top, number)
+        with self._lock:
+            self._part = part
+        return part
+
+    def _renew(self, action: state.Renew) -> None:
+        part = self._part
+        if part is not None and part.number == action.number:
+            part.renew(action.until)
+
+    def _call_off(self, action: state.CallOff) -> None:
+        if self._part is not None and self._part.number == action.number:
+            self._part.call_off()
+
+    def _drop(self, action: state.Drop) -> None:
+        if self._part is not None and self._part.number == action.number:
+            self._part.wanted = False
+            with self._lock:
+                self._part = None
+
+    def _check_links(self, action: state.CheckLinks) -> None:
+        def check() -> None:
+            cut = links.find_cut_links(self._line, self._host, action.hosts)
+            self._happen(state.LinksChecked(action.mark, cut))
+
+        self._beside(check)
+
+    def _find_ports(self, action: state.FindPorts) -> None:
+        def find() -> None:
+            own = {"base_dir": self._base, "host": self._host, "own": self._run["run"], "prefer": action.prefer}
+            ports = links.find_ports(self._line, self._host, action.host, own)
+            self._happen(state.PortsFound(action.mark, action.host, ports))
+
+        self._beside(find)
+
+    def _beside(self, work: Callable[[], None]) -> None:
+        threading.Thread(target=lambda: self._faults.survive(work), name="search", daemon=True).start()
+
+    def _own_ports(self, question: Mapping[str, Any]) -> Dict[str, Any]:
+        wish = {"base_dir": self._base, "host": self._host, "own": self._run["run"], "prefer": question["prefer"]}
+        try:
+            return {"ports": links.own_ports(wish)["ports"]}
+        except WorkerError as error:
+            return {"why": error.message}
+
+    def _announce(self, action: state.Announce) -> None:
+        if self._notify is None:
+            return
+        try:
+            event = dict(action.event)
+            self._notifying.append(notifying.notify(self._own.paths, dict(self._run), self._notify, event))
+        except OSError as error:
+            notes.note("notify: nobody was notified: %s" % error)
+
+    def _end(self, action: state.EndRun) -> None:
+        part = self._part
+        if part is not None and part.end is None:
+            part.stop(action.grace, "ddpctl")
+        cause = None if action.cause is None else dict(action.cause)
+        self._own.end(Outcome(action.state, cause), part)
+        self._done = True

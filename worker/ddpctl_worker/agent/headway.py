@@ -1,63 +1,54 @@
-"""Who holds up an attempt that was agreed on and has not begun.
+"""Who holds up an attempt that was agreed on and has not begun. Pure.
 
-A host counts up ``moved`` while it prepares: bytes that were hashed or fetched, and steps that are done. One that waits
-for another host says so, and is not to blame.
+A host counts up ``moved`` while it prepares: bytes that were hashed or fetched, and steps that are done. A host that
+waits for another host says so, and is not to blame.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker import notes
-from ddpctl_worker.system import CLOCK, HostClock
-
-HANGS_S = 120.0  # without progress; what is large may take hours
-TELL_S = 20.0  # the same, when it is said
-BEGIN_S = 10.0  # a preparation that is over by then is not spoken of
-MOST_NAMED = 8
+from ddpctl_worker.agent.document import AgreedAttempt
+from ddpctl_worker.agent.limits import HANGS_S, MOST_NAMED, PREPARED_S, TELL_S
+from ddpctl_worker.agent.state import Headway, Report
 
 
-class Headway:
-    """The leader's view of one attempt after the other; times are seconds since boot."""
+def look(
+    before: Headway,
+    attempt: AgreedAttempt,
+    reports: Mapping[str, Optional[Report]],
+    near: Sequence[str],
+    now: float,
+    wall: float,
+) -> Tuple[Headway, Dict[str, str]]:
+    """The next view; and the hosts that hang, with the words for it. ``wall``: the time of day (Unix seconds)."""
+    if attempt.number != before.attempt:
+        before = Headway(attempt.number, now)
+    moved: Dict[str, Tuple[int, float]] = {}
+    words: Dict[str, str] = {}
+    hang: Dict[str, str] = {}
+    for host in attempt.hosts:
+        report = reports.get(host)
+        own = report if report is not None and report.attempt == attempt.number else Report(attempt.number, False)
+        if own.ready or own.waits or host not in near:
+            continue  # a silent host is given up by its lease
+        count, since = before.moved.get(host, (own.moved, now))
+        since = since if count == own.moved else now
+        moved[host] = own.moved, since
+        words[host] = _words(host, before.words.get(host, host), now - since, wall)
+        if now - since > HANGS_S:
+            hang[host] = "%s made no progress for %d s before attempt %d" % (host, HANGS_S, attempt.number)
+    told = _waits_for(attempt.number, list(words.values())) if now - before.begun >= PREPARED_S else None
+    return Headway(attempt.number, before.begun, moved, words, told), hang
 
-    def __init__(self, clock: HostClock = CLOCK) -> None:
-        self._clock = clock
-        self._attempt = 0
-        self._begun = 0.0
-        self._last: Dict[str, Tuple[int, float]] = {}  # what each host had moved, and since when
-        self._words: Dict[str, str] = {}  # for a host without progress: they stay the same, as they are written to disk
-        self.waits: Optional[str] = None  # whom the attempt waits for, in words
 
-    def look(
-        self, attempt: Mapping[str, Any], reports: Mapping[str, Any], near: Sequence[str], now: float
-    ) -> Dict[str, str]:
-        """The hosts that hang, and the words for it."""
-        if attempt["attempt"] != self._attempt:
-            self._attempt, self._begun, self._last = int(attempt["attempt"]), now, {}
-        late: List[str] = []
-        hang: Dict[str, str] = {}
-        for host in attempt["hosts"]:
-            report = reports.get(host) or {}
-            own = report if report.get("attempt") == self._attempt else {}
-            if own.get("ready") == self._attempt or own.get("waits") or host not in near:
-                self._last.pop(host, None)  # silent ones are given up by their lease
-                continue
-            moved = int(own.get("moved") or 0)
-            before, since = self._last.get(host, (moved, now))
-            since = since if moved == before else now
-            self._last[host] = (moved, since)
-            if now - since < TELL_S:
-                self._words[host] = host
-            elif self._words.get(host, host) == host:
-                self._words[host] = "%s (no progress since %s)" % (host, notes.iso(self._clock.wall() - (now - since)))
-            late.append(self._words[host])
-            if now - since > HANGS_S:
-                hang[host] = "%s made no progress for %d s before attempt %d" % (host, HANGS_S, self._attempt)
-        more = " and %d others" % (len(late) - MOST_NAMED) if len(late) > MOST_NAMED else ""
-        words = "attempt %d waits for %s%s" % (self._attempt, ", ".join(late[:MOST_NAMED]), more)
-        self.waits = words if late and now - self._begun >= BEGIN_S else None
-        return hang
+def _words(host: str, before: str, idle: float, wall: float) -> str:
+    if idle < TELL_S:
+        return host
+    return before if before != host else "%s (no progress since %s)" % (host, notes.iso(wall - idle))
 
-    def over(self) -> None:
-        """Nothing is prepared now, or another host leads."""
-        self._attempt, self.waits = 0, None
+
+def _waits_for(attempt: int, late: List[str]) -> Optional[str]:
+    more = " and %d others" % (len(late) - MOST_NAMED) if len(late) > MOST_NAMED else ""
+    return "attempt %d waits for %s%s" % (attempt, ", ".join(late[:MOST_NAMED]), more) if late else None

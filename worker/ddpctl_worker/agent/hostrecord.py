@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Optional
 
 from ddpctl_worker import fs, notes, proc
 from ddpctl_worker.agent.part import LocalPart
@@ -14,8 +13,6 @@ from ddpctl_worker.contract import STARTING
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import processes, record
-from ddpctl_worker.run.desk import Desk
-from ddpctl_worker.run.status import holders, watchers
 
 
 class HostRecord:
@@ -23,38 +20,11 @@ class HostRecord:
 
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
-        self.cookie = os.urandom(16).hex()
         me = processes.identify(os.getpid())
-        self._names: Dict[str, Any] = {"supervisor": me.to_json() if me else None, "cookie": self.cookie}
+        self._names: Dict[str, Any] = {"supervisor": me.to_json() if me else None, "cookie": os.urandom(16).hex()}
         self._names.update(guardian=None, launcher=None, group=None)
         self._told: Dict[str, Any] = {"boot": proc.boot_id(), "machine": proc.machine(), "started": notes.now_iso()}
         self._state = ""
-        self._lock: Optional[int] = None
-
-    @property
-    def moved(self) -> Optional[Tuple[int, int]]:
-        """How often the agent was started again, and its port; None: never."""
-        return (self._told["moved"], self._told["port"]) if "moved" in self._told else None
-
-    def take_over(self, port: int, moved: Mapping[str, Any]) -> Optional[str]:
-        """Keep the run here from now on, after an agent that is gone; or why not. The claim stays that of the first.
-
-        The lock lasts as long as this process: of two that come at once, one stays. A stop that comes meanwhile finds
-        this agent in the record, or this agent finds its word.
-        """
-        self._lock = os.open(self.paths.agent_lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return "another agent of the run is there already"
-        before = holders(self.paths)
-        if watchers(before):
-            return "the agent of the run is there already"
-        count = max(int(before.get("moved") or 0), int((moved.get(self.paths.host) or [0])[0])) + 1
-        self._names["cookie"] = before.get("cookie") or self.cookie
-        self._told.update(port=port, moved=count, started=before.get("started") or self._told["started"])
-        self.save(STARTING)
-        return "the run was ended here" if self.stop_word() is not None else None
 
     def claim(self, port: int) -> bool:
         """Say who keeps this run; False: somebody has ended it already."""
@@ -78,16 +48,11 @@ class HostRecord:
                 fs.write_json(self.paths.state, {"state": self._state, **self._names, **self._told})
 
     def keep(self, agreed: Dict[str, Any]) -> None:
-        """Vote and paper, on disk also where that is full. Raises OSError."""
+        """Vote and proposal, on disk also where that is full. Raises OSError."""
         record.replace(self.paths.agreed, agreed, self.paths.agreed_reserve)
 
-    def open_desk(self, admit: Callable[[], Dict[str, Any]]) -> None:
-        """For the verb `admit`; in the place of an agent that is gone."""
-        fs.discard(self.paths.agent_socket)
-        Desk(self.paths.agent_socket, admit).open()
-
     def stop_word(self) -> Optional[Dict[str, Any]]:
-        """What somebody wrote who wants the run to end, or has ended it while no agent was here."""
+        """What somebody wrote who wants the run to end, or who has ended it while this agent hung."""
         if os.path.lexists(self.paths.stop):
             return fs.read_json(self.paths.stop)
         return {} if os.path.lexists(self.paths.exit) else None

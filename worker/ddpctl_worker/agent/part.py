@@ -7,11 +7,13 @@ import hashlib
 import hmac
 import os
 import threading
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ddpctl_worker import fs
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import FAILED, KILLED, SPAWN_FAILED, TERMINAL
+from ddpctl_worker.agent.document import CheckpointChoice
+from ddpctl_worker.agent.state import PartProgress
+from ddpctl_worker.contract import FAILED, KILLED, PLAIN, SPAWN_FAILED, TERMINAL
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import lease as leases
@@ -56,6 +58,8 @@ def _gang(hosts: List[str], members: Mapping[str, Any], host: str, port: Any) ->
 
 def attempt_argv(argv: List[str], part: Mapping[str, Any]) -> List[str]:
     """The launcher's command line for an attempt, from that of another one."""
+    if part.get("launcher") == PLAIN:
+        return list(argv)
     values = {
         "--nnodes": part["nnodes"],
         "--node_rank": part["node_rank"],
@@ -75,20 +79,28 @@ class CalledOff(Exception):
 
 
 class LocalPart:
-    """``number``: of the attempt. ``ready``: what it resumes from is in place. ``end``: its exit record, once there is
-    one."""
+    """``number``: of the attempt. The other fields are facts that the threads at work on it leave here, and that the
+    agent reads: see ``progress``. ``end``: its exit record, once there is one."""
 
     def __init__(self, top: str, number: int) -> None:
         self.paths = RunPaths(top, number)
         self.number = number
-        self.ready = self.started = False
+        self.started = False
         self.wanted = True  # until the attempt is called off before it began
         self.moved = 0  # how far its preparation is: bytes, and steps
-        self.waits_for: Optional[str] = None  # the host that this one needs to continue its preparation
+        self.reaches: Optional[Tuple[str, ...]] = None  # hosts out of the attempt that it can resume from
+        self.choice: Optional[CheckpointChoice] = None  # for all hosts of the attempt, if this one chooses
+        self.restored = False  # what it resumes from is in place
         self.called_off = False  # it is stopped because the attempt is over elsewhere
         self._lock = threading.Lock()
         self.end: Optional[Dict[str, Any]] = None
         self._pipes: List[int] = []
+
+    @property
+    def progress(self) -> PartProgress:
+        """For the agent's decisions."""
+        end = brief(self.end, self.called_off)
+        return PartProgress(self.number, self.moved, self.reaches, self.choice, self.restored, end)
 
     def move(self, count: int = 1) -> None:
         """Its preparation comes on: bytes were read or fetched, or a step is done. Raises CalledOff."""
@@ -99,11 +111,12 @@ class LocalPart:
     def start(
         self, request: Mapping[str, Any], base: str, attempt: Mapping[str, Any], umask: int, lease: float
     ) -> None:
-        """Start it. Raises WorkerError, OSError: the disk takes nothing."""
+        """Start it. ``attempt``: as JSON has it (document.py). Raises WorkerError, OSError: the disk takes nothing."""
         part = attempt_record(request["run"], attempt, self.paths.host)
         key = str(request.get("gang_key") or "")
         mine = dict(request, run=part, argv=attempt_argv(request["argv"], part), gang_key=key_of(key, self.number))
         mine["notify"] = None  # an attempt's end is not the run's
+        self.started = True
         readers, self._pipes = leases.pipes()
         try:
             start_attempt(mine, base, self.paths, umask, dict(readers, until=lease))
@@ -154,18 +167,6 @@ class LocalPart:
         if status is None or status["state"] not in TERMINAL:
             return None
         return record.exit_record(Outcome(status["state"], status["cause"]), ended=status["ended"])
-
-
-def left_behind(paths: RunPaths, new_part: Callable[[str, int], LocalPart] = LocalPart) -> Optional[LocalPart]:
-    """The newest part here that was begun by an agent which is gone; it has ended. If it was ended from outside, that
-    is no kill of the run."""
-    begun = paths.attempts()
-    if not begun:
-        return None
-    part = new_part(paths.top, int(begun[-1].attempt or 0))
-    part.ready = part.started = part.called_off = True
-    part.look()
-    return part
 
 
 def key_of(run_key: str, attempt: int) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from datetime import datetime
 from typing import Any, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.agent.document import AgreedAttempt
 from ddpctl_worker.contract import EXITED, FAILED, KILLED, KILLED_BY_USER, NODE_LOST, SPAWN_FAILED, SUCCEEDED
 
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
-GROW_AFTER_S, MOST_GROW_AFTER_S = 60.0, 3600.0
 STEADY_S = 600.0  # an attempt that ran for so long had got over whatever failed before
 # What a GPU that is broken makes drivers and libraries say; NVIDIA's Xid 48, 63, 64, 74, 79, 94, 95 in words.
 _BROKEN_GPU = re.compile(
@@ -28,13 +29,12 @@ Ends = Mapping[str, Optional[Mapping[str, Any]]]  # the exit record of each host
 
 
 class Rules(NamedTuple):
-    """What a job allows; ``hosts`` in the order of the list, spares included, the witness left out."""
+    """What a job allows; ``hosts`` in the order of the list, spares included."""
 
     hosts: Sequence[str]
     nodes: int  # of an attempt
     least: int  # as few as it may run on
     restarts: int
-    grow: bool = False  # to a host that is back, without waiting for a failure
 
 
 class NextStep(NamedTuple):
@@ -49,27 +49,24 @@ class NextStep(NamedTuple):
 
 def after(
     rules: Rules,
-    attempts: Sequence[Mapping[str, Any]],
+    attempts: Sequence[AgreedAttempt],
     ends: Ends,
     near: Sequence[str],
     aside: Mapping[str, str],
-    grown: int = 0,
-    grew: bool = False,
+    wall: float,
 ) -> NextStep:
-    """``attempts``: all of them, the last one being over. ``ends``: the exit record of each of its hosts, None for one
-    that was not heard of any more. ``near``: hosts that answer now. ``aside``: who must not be used, and why; one of
-    them in this attempt hung, so that it could not begin. ``grew``:
-    it was stopped to continue on more hosts, as ``grown`` attempts so far were; these do not count as restarts."""
-    hung = {host: aside[host] for host in attempts[-1]["hosts"] if host in aside}  # it was called off for these
-    ends = {**ends, **{host: _hung(host, why) for host, why in hung.items()}}
+    """``attempts``: all of them, the last one being over. ``ends``: the exit record of each of its hosts, None for a
+    host that was not heard of any more. ``near``: hosts that answer now. ``aside``: hosts that must not be used, and
+    why; a host of the last attempt among them hung, so that the attempt could not begin. ``wall``: now (Unix
+    seconds)."""
+    last = attempts[-1]
+    hung = {host: aside[host] for host in last.hosts if host in aside}  # the attempt was called off for these
+    ends = {**ends, **{host: _hung(host, why, wall) for host, why in hung.items()}}
     damaged = broken(ends)
-    if grew:
-        ends = {host: _stopped(end) for host, end in ends.items()}
-    cause = cause_of(ends)
+    cause = cause_of(ends, wall)
     lost = {host: "it was not heard of any more" for host, end in ends.items() if end is None}
     stuck = {host: "it answers, and its part of the attempt does not end" for host in lost if host in near}
-    misfits = _misfits(attempts, cause)
-    unfit = {**stuck, **damaged, **misfits, **hung}
+    unfit = {**stuck, **damaged, **hung}
     states = {str(end["state"]) for end in ends.values() if end is not None}
     if states == {SUCCEEDED} and not lost:
         return NextStep(None, [], {}, over={"state": SUCCEEDED, "cause": None})
@@ -77,53 +74,26 @@ def after(
         return NextStep(cause, [], {}, over={"state": KILLED, "cause": cause})
     set_aside = [{"host": host, "why": why} for host, why in {**lost, **unfit}.items()]
     usable = [one for one in near if one not in aside and one not in unfit and one not in lost]
-    hosts = choose(rules, attempts[-1]["hosts"], usable)
-    why_not = None if misfits or hung or (grew and cause is None) else _why_not(rules, attempts, cause, grown)
+    hosts = choose(rules, last.hosts, usable)
+    why_not = None if hung else _why_not(rules, attempts, cause)
     if why_not:
-        return NextStep(cause, set_aside, unfit, over=given_up(cause, why_not, attempts[-1]))
+        return NextStep(cause, set_aside, unfit, over=given_up(cause, why_not, last, wall))
     return NextStep(cause, set_aside, unfit, hosts=hosts)
 
 
-def given_up(cause: Optional[Mapping[str, Any]], why: str, attempt: Mapping[str, Any]) -> Dict[str, Any]:
+def given_up(cause: Optional[Mapping[str, Any]], why: str, attempt: AgreedAttempt, wall: float) -> Dict[str, Any]:
     """The end of a run that has no next attempt after this one, for this reason."""
-    if cause is None:  # it was called off before it began, or stopped to continue on more hosts
-        text = "attempt %d was stopped by ddpctl" % attempt["attempt"]
-        cause = outcomes.cause(attempt["hosts"][0], SPAWN_FAILED, text)
+    if cause is None:  # it was called off before it began
+        text = "attempt %d was stopped by ddpctl" % attempt.number
+        cause = outcomes.cause(attempt.hosts[0], SPAWN_FAILED, text, when=wall)
     return {"state": FAILED, "cause": dict(cause, message="%s; not restarted: %s" % (cause["message"], why))}
 
 
-def _hung(host: str, why: str) -> Dict[str, Any]:
-    return {"state": FAILED, "cause": outcomes.cause(host, SPAWN_FAILED, why)}
+def _hung(host: str, why: str, wall: float) -> Dict[str, Any]:
+    return {"state": FAILED, "cause": outcomes.cause(host, SPAWN_FAILED, why, when=wall)}
 
 
-def _stopped(end: Optional[Mapping[str, Any]]) -> Optional[Mapping[str, Any]]:
-    """How a part ended that ddpctl itself has stopped: that it was killed, or missed ranks that were, is no cause."""
-    return dict(end, state=FAILED, cause=None) if end is not None and end["state"] != SUCCEEDED else end
-
-
-def _misfits(attempts: Sequence[Mapping[str, Any]], cause: Optional[Mapping[str, Any]]) -> Dict[str, str]:
-    """A host that a healthy run was stopped for, and that cannot start its part (no space, say): the run does without
-    it, as before."""
-    before = attempts[-2] if len(attempts) > 1 else None
-    if before is None or before.get("cause") is not None or cause is None or cause["reason"] != SPAWN_FAILED:
-        return {}
-    return {} if cause["host"] in before["hosts"] else {str(cause["host"]): str(cause["message"])}
-
-
-def growth(rules: Rules, attempts: Sequence[Mapping[str, Any]], usable: Sequence[str], lasted: float) -> List[str]:
-    """The hosts to continue on with more of them than the live attempt has, which began ``lasted`` seconds ago; none
-    where there are no more or it is too early. A host that was lost again and again is waited for longer each time."""
-    last: List[str] = attempts[-1]["hosts"]
-
-    def waits(host: str) -> float:
-        losses: int = sum(one["host"] == host for attempt in attempts for one in attempt["set_aside"])
-        return min(MOST_GROW_AFTER_S, GROW_AFTER_S * float(2 ** max(0, losses - 1)))
-
-    hosts = choose(rules, last, [host for host in usable if host in last or lasted >= waits(host)])
-    return hosts if rules.grow and {*hosts} > {*last} else []
-
-
-def cause_of(ends: Ends) -> Optional[Dict[str, Any]]:
+def cause_of(ends: Ends, wall: float) -> Optional[Dict[str, Any]]:
     """The first failure in time, a culprit before those who only missed another host; a kill before everything. None
     where nothing has failed. Of a host that was lost, rather than of those that were cut off from it."""
     found = [dict(end["cause"]) for end in ends.values() if end is not None and end.get("cause")]
@@ -138,7 +108,7 @@ def cause_of(ends: Ends) -> Optional[Dict[str, Any]]:
     if about:
         missed = Counter(one["host"] for one in about)
         return max(about, key=lambda one: missed[one["host"]])
-    return outcomes.cause(lost[0], NODE_LOST, "nothing was heard from %s: it is down or cut off" % lost[0])
+    return outcomes.cause(lost[0], NODE_LOST, "nothing was heard from %s: it is down or cut off" % lost[0], when=wall)
 
 
 def broken(ends: Ends) -> Dict[str, str]:
@@ -176,41 +146,40 @@ def connected(rules: Rules, before: Sequence[str], usable: Sequence[str], cut: C
             return left
 
 
-def speaker(leader: Optional[str], witness: Optional[str], last: Mapping[str, Any]) -> Optional[str]:
-    """The host that runs the notifiers: the one that leads. A witness has neither the job's code nor its secrets, so
-    then the first host of the ``last`` attempt does that was not lost with it."""
-    if leader is None or leader != witness:
-        return leader
-    gone = [one["host"] for one in last["set_aside"]]
-    return next((host for host in last["hosts"] if host not in gone), None)
-
-
 def same_exception(one: Optional[Mapping[str, Any]], other: Optional[Mapping[str, Any]]) -> bool:
     """Whether two attempts failed of one exception at one place, or could not even be started for one reason."""
     first, second = _fingerprint(one), _fingerprint(other)
     return first is not None and first == second
 
 
-def pause(lasted: Sequence[float]) -> float:
-    """Seconds to wait before the next attempt; ``lasted``: how long each one ran."""
+def pause(attempts: Sequence[AgreedAttempt]) -> float:
+    """Seconds to wait before the next attempt. It grows with each one in a row that did not last."""
     short = 0
-    for seconds in reversed(lasted):
-        if seconds >= STEADY_S:
+    for one in reversed(attempts):
+        if _lasted(one) >= STEADY_S:
             break
         short += 1
     return min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** max(0, short - 1))
 
 
+def _lasted(attempt: AgreedAttempt) -> float:
+    """Seconds, by the clocks of the leaders at its begin and end: good enough for a pause."""
+    return 0.0 if attempt.ended is None else _seconds(attempt.ended) - _seconds(attempt.started)
+
+
+def _seconds(time: str) -> float:
+    return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()
+
+
 def _why_not(
     rules: Rules,
-    attempts: Sequence[Mapping[str, Any]],
+    attempts: Sequence[AgreedAttempt],
     cause: Optional[Mapping[str, Any]],
-    grown: int,
 ) -> Optional[str]:
-    if attempts[-1]["attempt"] - grown > rules.restarts:
+    if attempts[-1].number > rules.restarts:
         times = "once" if rules.restarts == 1 else "%d times" % rules.restarts
         return "it was restarted %s before" % times if rules.restarts else "the job has no restarts"
-    if len(attempts) > 1 and same_exception(attempts[-2].get("cause"), cause):
+    if len(attempts) > 1 and same_exception(attempts[-2].cause, cause):
         return "it failed at the same place twice in a row, so restarting will not help"
     return None
 

@@ -1,20 +1,26 @@
 """Before an attempt: this host gets the newest complete checkpoints of the job from the other hosts of the run.
 
-Each agent serves what its host has for as long as the run lasts. The first host of an attempt decides for all of them
-(checkpoint/choice.py), so that none resumes from another checkpoint than the rest. It does so once each of them has
-hashed what it had not hashed yet, and they change nothing before they have its word. A host that is not in the attempt
-counts where all of them reach it.
+Each agent serves what its host has for as long as the run lasts. The steps (following.py says when each is due):
+
+- ``collect``: every host of the attempt hashes what it has not hashed yet, and sees which hosts out of the attempt it
+  can get checkpoints from. It changes nothing.
+- ``choose``: the first host of the attempt chooses for all of them (checkpoint/choice.py). All agents agree on the
+  digest of that choice, so no host resumes from another checkpoint than the rest.
+- ``restore``: every host asks the first one for its share of that very choice, and puts it in place.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import ssl
 import threading
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker import net, notes
+from ddpctl_worker.agent.document import CheckpointChoice
 from ddpctl_worker.agent.part import LocalPart
 from ddpctl_worker.agent.talk import PeerLine, Unanswered
 from ddpctl_worker.channel import WorkerError
@@ -31,10 +37,12 @@ from ddpctl_worker.store.relay import PeerGone, context
 
 TRIES, PAUSE_S = 3, 1.0  # to reach a host of the attempt
 SILENT_S = 30.0  # the first host may be busy; if it is lost, the attempt is called off
+NEXT = "the next attempt asks again"
 
 
 class Resume:
-    """``copying``: certificate and key of the run's transfers (PEM), as for the copies; None: the run has none."""
+    """``copying``: certificate and key of the run's transfers (PEM), as for the copies; None: the run has none, and no
+    step is ever due."""
 
     def __init__(self, base: str, run: Mapping[str, Any], copying: Optional[Mapping[str, str]], line: PeerLine) -> None:
         self._line, self._host = line, str(run["host"])
@@ -42,10 +50,8 @@ class Resume:
         self._folder = JobFolder(base, job_id(run), self._host)
         self._pem = None if copying is None else (copying["certificate"], copying["key"], base)
         self._server: Optional[CheckpointServer] = None
-        self._at_work = threading.Lock()  # on the job's folder: one attempt's preparation at a time
-        self._deciding = threading.Lock()
-        self._reaches: Dict[int, Dict[str, List[str]]] = {}  # by attempt: who is done hashing, and whom it reaches
-        self._decided: Tuple[int, Dict[str, List[Order]]] = (0, {})  # for which attempt, and who has to do what
+        self._at_work = threading.Lock()  # on the job's folder: one step at a time
+        self._chosen: Tuple[str, Dict[str, List[Order]]] = ("", {})  # the digest, and what each host has to do
 
     @property
     def port(self) -> Optional[int]:
@@ -61,75 +67,92 @@ class Resume:
         if self._server is not None:
             self._server.close()
 
-    def bring(self, part: LocalPart, hosts: Sequence[str]) -> None:
-        """Have in place what ``hosts``, those of the attempt, are to resume from.
+    # Each step raises CalledOff: ``part`` is not wanted any more; WorkerError: what is needed cannot be had.
 
-        Raises:
-            CalledOff: ``part`` is not wanted any more.
-            WorkerError: it is somewhere, and cannot be had: no space, or the connection was lost again and again.
-        """
-        if self._pem is None:
-            return
+    def collect(self, part: LocalPart, hosts: Sequence[str]) -> None:
+        """``hosts``: of the attempt. Sets ``part.reaches``."""
+        with self._alone(part):
+            # What was saved right before the end of the last attempt may have no manifest yet.
+            own = self._folder.make(self._host)
+            Keeper(own, self._host, since=time.time(), read_on=part.move).look(ended=False)
+            others = [host for host in self._line.peers if host not in hosts and host != self._host]
+            with self._peers(part, others, needed=()) as peers:
+                part.reaches = tuple(_reached(part, peers))
+
+    def choose(self, part: LocalPart, hosts: Sequence[str], sources: Sequence[str]) -> None:
+        """From what ``sources`` have, for all ``hosts`` of the attempt. Sets ``part.choice``."""
+        with self._alone(part):
+            others = [host for host in sources if host != self._host]
+            with self._peers(part, others, needed=hosts) as peers:
+                part.move()
+                held, trouble = kept(self._folder, peers)
+            _require(self._host, hosts, trouble)
+            found = restoring(held, hosts)
+            orders: Dict[str, List[Order]] = {
+                host: [one.order() for one in found if host in one.hosts] for host in hosts
+            }
+            text = json.dumps([part.number, orders], sort_keys=True)
+            digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
+            self._chosen = digest, orders
+            part.choice = CheckpointChoice(digest, tuple(sorted({one.chosen.entry for one in found})))
+
+    def restore(self, part: LocalPart, hosts: Sequence[str], choice: CheckpointChoice) -> None:
+        """Have in place what ``choice`` says. Sets ``part.restored``."""
+        with self._alone(part):
+            first = hosts[0]
+            others = [host for host in self._line.peers if host != self._host]
+            with self._peers(part, others, needed=[first]) as peers:
+                orders = self._orders(self._host, choice.digest)
+                if first != self._host:
+                    orders = _ask_for_orders(part, peers[first], choice)
+                if orders is None:
+                    text = "%s does not know any more what attempt %d resumes from" % (first, part.number)
+                    raise WorkerError(TIMEOUT, text, NEXT)
+                count = bring(self._folder, peers, orders, Throttle(None, part.move))
+            if orders:
+                names = ", ".join(order["entry"] for order in orders)
+                notes.note("the attempt resumes from %s: %d bytes came from other hosts" % (names, count))
+            part.restored = True
+
+    def _orders(self, host: str, digest: str) -> Optional[List[Order]]:
+        """What ``host`` has to do for the choice with that digest; None: this host has not made it."""
+        chosen, orders = self._chosen
+        return orders.get(host) if chosen == digest else None
+
+    @contextlib.contextmanager
+    def _alone(self, part: LocalPart) -> Iterator[None]:
         while not self._at_work.acquire(timeout=PAUSE_S):  # an attempt that was called off may not have ended yet
             part.move(0)
         try:
-            self._bring(part, hosts, context(*self._pem, False))
+            part.move(0)
+            yield
         finally:
             self._at_work.release()
 
-    def _bring(self, part: LocalPart, hosts: Sequence[str], tls: ssl.SSLContext) -> None:
-        # What was saved right before the end of the last attempt may have no manifest yet.
-        own = self._folder.make(self._host)
-        Keeper(own, self._host, since=time.time(), read_on=part.move).look(ended=False)
-        peers = clients(self._serving(part, hosts), tls)
+    @contextlib.contextmanager
+    def _peers(
+        self, part: LocalPart, hosts: Sequence[str], needed: Sequence[str]
+    ) -> Iterator[Dict[str, CheckpointClient]]:
+        """Connections to those of ``hosts`` that serve. Those that are ``needed`` have to answer."""
+        assert self._pem is not None
+        peers = clients(self._serving(part, hosts, needed), self._tls(self._pem))
         try:
-            reaches = _reached(part, {host: peer for host, peer in peers.items() if host not in hosts})
-            first = hosts[0] == self._host
-            orders = self._decide(part, hosts, peers, reaches) if first else _asked(part, peers[hosts[0]], reaches)
-            count = bring(self._folder, peers, orders, Throttle(None, part.move))
+            yield peers
         finally:
             for peer in peers.values():
                 peer.close()
-        if orders:
-            names = ", ".join(order["entry"] for order in orders)
-            notes.note("the attempt resumes from %s: %d bytes came from other hosts" % (names, count))
 
-    def _decide(
-        self, part: LocalPart, hosts: Sequence[str], peers: Dict[str, CheckpointClient], reaches: List[str]
-    ) -> List[Order]:
-        """As the first host: for all of them, once they can be asked."""
-        with self._deciding:
-            told = self._reaches.setdefault(part.number, {})
-        told[self._host] = reaches
-        while any(host not in told for host in hosts):
-            part.move(0)
-            part.waits_for = next(host for host in hosts if host not in told)
-            time.sleep(PAUSE_S)
-        part.waits_for = None
-        used = {host: peer for host, peer in peers.items() if host in hosts or all(host in told[one] for one in hosts)}
-        held, trouble = kept(self._folder, used)
-        self._require(hosts, trouble)
-        found = restoring(held, hosts)
-        orders: Dict[str, List[Order]] = {host: [one.order() for one in found if host in one.hosts] for host in hosts}
-        with self._deciding:
-            self._reaches, self._decided = {}, (part.number, orders)
-        return orders[self._host]
+    @staticmethod
+    def _tls(pem: Tuple[str, str, str]) -> ssl.SSLContext:
+        return context(*pem, False)
 
-    def _orders(self, host: str, attempt: int, reaches: List[str]) -> Optional[List[Order]]:
-        """A host of the attempt is done hashing, and asks what it has to do."""
-        with self._deciding:
-            if self._decided[0] == attempt:
-                return self._decided[1].get(host)
-            self._reaches.setdefault(attempt, {})[host] = reaches
-            return None
-
-    def _serving(self, part: LocalPart, hosts: Sequence[str]) -> Sequence[Dict[str, Any]]:
-        """The other hosts that answer, as ``restore.clients`` wants them. Those of the attempt have to."""
+    def _serving(self, part: LocalPart, hosts: Sequence[str], needed: Sequence[str]) -> List[Dict[str, Any]]:
+        """The hosts that answer, as ``restore.clients`` wants them."""
         found: Dict[str, Dict[str, Any]] = {}
         trouble: Dict[str, str] = {}
         for again in range(TRIES):
             time.sleep(PAUSE_S if again else 0.0)
-            for host in [one for one in self._line.peers if one != self._host and one not in found]:
+            for host in [one for one in hosts if one not in found]:
                 part.move()
                 try:
                     port = self._line.ask(host, {"k": "serves"})["port"]
@@ -138,21 +161,22 @@ class Resume:
                     continue
                 trouble.pop(host, None)
                 found[host] = {"host": host, "addresses": [self._addresses[host]], "port": port}
-            if not any(host in trouble for host in hosts):
+            if not any(host in trouble for host in needed):
                 break
-        self._require(hosts, trouble)
+        _require(self._host, needed, trouble)
         return [one for one in found.values() if one["port"] is not None]
 
-    def _require(self, hosts: Sequence[str], trouble: Mapping[str, str]) -> None:
-        """All hosts of an attempt must resume from the same: one that cannot be asked may have the newest."""
-        for host in hosts:
-            if host in trouble:
-                text = "%s could not ask %s what it has saved: %s" % (self._host, host, trouble[host])
-                raise WorkerError(TIMEOUT, text, "the next attempt asks again")
+
+def _require(me: str, hosts: Sequence[str], trouble: Mapping[str, str]) -> None:
+    """All hosts of an attempt must resume from the same: a host that cannot be asked may have the newest."""
+    for host in hosts:
+        if host in trouble:
+            text = "%s could not ask %s what it has saved: %s" % (me, host, trouble[host])
+            raise WorkerError(TIMEOUT, text, NEXT)
 
 
 def _reached(part: LocalPart, peers: Mapping[str, CheckpointClient]) -> List[str]:
-    """Those of ``peers`` from which this one can get checkpoints."""
+    """Those of ``peers`` that this host can get checkpoints from."""
     found = []
     for host, peer in peers.items():
         part.move()
@@ -163,21 +187,16 @@ def _reached(part: LocalPart, peers: Mapping[str, CheckpointClient]) -> List[str
     return found
 
 
-def _asked(part: LocalPart, first: CheckpointClient, reaches: Sequence[str]) -> List[Order]:
-    """What this host has to do, as the ``first`` one says."""
-    heard = time.monotonic()
-    part.waits_for = first.host
+def _ask_for_orders(part: LocalPart, first: CheckpointClient, choice: CheckpointChoice) -> Optional[List[Order]]:
+    """This host's share of ``choice``, from the ``first`` host of the attempt; None: it does not have it any more."""
+    until = time.monotonic() + SILENT_S
     while True:
         part.move(0)
         try:
-            orders = first.orders(part.paths.host, part.number, reaches)
-            heard = time.monotonic()
-            if orders is not None:
-                part.waits_for = None
-                return list(orders)
+            return first.orders(part.paths.host, choice.digest)
         except PeerGone as gone:
-            if time.monotonic() > heard + SILENT_S:
+            if time.monotonic() > until:
                 text = "%s could not ask %s what to resume from: %s" % (part.paths.host, first.host, gone)
-                raise WorkerError(TIMEOUT, text, "the next attempt asks again") from None
+                raise WorkerError(TIMEOUT, text, NEXT) from None
         first.close()
         time.sleep(PAUSE_S)

@@ -1,4 +1,4 @@
-"""Questions from one agent of a run to another, and their answers: one connection each, proved with the run's key.
+"""Questions from one agent of a run to another, and their answers, over a connection proved with the run's key.
 
 The handshake is the gang's (gang/wire.py), under a key of the agents' own. The one that answers says who it is: an
 address may be another host's by now.
@@ -13,18 +13,21 @@ import hmac
 import random
 import socket
 import threading
+import time
 from collections import deque
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ddpctl_worker import net
+from ddpctl_worker.acceptor import BACKLOG, IDLE_S, Acceptor, Session
 from ddpctl_worker.contract import AGENT_PORTS
-from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, MemberWire, Stranger, Wire
+from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, MemberWire, Wire
 from ddpctl_worker.notes import note, trace
-from ddpctl_worker.system import CLOCK, SOCKETS, HostClock, Sockets
+from ddpctl_worker.strangers import Stranger
 
 ASK_S = 2.0
-SERVE_S = 5.0  # one connection, whatever comes on it
-MOST_AT_ONCE = 128  # connections
-BACKLOG = 128
+SERVE_S = 5.0  # for an answer to be taken
+KEPT_S = IDLE_S / 2  # the other side closes a connection that is not used for IDLE_S
+MOST_KEPT = 64  # open connections to others: the leader's counts, and all are asked once in a while
 AT_ONCE = 64  # hosts that are asked at one time
 Answer = Callable[[str, Dict[str, Any]], Dict[str, Any]]  # who asks, and what
 
@@ -38,12 +41,15 @@ def key_of(run_key: str) -> bytes:
     return hmac.new(bytes.fromhex(run_key), b"ddpctl-agents/1", hashlib.sha256).digest()
 
 
-class PeerLine:
-    """How to reach the others; ``peers``: address and port by host.
+class _Connection:
+    """To another agent that has answered on it."""
 
-    An agent that was started again has another port. It says so, and everybody passes it on with every question and
-    answer: ``moved`` counts the starts, so that old word never replaces newer.
-    """
+    def __init__(self, sock: socket.socket, wire: MemberWire) -> None:
+        self.sock, self.wire, self.used = sock, wire, 0.0
+
+
+class PeerLine:
+    """How to reach the others; ``peers``: address and port by host."""
 
     def __init__(
         self,
@@ -51,55 +57,89 @@ class PeerLine:
         run: str,
         host: str,
         peers: Mapping[str, Tuple[str, int]],
-        clock: HostClock = CLOCK,
-        sockets: Sockets = SOCKETS,
     ) -> None:
-        self.clock, self._sockets = clock, sockets
         self._key, self._run, self._host, self.peers = key, run, host, dict(peers)
-        self.moved: Dict[str, Tuple[int, int]] = {}  # how often, and the port; replaced as a whole
+        self._open: Dict[str, _Connection] = {}  # for the next question, by host
         self._found: Dict[str, str] = {}  # what a name resolved to: a name server that hangs must not cost a lease
-        self._learning = threading.Lock()
+        self._lock = threading.Lock()
 
-    def learn(self, moved: Mapping[str, Any]) -> None:
-        """Where an agent is now, as another one says, or this one of itself."""
-        with self._learning:
-            for host, (count, port) in moved.items():
-                if host in self.peers and int(count) > self.moved.get(host, (0, 0))[0]:
-                    self.moved = {**self.moved, host: (int(count), int(port))}
-                    self.peers[host] = (self.peers[host][0], int(port))
-
-    def with_moved(self, message: Dict[str, Any]) -> Dict[str, Any]:
-        """A message as it goes out."""
-        return dict(message, moved=self.moved) if self.moved else message
+    def close(self) -> None:
+        """Nothing more is asked."""
+        with self._lock:
+            kept, self._open = list(self._open.values()), {}
+        for one in kept:
+            one.sock.close()
 
     def ask(self, host: str, question: Dict[str, Any], seconds: float = ASK_S) -> Dict[str, Any]:
-        """The answer of the agent on ``host``.
+        """The answer of the agent on ``host``, on the connection of the last question if there is one.
 
         Raises:
             Unanswered: there is none within ``seconds``.
         """
-        until = self.clock.now() + seconds
-        wire = MemberWire(self._key, self._run, self._host, host)
+        until = time.monotonic() + seconds
         try:
-            name, port = self.peers[host]
-            with self._sockets.connect((self._found.get(name, name), port), seconds) as sock:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                sock.sendall(wire.hello())
-                while not wire.open:
-                    wire.feed(_some(sock, until - self.clock.now()))
-                self._found[name] = sock.getpeername()[0]
-                sock.sendall(wire.pack(self.with_moved(question)))
-                answer = _message(wire, sock, until, self.clock)
+            answer = self._ask_again(host, question, until) or self._ask_anew(host, question, until)
         except (OSError, Stranger) as error:
             raise Unanswered(getattr(error, "strerror", None) or str(error) or repr(error)) from None
         if answer.get("from") != host:
             raise Unanswered("%s answers at the address of %s" % (answer.get("from"), host))
-        self.learn(answer.pop("moved", {}))
+        return answer
+
+    def _ask_again(self, host: str, question: Dict[str, Any], until: float) -> Optional[Dict[str, Any]]:
+        """The same on an open connection; None where there is none, or the other side has closed it."""
+        with self._lock:
+            kept = self._open.pop(host, None)
+        if kept is None:
+            return None
+        if time.monotonic() - kept.used > KEPT_S:
+            kept.sock.close()
+            return None
+        try:
+            return self._exchange(host, kept, question, until)
+        except socket.timeout:
+            raise
+        except (OSError, Stranger):
+            return None
+
+    def _ask_anew(self, host: str, question: Dict[str, Any], until: float) -> Dict[str, Any]:
+        wire = MemberWire(self._key, self._run, self._host, host)
+        name, port = self.peers[host]
+        sock = socket.create_connection((self._found.get(name, name), port), max(0.001, until - time.monotonic()))
+        kept = _Connection(sock, wire)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.sendall(wire.hello())
+            while not wire.open:
+                wire.feed(_some(sock, until - time.monotonic()))
+            self._found[name] = sock.getpeername()[0]
+        except BaseException:
+            sock.close()
+            raise
+        return self._exchange(host, kept, question, until)
+
+    def _exchange(self, host: str, kept: _Connection, question: Dict[str, Any], until: float) -> Dict[str, Any]:
+        """Question and answer. The connection is kept for the next question; one of several at the same time is."""
+        try:
+            kept.sock.settimeout(max(0.001, until - time.monotonic()))
+            kept.sock.sendall(kept.wire.pack(question))
+            answer = _message(kept.wire, kept.sock, until)
+        except BaseException:
+            kept.sock.close()
+            raise
+        kept.used = time.monotonic()
+        with self._lock:
+            closing = self._open.pop(host, None)
+            self._open[host] = kept
+            if closing is None and len(self._open) > MOST_KEPT:
+                closing = self._open.pop(next(iter(self._open)))
+        if closing is not None:
+            closing.sock.close()
         return answer
 
 
 class AnswerDesk:
-    """Where the others ask. A thread for each connection: there is one a second and host, and each is over at once."""
+    """Where the others ask. Their connections stay open: a lease depends on no new connection, whatever strangers do to
+    this port."""
 
     def __init__(
         self,
@@ -108,91 +148,96 @@ class AnswerDesk:
         host: str,
         hosts: Sequence[str],
         bind: str,
-        clock: HostClock = CLOCK,
-        sockets: Sockets = SOCKETS,
     ) -> None:
-        self._clock = clock
         self._key, self._run, self._host = key, run, host
         self._answer: Answer
-        self._line: PeerLine
         self._others = [one for one in hosts if one != host]
-        self._room = threading.Semaphore(MOST_AT_ONCE)
-        self._socket = _bound(bind, sockets)
+        self._socket = _bound(bind)
+        self._acceptor = Acceptor(self._socket, self._meet, "agent")
 
     @property
     def port(self) -> int:
         return int(self._socket.getsockname()[1])
 
-    def start(self, answer: Answer, line: PeerLine) -> None:
-        """``line``: that of the same agent, for who has moved."""
-        self._answer, self._line = answer, line
-        self._clock.thread(self._accept, "desk").start()
+    def start(self, answer: Answer) -> None:
+        self._answer = answer
+        self._acceptor.start()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._socket.accept()
-            except OSError as error:  # no descriptors, say: it may pass
-                note("agent: no connection can be taken: %s" % error)
-                self._clock.sleep(0.5)
-                continue
-            self._room.acquire()
-            try:
-                self._clock.thread(self._serve, "answer", sock).start()
-            except RuntimeError as error:
-                note("agent: %s" % error)
-                sock.close()
-                self._room.release()
+    def close(self) -> None:
+        self._acceptor.close()
 
-    def _serve(self, sock: socket.socket) -> None:
-        until = self._clock.now() + SERVE_S
+    def _meet(self, sock: socket.socket) -> Session:
+        return _Asked(sock, HubWire(self._key, self._run, self._others), self._reply)
+
+    def _reply(self, host: str, question: Dict[str, Any]) -> Dict[str, Any]:
+        return dict(self._answer(host, question), **{"from": self._host})
+
+
+class _Asked(Session):
+    """A connection of another agent, for one question after the other."""
+
+    def __init__(self, sock: socket.socket, wire: HubWire, reply: Answer) -> None:
+        super().__init__(sock)
+        self._wire, self._reply = wire, reply
+        self._questions: List[Dict[str, Any]] = []
+
+    def read(self) -> bool:
         try:
-            with sock:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                wire = HubWire(self._key, self._run, self._others)
-                while not wire.open:
-                    wire.feed(_some(sock, until - self._clock.now(), MAX_HELLO + 1))
-                sock.sendall(wire.reply)
-                question = _message(wire, sock, until, self._clock)
-                assert wire.peer is not None
-                self._line.learn(question.pop("moved", {}))
-                answer = dict(self._answer(wire.peer, question), **{"from": self._host})
-                sock.sendall(wire.pack(self._line.with_moved(answer)))
-        except (OSError, Stranger):
-            pass  # gone, or not one of us: it asks again, or has no business here
+            data = self.sock.recv(1 << 16 if self._wire.open else MAX_HELLO + 1)
+        except BlockingIOError:
+            return False
+        if not data:
+            raise OSError(errno.ECONNRESET, "the connection was closed")
+        self.said = True
+        self._questions += self._wire.feed(data)
+        if self._wire.reply:
+            self.sock.sendall(self._wire.reply)  # the first bytes on this connection: the kernel has room for them
+            self._wire.reply = b""
+        self.proved = self._wire.peer is not None
+        return bool(self._questions)
+
+    def work(self) -> bool:
+        assert self._wire.peer is not None
+        questions, self._questions = self._questions, []
+        try:
+            self.sock.settimeout(SERVE_S)
+            for question in questions:
+                self.sock.sendall(self._wire.pack(self._reply(self._wire.peer, question)))
+        except OSError:
+            return False  # gone: it asks again
         except Exception as error:
             note("agent: a question was not answered: %s" % trace(error))
-        finally:
-            self._room.release()
+            return False
+        return True
 
 
-def _bound(address: str, sockets: Sockets) -> socket.socket:
+def _bound(address: str) -> socket.socket:
     """A socket on a free port of this address: of a range that preflight has tried, if one of that is free. On all
     addresses where the node does not have this one (NAT)."""
     first, last = AGENT_PORTS
     usual = random.sample(range(first, last + 1), 50)
     for port in (*usual, 0):
         try:
-            return sockets.listen_at(address or "::", port, BACKLOG)
+            return net.listen_at(address or "::", port, BACKLOG)
         except OSError as error:
             if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 break
             if error.errno != errno.EADDRINUSE:
                 raise
-    return sockets.listen(0, BACKLOG)
+    return net.listen(0, BACKLOG)
 
 
-def _message(wire: Wire, sock: socket.socket, until: float, clock: HostClock) -> Dict[str, Any]:
+def _message(wire: Wire, sock: socket.socket, until: float) -> Dict[str, Any]:
     while True:
-        found = wire.feed(_some(sock, until - clock.now()))
+        found = wire.feed(_some(sock, until - time.monotonic()))
         if found:
             return found[0]
 
 
-def _some(sock: socket.socket, seconds: float, most: int = 1 << 16) -> bytes:
+def _some(sock: socket.socket, seconds: float) -> bytes:
     """What has come. Raises OSError: nothing within these seconds, or the other side has closed."""
     sock.settimeout(max(0.001, seconds))
-    data = sock.recv(most)
+    data = sock.recv(1 << 16)
     if not data:
         raise OSError(errno.ECONNRESET, "the connection was closed")
     return data
@@ -203,7 +248,6 @@ def at_once(
     hosts: Sequence[str],
     seconds: float,
     enough: Optional[threading.Event] = None,
-    clock: HostClock = CLOCK,
 ) -> None:
     """``work`` for every host, in threads. Waits until all have done it, or ``enough`` is set, or for ``seconds``; who
     takes longer continues."""
@@ -228,10 +272,10 @@ def at_once(
     started = 0
     with contextlib.suppress(RuntimeError):  # no more threads: those that there are do the work
         for _ in range(min(len(waiting), AT_ONCE)):
-            clock.thread(some, "at-once").start()
+            threading.Thread(target=some, name="at-once", daemon=True).start()
             started += 1
     if started:
-        clock.wait(enough, seconds)
+        enough.wait(seconds)
     elif hosts:
         some()
 
@@ -247,5 +291,5 @@ def reachable(line: PeerLine, hosts: Sequence[str], seconds: float = ASK_S) -> D
         except Unanswered as error:
             found[host] = str(error)
 
-    at_once(look, hosts, seconds + 1.0, clock=line.clock)
+    at_once(look, hosts, seconds + 1.0)
     return dict(found)

@@ -12,7 +12,7 @@ import shutil
 import ssl
 import stat
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker import fs
 from ddpctl_worker.channel import WorkerError
@@ -63,10 +63,9 @@ class CheckpointClient:
             raise self._nonsense()
         return found
 
-    def orders(self, host: str, attempt: int, reaches: Sequence[str]) -> Optional[List[Dict[str, Any]]]:
-        """What ``host``, which reaches these hosts, has to put in place before an attempt; None: not decided yet."""
-        ask = {"k": "orders", "for": host, "attempt": attempt, "reaches": list(reaches)}
-        found: Optional[List[Dict[str, Any]]] = self._value(ask).get("orders")
+    def orders(self, host: str, digest: str) -> Optional[List[Mapping[str, Any]]]:
+        """What ``host`` has to put in place for the choice with that digest; None: the peer has not made it."""
+        found: Optional[List[Mapping[str, Any]]] = self._value({"k": "orders", "for": host, "digest": digest})["orders"]
         if found is not None and not (isinstance(found, list) and all(map(_is_order, found))):
             raise self._nonsense()
         return found
@@ -426,7 +425,7 @@ def _stays_inside(found: Manifest) -> bool:
     return all(0 <= file["mtime_ns"] < 1 << 63 for file in found["files"].values())
 
 
-def _is_order(order: Dict[str, Any]) -> bool:
+def _is_order(order: Mapping[str, Any]) -> bool:
     try:
         made = own_manifest(Chosen(**{name: order[name] for name in Chosen._fields}), "")
         sources = order["sources"]

@@ -6,8 +6,8 @@ Over a connection of ``store/relay.py`` (mutual TLS with the run's own certifica
   text, "final": bool}``. ``removed`` are this host's own entries that are gone for good; ``mark`` names its own folder;
   ``final``: its run is over, and it writes nothing more.
 * ``{"to": host, "k": "manifest", "writer", "entry"}``: that manifest.
-* ``{"to": host, "k": "orders", "for": host, "attempt": number, "reaches": [host]}``: ``{"orders": [...]}``, what that
-  host has to put in place before the attempt (``Restore.order``); null while it is not decided.
+* ``{"to": host, "k": "orders", "for": host, "digest": hex}``: ``{"orders": [...]}``, what that host has to put in place
+  for the choice with that digest (``Restore.order``); null: this host has not made it.
 * ``{"to": host, "k": "file", "writer", "entry", "path", "sha256", "offset"}``: that file from ``offset`` on.
 
 An answer is a line ``{"size": bytes}`` and that many bytes in chunks, or ``{"size": null}``: it is not here (any more).
@@ -20,7 +20,7 @@ import os
 import socket
 import ssl
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence
 
 from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
@@ -37,7 +37,7 @@ class CheckpointServer(Serving):
         self._folder, self._throttle = folder, Throttle(rate)
         self.moved = time.monotonic()  # when bytes of a file were sent last
         self.final = False
-        self.orders: Callable[[str, int, List[str]], Optional[Sequence[Mapping[str, Any]]]] = lambda *asked: None
+        self.orders: Callable[[str, str], Optional[Sequence[Mapping[str, Any]]]] = lambda *asked: None
         self._kinds: Dict[str, Callable[[ssl.SSLSocket, Dict[str, Any]], None]] = {
             "list": self._list,
             "manifest": self._manifest,
@@ -67,7 +67,7 @@ class CheckpointServer(Serving):
             _send(sock, found)
 
     def _orders(self, sock: ssl.SSLSocket, request: Dict[str, Any]) -> None:
-        _send(sock, {"orders": self.orders(request["for"], request["attempt"], request["reaches"])})
+        _send(sock, {"orders": self.orders(request["for"], request["digest"])})
 
     def _file(self, sock: ssl.SSLSocket, request: Dict[str, Any]) -> None:
         writer, entry, path = request["writer"], request["entry"], request["path"]

@@ -24,6 +24,8 @@ _FAULT = re.compile(r'^  File "(.*)", line ([0-9]{1,9}) in (.*)$')
 _RANK = re.compile(r"[0-9]{1,6}\Z", re.ASCII)
 _MOST_LINES = 1 << 31
 _COLLECTIVES = re.compile(r"distributed/(?:distributed_c10d|nn/functional|_functional_collectives)\.py$")
+FOR_PROCESS = "waiting for another process"
+_SLEEP = re.compile(r"_*(sleep|nap)_*\Z")
 # What a rank is doing, by the library frame nearest to the user's own: part of the file's name, function, words.
 _REASONS: Tuple[Tuple[str, str, str], ...] = (
     ("torch/utils/data/", "", "waiting for its data loader"),
@@ -34,7 +36,7 @@ _REASONS: Tuple[Tuple[str, str, str], ...] = (
     ("torch/_dynamo/", "", "compiling"),
     ("torch/_inductor/", "", "compiling"),
     ("/subprocess.py", "", "waiting for a program that it started"),
-    ("/multiprocessing/", "", "waiting for another process"),
+    ("/multiprocessing/", "", FOR_PROCESS),
     ("/queue.py", "", "waiting for a queue"),
     ("/threading.py", "", "waiting for a lock or another thread"),
     ("/concurrent/futures/", "", "waiting for another thread"),
@@ -141,6 +143,13 @@ def place(stack: Optional[Sequence[Frame]]) -> str:
     file, line, function = frames[0]
     where = "%s:%d" % (os.path.basename(str(file)), line)
     return where if function == "<module>" else "%s in %s" % (where, function)
+
+
+def awake(stack: Optional[Sequence[Frame]]) -> List[Frame]:
+    """The frames from the innermost one on that is not there to sleep."""
+    frames = list(stack or ())
+    first = next((at for at, frame in enumerate(frames) if is_own(frame) and not _SLEEP.match(str(frame[2]))), 0)
+    return frames[first:]
 
 
 def _above(stack: Optional[Sequence[Frame]]) -> List[Frame]:

@@ -9,8 +9,10 @@ A look at a rank is a dictionary (``verdict.py`` reads it):
     wants_cpu                    whether it, or one that it has started, was ready to run most of the time
     bytes                        read and written in that second, by it and by all it has started
     rss_mb, swap_mb, waits_in, sleep_s        see process.py
+    polls                        it sleeps again and again on the same line: it looks whether something is there
     gpu, gpu_mb                  percent of its GPU's time, memory that it has there; see gpu.py
-    stack, gil, threads, children             Python stacks
+    stack, gil, threads, children             Python stacks; of a child also state, sleep_s, still, polls
+    unseen                       how many of its processes could not be looked at
     still, spins                 at each look in that second on the same line; in one function, holding the GIL
     peers                        of a send or receive
     groups                       its last collectives (flight.py)
@@ -27,6 +29,7 @@ import threading
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ddpctl_worker import proc
 from ddpctl_worker.doctor import flight, frames, gpu, process, server, stacks
 from ddpctl_worker.doctor.stacks import Stacks
 from ddpctl_worker.doctor.verdict import BUSY_BYTES, BUSY_CPU
@@ -36,10 +39,14 @@ SAMPLES = 4  # of the stack in that time
 DEADLINE_S = 2.0
 MOMENT_S = 0.2  # for the record of a rank that is about to be stopped
 MOST_CHILDREN = 4  # whose stacks are read
+MOST_PROCESSES = 16  # the same for a rank that waits for processes that it has started
 MOST_THREADS = 8
 NO_RECORD = "no record of its collectives"
 HELD = ("stopped", "traced")  # such a process answers nothing
 TICKS = os.sysconf("SC_CLK_TCK")
+
+
+Sleep = Tuple[float, Optional[float]]  # when (monotonic clock), and how much longer it slept; None: it did not
 
 
 class Subject(NamedTuple):
@@ -118,6 +125,7 @@ class _Looking(threading.Thread):
         self._subject, self._tools, self._interval = subject, tools, interval
         self._known: Dict[str, Any] = dict(subject._asdict(), state="unknown", missing=[])
         self._missing: List[str] = []
+        self._sleeps: List[Sleep] = []
         self.over = False
 
     def told(self) -> Dict[str, Any]:
@@ -158,6 +166,7 @@ class _Looking(threading.Thread):
         self._keep(before)
         stopped = before.state in HELD
         record_before = None if stopped else record_of(self._tools.folder, pid)
+        self._sleeps = [(begun, before.sleep_s)]
         samples = self._sample(begun)
         after, work_after = process.vital(pid), process.work_of(process.below(pid))
         seconds = time.monotonic() - begun
@@ -186,9 +195,11 @@ class _Looking(threading.Thread):
             pause = begun + self._interval * (number + 1) / SAMPLES - time.monotonic()
             time.sleep(max(0.0, pause))
             ready += process.is_ready(self._subject.pid)
+            self._sleeps.append((time.monotonic(), process.sleeping_for(self._subject.pid)))
             if not found or found[-1].threads is not None:
                 found.append(self._by_py_spy(self._subject.pid))
         self._known["wants_cpu"] = 2 * ready > SAMPLES
+        self._known["polls"] = wakes(self._sleeps)
         return found
 
     def _keep_work(
@@ -238,6 +249,7 @@ class _Looking(threading.Thread):
         self._known.update(stack=main.frames, gil=main.gil, peers=main.peers, spins=_spins(samples))
         if len(samples) > 1:
             self._known["still"] = len({_lines(one) for one in samples}) == 1
+            self._known["polls"] = self._known["still"] and wakes(self._sleeps)
         if _passes(samples, recorded="groups" in self._known):
             self._known["moved"] = True
         rest = [one for one in last.threads or () if not one.main][:MOST_THREADS]
@@ -274,14 +286,50 @@ class _Looking(threading.Thread):
         return found
 
     def _children(self) -> List[Dict[str, Any]]:
-        """The Python processes that it has started, its data loader's above all."""
+        """The Python processes that it has started, its data loader's above all; a second look at them where they wait
+        for each other, or sleep."""
+        begun = time.monotonic()
+        first = {pid: self._child(pid) for pid in self._processes()}
+        self._known["unseen"] = sum(one is None for one in first.values())
+        seen = {pid: one for pid, one in first.items() if one is not None}
+        if not any(one.vital.sleep_s is not None or frames.operation(one.frames) for one in seen.values()):
+            return [one.told(pid) for pid, one in seen.items()]
+        time.sleep(self._interval / 2)
         found = []
-        for pid in process.below(self._subject.pid)[:MOST_CHILDREN]:
-            main = self._by_py_spy(pid).main
-            one = process.vital(pid)
-            if main is not None and one is not None:
-                found.append({"pid": pid, "state": one.state, "sleep_s": one.sleep_s, "stack": main.frames[:24]})
+        for pid, one in seen.items():
+            again = self._child(pid)
+            if again is not None:
+                still = again.frames == one.frames
+                polls = still and wakes([(begun, one.vital.sleep_s), (time.monotonic(), again.vital.sleep_s)])
+                found.append(dict(again.told(pid), still=still, polls=polls))
         return found
+
+    def _processes(self) -> List[int]:
+        """Its children, the oldest first, then theirs: as many as are looked at."""
+        waits = frames.reason(self._known.get("stack")) == frames.FOR_PROCESS
+        direct = sorted(proc.children_of(self._subject.pid))
+        rest = [pid for pid in process.below(self._subject.pid) if pid not in direct]
+        return [*direct, *rest][: MOST_PROCESSES if waits else MOST_CHILDREN]
+
+    def _child(self, pid: int) -> "Optional[_Child]":
+        main, one = self._by_py_spy(pid).main, process.vital(pid)
+        return _Child(one, main.frames[:24]) if main is not None and one is not None else None
+
+
+class _Child(NamedTuple):
+    """A process that a rank has started."""
+
+    vital: process.Vital
+    frames: List[List[Any]]
+
+    def told(self, pid: int) -> Dict[str, Any]:
+        return {"pid": pid, "state": self.vital.state, "sleep_s": self.vital.sleep_s, "stack": self.frames}
+
+
+def wakes(sleeps: Sequence[Sleep]) -> bool:
+    """Whether a process sleeps at a moment by which an earlier sleep of it must have been over."""
+    asleep = [(at, seconds) for at, seconds in sleeps if seconds is not None]
+    return any(at + seconds < later for at, seconds in asleep for later, _ in asleep)
 
 
 def state_of(found: Sequence[flight.Entry]) -> Tuple[Any, ...]:

@@ -36,7 +36,7 @@ class SeenRank(NamedTuple):
     @property
     def place(self) -> str:
         """``train.py:88 in step``; empty where that is not known."""
-        return frames.place(self.stack)
+        return frames.place(frames.awake(self.stack) if self.polls else self.stack)
 
     @property
     def waited(self) -> float:
@@ -91,8 +91,18 @@ class SeenRank(NamedTuple):
         """Seconds until it, or one that it waits for below it, wakes from a timed sleep; None when it is in none."""
         if self.look.get("sleep_s") is not None:
             return float(self.look["sleep_s"])
-        children = self.look.get("children") or ()
-        return max((float(one["sleep_s"]) for one in children if one.get("sleep_s") is not None), default=None)
+        return max((float(one["sleep_s"]) for one in self._sleepers), default=None)
+
+    @property
+    def polls(self) -> bool:
+        """Whether it, or each one of those below it that sleep, sleeps again and again on the same line."""
+        if self.look.get("sleep_s") is not None:
+            return bool(self.look.get("polls"))
+        return bool(self._sleepers) and all(one.get("polls") for one in self._sleepers)
+
+    @property
+    def _sleepers(self) -> List[Dict[str, Any]]:
+        return [one for one in self.look.get("children") or () if one.get("sleep_s") is not None]
 
 
 def read(look: Dict[str, Any]) -> SeenRank:

@@ -89,6 +89,6 @@ def _by_itself(paths: RunPaths, run: Dict[str, Any]) -> List[Dict[str, Any]]:
     launcher = processes.from_json(fs.read_optional(paths.state).get("launcher"))
     if launcher is None or not processes.is_alive(launcher):
         return []
-    found = [Subject(one.rank, one.local_rank, one.pid) for one in ranks.find(launcher.pid, {})]
+    found = [Subject(one.rank, one.local_rank, one.pid) for one in ranks.of_run(run, launcher.pid, {})]
     why = "the run's supervisor did not answer" if run.get("doctor") else "the doctor is off for this job"
     return look.look(found, Tools(paths.doctor, None, asked=True, no_py_spy=why))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ddpctl_worker.doctor import seen, sequences, words
+from ddpctl_worker.doctor import families, seen, sequences, words
 from ddpctl_worker.doctor.seen import DEFAULT_GROUPS, SeenRank
 from ddpctl_worker.doctor.sequences import Difference, Side
 from ddpctl_worker.doctor.words import numbers
@@ -101,7 +101,8 @@ class _Judge:
             return self._say(
                 "no rank was seen: %s did not answer" % ", ".join(self._absent) if self._absent else NOBODY
             )
-        for judge in (self._moving, self._ended, self._differ, self._stopped, self._behind, self._nobody_behind):
+        judges = (self._moving, self._ended, self._differ, self._stopped, self._behind, self._nobody_behind)
+        for judge in (*judges, self._families):
             found = judge()
             if found is not None:
                 return found
@@ -124,7 +125,7 @@ class _Judge:
         if not left:
             return self._say("every rank has ended" if not self._absent else self._with_absent("all others have ended"))
         text = "%s; %s ended" % (self._where_they_are(left), words.have(gone))
-        works = not self._waiting and any(self._works(one) or one.sleep is not None for one in left)
+        works = not self._waiting and any(self._works(one) or _sleeps(one) for one in left)
         just = min(float(one.look.get("ended_s", SOON_S)) for one in gone) < SOON_S
         if works or just or not self._late:
             return self._say("nobody is stuck yet: %s" % text, waiting_for=gone)
@@ -197,8 +198,27 @@ class _Judge:
         more = "; check the network between the nodes" if len(hosts) > 1 else " on %s itself" % hosts.pop()
         return self._say(text + more, stuck=True)
 
+    def _families(self) -> Optional[Diagnosis]:
+        """No rank waits in a collective, but processes that ranks have started do."""
+        found = [family for family in map(families.family_of, self._ranks) if family is not None]
+        if not found or self._waiting:
+            return None
+        text = "; ".join(family.told() for family in found[: words.NAMED])
+        busy = [family for family in found if self._works(family.rank)]
+        moving = [family for family in found if not family.stands]
+        sleeping = [one for family in found for one in family.rest if _sleeps_on(one, self._stall)]
+        if busy or moving or sleeping:
+            return self._say(self._with_absent("nobody is stuck yet: %s" % text))
+        odd = [family.rank for family in found if family.odd]
+        made = self._say(self._with_absent(text), odd, stuck=True)
+        return made._replace(evidence=made.evidence + [line for family in found[:4] for line in family.evidence()])
+
     def _outside(self) -> Diagnosis:
         """Nobody waits for anybody, as far as can be seen."""
+        unseen = families.unseen(self._ranks)
+        if unseen:
+            text = "%s; %d processes that ranks have started could not be looked at"
+            return self._say(self._with_absent(text % (self._where_they_are(self._ranks), unseen)))
         if all(one.state == "blocked" for one in self._ranks):
             many, place = words.count(len(self._ranks), self._world), self._ranks[0].place
             verb = "waits" if len(self._ranks) == 1 else "wait"
@@ -334,7 +354,7 @@ class _Judge:
         at = " at %s" % one.place if one.place else ""
         if not self._timed and not self._still(one):
             return "at work%s" % at
-        if one.sleep is not None and waited + one.sleep < self._stall * BUSY_FACTOR:
+        if one.sleep is not None and _sleeps(one) and waited + one.sleep < self._stall * BUSY_FACTOR:
             return "asleep for another %d s%s" % (round(one.sleep), at)
         if one.spins and self._asked and waited >= SPIN_S:
             return None
@@ -395,6 +415,17 @@ class _Judge:
             missing=[],
             waited_s=round(self._waited, 1),
         )
+
+
+def _sleeps(one: SeenRank) -> bool:
+    """Whether it sleeps for a known time. A rank that polls does not: what it waits for may never come."""
+    return one.sleep is not None and not one.polls
+
+
+def _sleeps_on(child: Mapping[str, Any], stall: float) -> bool:
+    """The same of a process that a rank has started, of which no time is known."""
+    sleep = child.get("sleep_s")
+    return sleep is not None and not child.get("polls") and stall + float(sleep) < stall * BUSY_FACTOR
 
 
 NOBODY = "no rank was seen"

@@ -10,13 +10,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from threading import Event
-from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker import notes
 from ddpctl_worker.clocks import Offset
 from ddpctl_worker.doctor import flight, look, process, verdict
 from ddpctl_worker.doctor.hosts import HostFacts, differences
+from ddpctl_worker.doctor.hung import Hung, Waits, find_hung
 from ddpctl_worker.doctor.look import Looks, Subject, Tools
+from ddpctl_worker.doctor.polling import Polling
 from ddpctl_worker.doctor.slow import SlowRanks
 from ddpctl_worker.doctor.stall import Stall, excuses_end
 from ddpctl_worker.doctor.steps import GROUPS, KEPT
@@ -30,6 +32,7 @@ SHARE = 200  # the time to the next glance, or judgement of speed, against what 
 FIGURES_S = 60.0  # from one report of a slow rank to the next, where only the figures have changed
 REPEAT_S = 10.0  # from one report to the next that says the same
 RANKS_A_WORD = 8  # in a glance for the hub: a rank takes up to 12 KB, a line of the gang's 256 KB
+SETTLE_S = 2.0  # from the first time-out to the search for its cause: ranks that waited for it, too, end by then
 MOST_LISTED = 100  # groups, suspects, and what could not be found out, in a diagnosis
 MOST_WAITING = 4096  # messages of the other nodes
 FRAMES, ENTRIES = 24, 60  # of each rank, in a look for another node or for the record
@@ -81,12 +84,19 @@ class RunWatch:
         self._host_of: Dict[int, str] = {}  # rank -> its host
         self._pids: Dict[int, Any] = {}  # by rank, as its host told last
         self._stall = Stall(stall)
+        self._polling = Polling()
         self._inbox: Deque[Tuple[str, Dict[str, Any]]] = deque()
         self._came = Event()  # something is in there
         self._before: Dict[int, Tuple[float, process.Work]] = {}  # by pid: when, and what it had done by then
         self._round = 0
         self._glance_at = 0.0
         self._over = False
+        self._waited: Dict[int, Waits] = {}  # rank -> the collective that it was in when it was seen last
+        self._left: "set[int]" = set()  # ranks that were in none at the last glance
+        self._failed: "frozenset[int]" = frozenset()
+        self._search_at: Optional[float] = None
+        self._searching = self._last = False
+        self.hung: Optional[Hung] = None  # the rank that never came, once the others have timed out
         self.diagnosis: Optional[Dict[str, Any]] = None  # why the run is stuck, while it is
         self.slow: List[Dict[str, Any]] = []  # ranks that are late again and again: host, rank, lag_ms, last_share
         self._thread = clock.thread(self._run, "doctor")
@@ -95,8 +105,9 @@ class RunWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """No more looks: the run ends. Does not wait."""
-        self._over = True
+        """No more looks, but for a search that has begun: the run ends. Does not wait."""
+        self._last = True
+        self._over = not self._searching
         self.hear(self._host, {"what": "stop"})
 
     def hear(self, host: str, message: Dict[str, Any]) -> None:
@@ -111,6 +122,15 @@ class RunWatch:
             self._clock.wait(self._came, seconds)
         self._came.clear()
         return self._inbox.popleft() if self._inbox else None
+
+    def search(self, failed: Collection[int]) -> None:
+        """All failures so far are those of ranks that waited, the ``failed`` ones: find the rank that did not come, as
+        ``hung``. Of use on the node that decides. Does not wait; the first call begins the search.
+        """
+        self._failed = frozenset(failed)
+        if self._search_at is None and self._decides:
+            self._searching, self._search_at = True, self._clock.now() + SETTLE_S
+            self.hear(self._host, {"what": "search"})  # to wake up
 
     def look(self, interval: float = look.INTERVAL_S, *, asked: bool = False) -> List[Dict[str, Any]]:
         """A close look at this node's ranks, now. From any thread. ``asked``: by a person."""
@@ -150,6 +170,11 @@ class RunWatch:
             self._glance_at = now + min(MOST_S, max(GLANCE_S, SHARE * (time.thread_time() - cost)))
         if self._decides and now >= self._judge_at + (GLANCE_S if self._unheard else 0.0):
             self._judge_speed(now)
+        if self._searching and now >= (self._search_at or 0.0):
+            try:
+                self._search()
+            finally:
+                self._searching, self._over = False, self._last
         if self._decides and self._stall.due(self._clock.now(), diagnosed=self.diagnosis is not None):
             self._examine()
         found = self._next(max(0.01, min(1.0, self._glance_at - self._clock.now())))
@@ -161,7 +186,7 @@ class RunWatch:
         if what == "glance" and self._decides:
             self._take_glance(host, message)
         elif what == "look":
-            self._answer(int(message.get("round") or 0))
+            self._answer(int(message.get("round") or 0), last=bool(message.get("last")))
         elif what == "report" and not self._decides:
             self._keep(message)
 
@@ -203,6 +228,7 @@ class RunWatch:
             "pid": one.pid,
             "place": list(look.state_of(found)) if found else None,
             "pending": None if pending is None else max(0.0, self._clock.wall() - pending.at),
+            "waits": None if pending is None else [pending.group, pending.seq, pending.op],
             "cpu": (total.ticks - before.ticks) * 100.0 / look.TICKS / seconds,
             "bytes": max(0, total.bytes - before.bytes) / seconds,
             "new": self._arrivals.since_last(one.pid, found or []),
@@ -215,10 +241,24 @@ class RunWatch:
         for rank in [rank for rank, where in self._host_of.items() if where == host and str(rank) not in ranks]:
             self._stall.left(rank)
         self._host_of.update((int(rank), host) for rank in ranks)
+        self._note_waits(ranks)
         self._see_restarts({int(rank): glance.get("pid") for rank, glance in ranks.items()})
         self._take_arrivals(host, ranks)
         if any(moved) and self.diagnosis is not None:
             self._tell(self._ended_now(), self.slow)
+
+    def _note_waits(self, ranks: Mapping[str, Any]) -> None:
+        """In which collective each rank was last seen. Of a rank that has ended that stays; so it does for one more
+        glance of a rank that has left it, which may be on its way out."""
+        for rank, glance in ((int(rank), glance) for rank, glance in ranks.items()):
+            waits = glance.get("waits")
+            if waits:
+                self._waited[rank] = (str(waits[0]), int(waits[1]), str(waits[2]))
+                self._left.discard(rank)
+            elif rank in self._left:
+                self._waited.pop(rank, None)
+            else:
+                self._left.add(rank)
 
     def _see_restarts(self, pids: Dict[int, Any]) -> None:
         """Ranks that their launcher has started again count their collectives from the start."""
@@ -268,16 +308,19 @@ class RunWatch:
         silent = self._host_of.keys() - {rank for rank, groups in self._unjudged.ranks.items() if groups}
         return (not silent and set(self._host_of.values()) == set(self._hosts)) or self._unjudged.full
 
+    def _search(self) -> None:
+        """Look at the ranks that live; where none of them stands out, what was found before the time-out counts."""
+        looks, _ = self._looks_of_all(last=True)
+        found = find_hung([one for one in looks if one.get("rank") not in self._failed], self._waited)
+        if found is None and self.diagnosis is not None:
+            suspects = self.diagnosis.get("suspects") or ()
+            found = next((Hung(one["host"], one["rank"], str(self.diagnosis["verdict"])) for one in suspects), None)
+        self.hung = found
+
     # --- a close look of all nodes ---------------------------------------------------------------------------------
     def _examine(self) -> None:
         """Two rounds would be safer and slower; each look takes in a second, and nothing may move during it."""
-        self._round += 1
-        others = self._hosts[1:]
-        if others:
-            self._say({"what": "look", "round": self._round})
-        silent = set(others)
-        looks = self.look() + self._others(silent)
-        absent = [host for host in others if host in silent]
+        looks, absent = self._looks_of_all()
         found = verdict.diagnose(looks, absent=absent, stall=self._stall.limit, asked=False)
         ends = excuses_end(found.waited_s, self._stall.limit, looks)
         holds = self._stall.looked(self._clock.now(), found.stuck, ends)
@@ -285,6 +328,16 @@ class RunWatch:
             self._tell(self._diagnosis_of(found), self.slow)
         elif self.diagnosis is not None and not holds:
             self._tell(self._ended_now(), self.slow)
+
+    def _looks_of_all(self, *, last: bool = False) -> Tuple[List[Dict[str, Any]], List[str]]:
+        """The looks of all nodes, and the hosts that gave none. ``last``: the run ends, so a look may disturb ranks."""
+        self._round += 1
+        others = self._hosts[1:]
+        if others:
+            self._say({"what": "look", "round": self._round, "last": last})
+        silent = set(others)
+        looks = self._polling.mark(self.look(asked=last) + self._others(silent))
+        return looks, [host for host in others if host in silent]
 
     def _others(self, waiting: "set[str]") -> List[Dict[str, Any]]:
         """The looks of the hosts in ``waiting``; those that did not finish their answer in time stay in it."""
@@ -304,9 +357,9 @@ class RunWatch:
                     looks.append(dict(message["look"], host=host))
         return looks
 
-    def _answer(self, number: int) -> None:
+    def _answer(self, number: int, *, last: bool) -> None:
         """One message a rank, as a message has its limit; then one to say that this is all."""
-        for one in self.look():
+        for one in self.look(asked=last):
             self._say({"what": "looked", "round": number, "look": shortened(one)})
         self._say({"what": "looked", "round": number, "look": None})
 

@@ -95,7 +95,7 @@ def reason(one: SeenRank) -> str:
     if one.spins:
         return "in a loop that takes a whole core"
     if one.look.get("sleep_s") is not None:
-        return "asleep for another %d s" % round(float(one.look["sleep_s"]))
+        return asleep(float(one.look["sleep_s"]), one.polls)
     found = frames.reason(one.stack)
     if found:
         return found
@@ -103,6 +103,10 @@ def reason(one: SeenRank) -> str:
     if "pipe" in waits or "fifo" in waits or waits == "wait_for_partner":
         return "reading from a pipe"
     return "waiting for a lock" if waits.startswith("futex") else ""
+
+
+def asleep(seconds: float, polls: bool) -> str:
+    return "where it sleeps and looks again" if polls else "asleep for another %d s" % round(seconds)
 
 
 def _worker(one: SeenRank) -> str:

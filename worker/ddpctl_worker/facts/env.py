@@ -11,6 +11,7 @@ import sys
 import sysconfig
 from typing import Any, Dict, List, Optional
 
+import ddpctl_worker
 from ddpctl_worker.fs import read_text
 
 _DIST = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*)(-py[\d.]+)?\.(dist|egg)-info$")
@@ -75,14 +76,17 @@ def site_folders(python_path: Optional[str] = None) -> List[str]:
     """The folders that a plain run of this interpreter imports packages from, first one first.
 
     The worker itself runs isolated (``-I``), which hides the user's own site-packages from ``sys.path``; the job's
-    processes do see them unless the interpreter is a venv of its own.
+    processes do see them unless the interpreter is a venv of its own. They also see the PYTHONPATH of the login, where
+    the job has none (``python_path``).
     """
-    extra = [part for part in (python_path or "").split(":") if part]
+    given = os.environ.get("PYTHONPATH", "") if python_path is None else python_path
+    extra = [part for part in given.split(":") if part]
     mine = []
     isolated_venv = sys.prefix != sys.base_prefix and not _venv_sees_system()
     if not isolated_venv:
         mine = [site.getusersitepackages()]
-    known = [path for path in sys.path if "-packages" in path]
+    own = os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__)))
+    known = [path for path in sys.path if path and os.path.abspath(path) != own]  # a .pth file may name any folder
     found: List[str] = []
     for path in extra + mine + known + site.getsitepackages():
         if path not in found and os.path.isdir(path):

@@ -74,6 +74,7 @@ class Gang:
         self._leaving: Optional[Outcome] = None
         self.verdict: Optional[Outcome] = None
         self.asked = False  # some node has failed: what this one knows counts, even if nothing has failed here
+        self.unanswered = False  # this node has never joined, and the hub's host gives no sign at all
         self.trouble = ""  # why nobody can join at the moment, where this node knows
         self._thread = clock.thread(self._guarded, "gang")
 

@@ -1,7 +1,8 @@
 """Which links between two nodes are cut while both still reach the hub. Pure: the hub feeds it what the nodes found.
 
-A link is cut when data of a rank on one end was not acknowledged for UNACKED_S, neither end answers a new connection of
-the other, and the hub has heard both all the while: a node that was asleep or cut off itself is another matter.
+A link is cut when data of a rank on one end was not acknowledged for UNACKED_S, or a connection that it opens was not
+answered, neither end answers a new connection of the other, and the hub has heard both all the while: a node that was
+asleep or cut off itself is another matter.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import NODE_LOST
+from ddpctl_worker.contract import LINK_LOST
 
 UNACKED_S = 10.0
 DIAL_S = 4.0  # the kernel sends the first packet again after 1 s and 3 s
@@ -27,6 +28,7 @@ class LinkReport(NamedTuple):
     silent: bool  # it did not answer
     heard: float
     end: Optional[Tuple[str, int]]  # which address of this end, and which port, the other end is to dial
+    opening: bool = False  # it is a connection that was never answered
 
 
 class Cuts:
@@ -44,7 +46,8 @@ class Cuts:
         if to in self._hosts and to != origin:
             seconds, end = float(message.get("for") or 0.0), message.get("end")
             to_dial = (str(end[0]), int(end[1])) if end else None
-            self._found[origin, str(to)] = LinkReport(seconds, message.get("silent") is True, now, to_dial)
+            silent, opening = message.get("silent") is True, message.get("opening") is True
+            self._found[origin, str(to)] = LinkReport(seconds, silent, now, to_dial, opening)
 
     def questions(self, now: float) -> List[Tuple[str, str, Tuple[str, int]]]:
         """(host, other, end): who is to dial whom, now."""
@@ -98,8 +101,13 @@ class Cuts:
         way = "%s still reach %s" % ("all" if several else "both", self._hub)
         if self._hub in (host, *others):
             way = "they still reach each other on the port where the nodes watch each other"
+        what = (
+            "connections of ranks from %s to %s were not answered"
+            if self._found[source, to].opening
+            else ("data from %s to %s was not acknowledged")
+        )
         text = (
-            "%s and %s cannot reach each other: data from %s to %s was not acknowledged for %d s, and neither answered "
-            "a new connection of the other; %s: check the switch, cable and firewall between them"
-        ) % (first, second, source, to, seconds, way)
-        return outcomes.cause(host, NODE_LOST, text)
+            "%s and %s cannot reach each other: %s for %d s, and neither answered a new connection of the other; %s: "
+            "check the switch, cable and firewall between them"
+        ) % (first, second, what % (source, to), seconds, way)
+        return outcomes.cause(host, LINK_LOST, text, peer=others[0])

@@ -1,4 +1,5 @@
-"""Watches the ranks' connections to other nodes for data that is lost on its way, and dials those nodes to make sure.
+"""Watches the ranks' connections to other nodes, made or under way, for packets that get no answer, and dials those
+nodes to make sure.
 
 In a thread of its own: a dial takes seconds. The gang hears what was found; the hub decides (cuts.py).
 """
@@ -29,7 +30,7 @@ LATE_S = 3.0  # a look that comes so much too late: this machine was asleep, and
 SHARE = 400  # after a look: the pause is this multiple of the processor time that the look took
 MAX_PAUSE_S = 30.0
 # No answer. Trouble of this node's own (no descriptor, no free port) says nothing of the link.
-_SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
+SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 End = Tuple[str, int]  # address and port
 Told = Callable[[Dict[str, Any]], None]
 
@@ -146,7 +147,7 @@ class CutWatch:
             one = still.get(host)
             found: Dict[str, Any] = {"to": host, "silent": host not in answered, "for": 0.0}
             if one is not None:
-                found.update({"for": one.seconds, "end": [one.row.local, one.row.far]})
+                found.update({"for": one.seconds, "end": [one.row.local, one.row.far], "opening": one.row.opening})
             self._told(found)
 
 
@@ -189,12 +190,12 @@ def answers(targets: Mapping[str, Sequence[End]], seconds: float) -> Set[str]:
                 code = sock.connect_ex(end)
                 if code == errno.EINPROGRESS:
                     selector.register(sock, selectors.EVENT_WRITE, (sock, host))
-                elif code not in _SILENT:
+                elif code not in SILENT:
                     found.add(host)
         while selector.get_map() and time.monotonic() < deadline:
             for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
                 selector.unregister(key.fileobj)
                 sock, host = key.data
-                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) not in _SILENT:
+                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) not in SILENT:
                     found.add(host)
     return found

@@ -8,27 +8,27 @@ import socket
 from typing import Any, Dict, List, Optional, Tuple
 
 from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.acceptor import BACKLOG, HELLO_S, MOST_STRANGERS, PROOF_S, NoRoom, at_most, take
 from ddpctl_worker.clocks import Clock, Offset, Sample
 from ddpctl_worker.contract import FAILED, KILLED, LOST, SUCCEEDED
 from ddpctl_worker.gang.base import BEAT_S, IDLE_S, LEAVE_S, Gang, Wake
 from ddpctl_worker.gang.council import Council
-from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, Stranger, from_wire, to_wire
+from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, from_wire, to_wire
 from ddpctl_worker.notes import note, now_iso
 from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.strangers import TALLY, Places, Stranger
 
-GREETING_S = 5.0  # a peer that has not proved the key by then is dropped
-MAX_STRANGERS = 64
 MAX_OUT = 1 << 20
-BACKLOG = 128
-TELL_S = 60.0  # how often the log mentions strangers
+AT_ONCE = 16  # connections that are taken at one turn of the loop
 START_S = 120.0  # how long after the start a node may still join, unless the run says otherwise
 
 
 class _Line:
     """One accepted connection."""
 
-    def __init__(self, sock: socket.socket, wire: HubWire, now: float) -> None:
-        self.sock, self.wire, self.since = sock, wire, now
+    def __init__(self, sock: socket.socket, wire: HubWire) -> None:
+        self.sock, self.wire = sock, wire
+        self.said = False
         self.out = b""
 
 
@@ -44,9 +44,8 @@ class HubGang(Gang):
         self._listener: Optional[socket.socket] = None
         self._listen_at = 0.0
         self._lines: List[_Line] = []
-        self._refused = 0  # strangers since the log last mentioned them, and what was wrong with the last one
-        self._refused_why = ""
-        self._tell_at = 0.0
+        self._places: Places[_Line] = Places(at_most(MOST_STRANGERS))
+        self._addresses: Dict[_Line, str] = {}  # of who has not proved the key
         self._said_serves: Optional[int] = None
         self._clocks: Dict[str, Clock] = {host: Clock() for host in self.hosts}
         self._join_by = self._clock.now() + float((run.get("timeouts") or {}).get("start") or START_S)
@@ -80,8 +79,6 @@ class HubGang(Gang):
                 beat_at = now + BEAT_S
                 kind = "ask" if self._council.undecided else "beat"
                 self._tell_all(dict(self._beat(), k=kind, now=self._clock.wall()))
-                self._throw_out_strangers(now)
-                self._tell_of_strangers(now)
             self._council.heard(self.host, now, self._output_age())
             self._council.turned(self.host, self._loop_age(), now)
             for outcome, age in self._reports():
@@ -101,8 +98,14 @@ class HubGang(Gang):
                 leave_by = leave_by or self._leave_by(self._leaving, now)
                 if self._council.settled() and (now >= leave_by or not self._council.missing()):
                     break
+            came = False
             for key, events in self._selector.select(self._pause()):
+                came = came or key.fileobj is self._listener
                 self._serve(key, events)
+            # After the lines that are there: what they have said counts before one of them has to go.
+            if came:
+                self._accept(now)
+            self._throw_out_strangers(now)
         self._tell_all({"k": "bye"})
 
     def _pause(self) -> float:
@@ -157,32 +160,46 @@ class HubGang(Gang):
         return self._sockets.listen(port, BACKLOG)  # with NAT the address is not the node's own
 
     def _serve(self, key: selectors.SelectorKey, events: int) -> None:
-        if key.fileobj is self._listener:
-            self._accept()
-        elif key.fileobj is self._pipe:
+        if key.fileobj is self._pipe:
             self._pipe.clear()
-        else:
+        elif key.fileobj is not self._listener and key.data in self._lines:
             line: _Line = key.data
             if events & selectors.EVENT_WRITE:
                 self._send(line, b"")
             if events & selectors.EVENT_READ:
                 self._receive(line)
 
-    def _accept(self) -> None:
+    def _accept(self, now: float) -> None:
         assert self._listener is not None
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:
-            return
-        strangers = [line for line in self._lines if line.wire.peer is None]
-        if len(strangers) >= MAX_STRANGERS:
-            self._drop(strangers[0])
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         others = [host for host in self.hosts if host != self.host]
-        line = _Line(sock, HubWire(self.key, self.run_id, others), self._clock.now())
-        self._lines.append(line)
-        self._selector.register(sock, selectors.EVENT_READ, line)
+        for _ in range(AT_ONCE):
+            try:
+                taken = take(self._listener)
+            except NoRoom as error:
+                self._rest(now, str(error))
+                return
+            if taken is None:
+                return
+            sock, address = taken
+            line = _Line(sock, HubWire(self.key, self.run_id, others))
+            self._lines.append(line)
+            self._addresses[line] = address
+            full = self._places.add(line, address, now)
+            self._selector.register(sock, selectors.EVENT_READ, line)
+            if full is not None:
+                self._drop(full, "want of room: it had said nothing that proves who it is")
+
+    def _rest(self, now: float, why: str) -> None:
+        """Without a descriptor for a connection the listener would be ready all the time: it is closed for a while."""
+        worst = self._places.worst()
+        if worst is not None:
+            self._drop(worst, why)
+            return
+        note("gang: no connection can be taken: %s" % why)
+        assert self._listener is not None
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        self._listener, self._listen_at = None, now + 0.5
 
     def _receive(self, line: _Line) -> None:
         try:
@@ -192,19 +209,20 @@ class HubGang(Gang):
         except OSError:
             data = b""
         if not data:
-            self._drop(line)
+            self._drop(line, "the other side closed it")
             return
-        known = line.wire.peer
+        known, line.said = line.wire.peer, True
         try:
             messages = line.wire.feed(data)
         except Stranger as error:
-            self._refused, self._refused_why = self._refused + 1, str(error)
-            self._drop(line)
+            self._drop(line, str(error))
             return
         if line.wire.reply:
             reply, line.wire.reply = line.wire.reply, b""
             self._send(line, reply)
         if known is None and line.wire.peer is not None:
+            self._places.remove(line)
+            self._addresses.pop(line, None)
             self._replace_older(line)
         for message in messages:
             self._hear(line, message)
@@ -283,20 +301,22 @@ class HubGang(Gang):
         self._selector.modify(line.sock, wanted, line)
 
     def _throw_out_strangers(self, now: float) -> None:
-        for line in list(self._lines):
-            if line.wire.peer is None and now - line.since > GREETING_S:
-                self._drop(line)
+        """``now`` is from before the last look at the lines: what has come since then was read."""
+        for line in self._places.late(now - HELLO_S):
+            if not line.said:
+                self._drop(line, "not a word within %g s" % HELLO_S)
+        for line in self._places.late(now - PROOF_S):
+            self._drop(line, "no proof within %g s" % PROOF_S)
 
-    def _tell_of_strangers(self, now: float) -> None:
-        """A count now and then: anybody can connect, as often as he likes, and the log lies on the run's disk."""
-        if self._refused and now >= self._tell_at:
-            note("gang: connections closed: %d, the last one for %s" % (self._refused, self._refused_why))
-            self._refused, self._tell_at = 0, now + TELL_S
-
-    def _drop(self, line: _Line) -> None:
+    def _drop(self, line: _Line, why: str = "") -> None:
+        """``why``: of a stranger."""
         if line not in self._lines:
             return
         self._lines.remove(line)
+        self._places.remove(line)
+        address = self._addresses.pop(line, None)
+        if address is not None:
+            TALLY.add(address, why)
         self._selector.unregister(line.sock)
         line.sock.close()
         host = line.wire.peer

@@ -10,8 +10,10 @@ from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import NODE_LOST, SUCCEEDED, SUPERVISOR_LOST
 from ddpctl_worker.gang.base import BEAT_S, IDLE_S, LEAVE_S, Gang, Wake
 from ddpctl_worker.gang.council import REJOIN_S, SILENT_S
-from ddpctl_worker.gang.wire import MemberWire, Stranger, from_wire, to_wire
+from ddpctl_worker.gang.cutwatch import SILENT
+from ddpctl_worker.gang.wire import MemberWire, from_wire, to_wire
 from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.strangers import Stranger
 
 CONNECT_S = 3.0
 RETRY_S = 0.3
@@ -112,11 +114,14 @@ class MemberGang(Gang):
         try:
             sock = self._sockets.connect(self.address, CONNECT_S)
         except ConnectionRefusedError:
-            self._refused_since = self._refused_since or self._clock.now()
+            self._refused_since, self.unanswered = self._refused_since or self._clock.now(), False
             return
-        except OSError:
+        except OSError as error:
             self._refused_since = None
+            silent = isinstance(error, socket.timeout) or error.errno in SILENT
+            self.unanswered = silent and not self._joined
             return
+        self.unanswered = False
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.settimeout(CONNECT_S)
         self._since = self._clock.now()

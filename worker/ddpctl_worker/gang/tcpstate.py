@@ -14,9 +14,10 @@ from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional
 from ddpctl_worker.net import V4_IN_V6, table_address
 
 COUNTERS = "/proc/net/snmp"
-# Established, or closed by the peer alone; bytes not acknowledged; the timer that sends them again, how often it did.
+# Established, not answered yet, or closed by the peer alone; bytes not acknowledged (the first packet of a connection
+# counts as one); the timer that sends them again, how often it did.
 _WAITS = re.compile(
-    rb"^ *\d+: ([0-9A-F]+:([0-9A-F]{4})) (([0-9A-F]+):([0-9A-F]{4})) 0[18] (?!0{8})([0-9A-F]{8}):[0-9A-F]{8} "
+    rb"^ *\d+: ([0-9A-F]+:([0-9A-F]{4})) (([0-9A-F]+):([0-9A-F]{4})) 0([128]) (?!0{8})([0-9A-F]{8}):[0-9A-F]{8} "
     rb"01:[0-9A-F]{8} (?!0{8})([0-9A-F]{8}) +(\d+) +\d+ +(\d+) ",
     re.M,
 )
@@ -32,6 +33,7 @@ class Row(NamedTuple):
     queue: int  # bytes that are not acknowledged
     again: int  # how often the oldest of them was sent again
     uid: int
+    opening: bool  # the other end has not answered at all yet
 
     @property
     def inode(self) -> int:
@@ -63,11 +65,12 @@ class Table:
     def rows(self, text: bytes) -> Iterator[Row]:
         """The connections to other nodes that wait, in a table of the kernel's."""
         for found in _WAITS.finditer(text):
-            local, port, remote, address, far, queue, again, uid, inode = found.groups()
+            local, port, remote, address, far, state, queue, again, uid, inode = found.groups()
             host = self._hosts.get(address)
             if host is not None:
                 key = (local, remote, int(inode))
-                yield Row(key, host, int(port, 16), int(far, 16), int(queue, 16), int(again, 16), int(uid))
+                numbers = int(port, 16), int(far, 16), int(queue, 16), int(again, 16), int(uid)
+                yield Row(key, host, *numbers, state == b"2")
 
 
 def sent_again(counters: bytes) -> Optional[int]:

@@ -20,14 +20,11 @@ from typing import Any, Collection, Dict, List, Optional
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import EXITED, FAILED, KILLED
 from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.strangers import Stranger
 
 MAX_LINE = 256 << 10
 MAX_HELLO = 1 << 10  # what is read of somebody who has not yet shown that he holds the key
 _DOMAIN = "ddpctl-gang/1"
-
-
-class Stranger(Exception):
-    """The other side is not the run's, or talks nonsense: close the connection."""
 
 
 class Wire:

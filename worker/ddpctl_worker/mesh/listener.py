@@ -10,14 +10,17 @@ import socket
 import time
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
+from ddpctl_worker.acceptor import NoRoom, at_most, take
 from ddpctl_worker.channel import Channel
 from ddpctl_worker.mesh import wire
 from ddpctl_worker.mesh.wire import key_of
 from ddpctl_worker.net import listen as listen_on
 from ddpctl_worker.net import port_range
+from ddpctl_worker.strangers import Places
 
-MAX_CONNECTIONS = 1024
+MAX_CONNECTIONS = 1024  # half of the descriptors that this process may have, where that is less
 IDLE_S = 20.0  # a connection that says nothing for so long is closed
+PAUSE_S = 0.2  # without a descriptor for another connection
 _CHUNK = 1 << 16
 _TICK_S = 0.1
 MAX_LISTEN_S = 600.0
@@ -58,6 +61,9 @@ class Listener:
         self._selector = selectors.DefaultSelector()
         self._listening = list(sockets)
         self._connections: Dict[socket.socket, _Connection] = {}
+        self._most = at_most(MAX_CONNECTIONS, 2)
+        self._places: Places[_Connection] = Places(self._most + 1)  # of who has not proved the key
+        self._resting: Dict[socket.socket, float] = {}  # until when
         self.accepted = 0
         for sock in self._listening:
             sock.setblocking(False)
@@ -79,6 +85,7 @@ class Listener:
                     elif sock in self._listening:
                         self._accept(sock)
                 self._drop_idle()
+                self._wake()
         finally:
             for connection in list(self._connections.values()):
                 self._close(connection)
@@ -87,17 +94,41 @@ class Listener:
             self._selector.close()
 
     def _accept(self, listening: socket.socket) -> None:
-        if len(self._connections) >= MAX_CONNECTIONS:
-            return  # it waits in the kernel's queue: hung up on, it would look like a foreign program
-        try:
-            sock, _ = listening.accept()
-        except OSError:
+        """Once there is no room, a stranger's connection is closed for a new one; no dialer's is: hung up on, this
+        would look like a foreign program."""
+        if len(self._connections) >= self._most and not len(self._places):
+            self._rest(listening)
             return
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            taken = take(listening)
+        except NoRoom:
+            worst = self._places.worst()
+            if worst is None:
+                self._rest(listening)
+            else:
+                self._close(worst)
+            return
+        if taken is None:
+            return
+        sock, address = taken
         self.accepted += 1
-        self._connections[sock] = _Connection(sock)
+        connection = self._connections[sock] = _Connection(sock)
+        full = self._places.worst() if len(self._connections) > self._most else None
+        self._places.add(connection, address, time.monotonic())
         self._selector.register(sock, selectors.EVENT_READ)
+        if full is not None:
+            self._close(full)
+
+    def _rest(self, listening: socket.socket) -> None:
+        """A socket on which connections wait that cannot be taken now would be ready all the time."""
+        self._selector.unregister(listening)
+        self._resting[listening] = time.monotonic() + PAUSE_S
+
+    def _wake(self) -> None:
+        now = time.monotonic()
+        for sock in [sock for sock, until in self._resting.items() if until <= now]:
+            del self._resting[sock]
+            self._selector.register(sock, selectors.EVENT_READ)
 
     def _turn(self, connection: _Connection, events: int) -> None:
         connection.seen = time.monotonic()
@@ -142,6 +173,8 @@ class Listener:
             return True
         if not connection.trusted:
             connection.trusted = wire.auth_is_right(self._key, line, connection.theirs, connection.mine)
+            if connection.trusted:
+                self._places.remove(connection)
             return connection.trusted
         return self._command(connection, line)
 
@@ -174,6 +207,7 @@ class Listener:
 
     def _close(self, connection: _Connection) -> None:
         self._connections.pop(connection.sock, None)
+        self._places.remove(connection)
         self._selector.unregister(connection.sock)
         connection.sock.close()
 

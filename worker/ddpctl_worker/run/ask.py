@@ -32,7 +32,7 @@ def ask_checkpoint(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     number = number_of(request.get("signal"))
     refuse_elsewhere(paths)
     launcher = processes.from_json(fs.read_optional(paths.state).get("launcher"))
-    found = ranks.find(launcher.pid, {}) if launcher is not None and processes.is_alive(launcher) else []
+    found = ranks.of_run(run, launcher.pid, {}) if launcher is not None and processes.is_alive(launcher) else []
     absent = max(0, int(run["nproc"]) - len(found))
     deaf = deaf_of(found, number)
     folder = checkpoint_dir(base_of(request), job_id(run), run["host"])

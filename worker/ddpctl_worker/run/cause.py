@@ -37,6 +37,7 @@ class Evidence(NamedTuple):
     deaths: Mapping[int, Tuple[Optional[int], float]] = {}  # local rank -> wait status (None: not known), time
     tracebacks: Mapping[int, float] = {}  # local rank -> when it wrote its last traceback
     said: Mapping[Tuple[int, str], float] = {}  # (local rank, stream) -> when it last wrote there
+    plain: bool = False  # no launcher of torch's stands above the rank: nothing here has ended it
 
 
 class Failure(NamedTuple):
@@ -116,7 +117,10 @@ def _failed_ranks(seen: Evidence) -> List[_Death]:
     found: Dict[int, _Death] = {}
     for local, (status, _) in seen.deaths.items():
         if status:
-            found[local] = _Death(local, seen.ranks.get(local), code_of(status), False)
+            found[local] = _Death(local, seen.ranks.get(local), code_of(status), seen.plain)
+    first = words.first_failure(seen.tails.get((None, STDERR), ""))
+    if first is not None and seen.deaths.get(first[0], (0, 0.0))[0] is None:  # its launcher was quicker to collect it
+        found[first[0]] = _Death(first[0], seen.ranks.get(first[0]), first[1])
     for rank, local, code, root in words.failures(seen.tails.get((None, STDERR), "")):
         found[local] = _Death(local, rank, code, root)
     return list(found.values())

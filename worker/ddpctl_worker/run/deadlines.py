@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional
 
 from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import EXITED, RENDEZVOUS_TIMEOUT, SILENCE, SUPERVISOR_LOST
+from ddpctl_worker.contract import EXITED, LINK_LOST, RENDEZVOUS_TIMEOUT, SILENCE, SUPERVISOR_LOST
 from ddpctl_worker.gang.base import Gang
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.run.ranks import Roster
@@ -72,6 +72,8 @@ class Deadlines:
             return None
         head = "the ranks did not start within %g s" % (self._start or 0.0)
         missing = gang.missing() if gang else []
+        if gang is not None and gang.unanswered:
+            return self._apart(gang, head)
         if missing:
             host, text = missing[0], "%s: %s never joined" % (head, ", ".join(missing))
         else:
@@ -83,6 +85,8 @@ class Deadlines:
         missing: List[str] = gang.missing() if gang is not None and gang.talking else []
         if gang is None or not missing or not self._start_is_over(gang):
             return None
+        if gang.unanswered:
+            return self._apart(gang, "%s runs its ranks, and nobody can watch it" % self._host)
         who = ", ".join(missing) if gang.is_hub else self._host
         text = "the nodes cannot watch each other: no connection from %s to port %d of %s within %g s" % (
             who,
@@ -92,6 +96,14 @@ class Deadlines:
         )
         why = gang.trouble or "is there a firewall between them?"
         return outcomes.failed(outcomes.cause(missing[0], RENDEZVOUS_TIMEOUT, "%s: %s" % (text, why)))
+
+    def _apart(self, gang: Gang, head: str) -> Outcome:
+        """This node has never got an answer from the hub's host."""
+        text = (
+            "%s: no connection of %s to port %d of %s was answered for %g s: check the switch, cable and firewall "
+            "between them, and whether %s is up"
+        ) % (head, self._host, gang.address[1], gang.hub_host, self._start or 0.0, gang.hub_host)
+        return outcomes.failed(outcomes.cause(self._host, LINK_LOST, text, peer=gang.hub_host))
 
     def _start_is_over(self, gang: Optional[Gang]) -> bool:
         if self._start is None:

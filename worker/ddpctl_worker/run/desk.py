@@ -8,12 +8,13 @@ import json
 import os
 import socket
 import struct
-from threading import Thread
 from typing import Any, Callable, Dict, Optional
 
+from ddpctl_worker.acceptor import Acceptor, Plain
 from ddpctl_worker.doctor import server
 from ddpctl_worker.notes import note
 
+MOST_AT_ONCE = 16  # questions: each costs a look at the ranks
 ANSWER_S = 5.0  # a look at the ranks takes a second, and three where a rank does not answer
 
 
@@ -49,7 +50,7 @@ class Desk:
 
     def __init__(self, path: str, tell: Callable[[], Dict[str, Any]]) -> None:
         self._path, self._tell = path, tell
-        self._socket: Optional[socket.socket] = None
+        self._acceptor: Optional[Acceptor] = None
 
     def open(self) -> None:
         """Where the file system takes no socket, nobody gets an answer."""
@@ -62,27 +63,21 @@ class Desk:
             sock.close()
             note("nobody can ask here: %s" % error)
             return
-        self._socket = sock
-        Thread(target=self._serve, name="desk", daemon=True).start()
+        self._acceptor = Acceptor(sock, lambda line: Plain(line, self._answer), "desk", MOST_AT_ONCE)
+        self._acceptor.start()
 
-    def _serve(self) -> None:
-        assert self._socket is not None
-        while True:
-            try:
-                line, _ = self._socket.accept()
-            except OSError:
-                return
-            Thread(target=self._answer, args=(line,), name="desk-answer", daemon=True).start()
+    def close(self) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
 
     def _answer(self, line: socket.socket) -> None:
-        with line:
-            line.settimeout(ANSWER_S)
-            try:
-                if _same_user(line):
-                    told = self._tell()
-                    line.sendall(json.dumps(told).encode("ascii"))
-            except Exception as error:  # who asked has gone, or there is no answer to give
-                note("a question on this machine was not answered: %r" % error)
+        line.settimeout(ANSWER_S)
+        try:
+            if _same_user(line):
+                told = self._tell()
+                line.sendall(json.dumps(told).encode("ascii"))
+        except Exception as error:  # who asked has gone, or there is no answer to give
+            note("a question on this machine was not answered: %r" % error)
 
 
 def _same_user(line: socket.socket) -> bool:

@@ -19,7 +19,8 @@ VERDICT_S = 12.0  # how long a node that failed waits for the gang to agree on t
 class Ending:
     """``outcome`` is settled; ``candidate`` is this node's own view, until the gang has agreed.
 
-    ``tell`` hands either to the guardian, who knows it before any disk does.
+    ``tell`` hands either to the guardian, who knows it before any disk does. ``hung`` is given this node's view, and
+    names the rank that the victims waited for, once that is known.
     """
 
     def __init__(
@@ -29,8 +30,9 @@ class Ending:
         gang: Optional[Gang],
         tell: Callable[[], None],
         clock: HostClock = CLOCK,
+        hung: Callable[[Optional[Outcome]], Optional[Outcome]] = lambda known: None,
     ) -> None:
-        self._clock = clock
+        self._clock, self._hung = clock, hung
         self._host, self._findings, self._gang, self._tell = host, findings, gang, tell
         self.outcome: Optional[Outcome] = None
         self.candidate: Optional[Outcome] = None
@@ -80,6 +82,8 @@ class Ending:
         if self.outcome is None and not stopping:
             self._look_closer()
             self._look_finally(status)
+        if self.outcome is None:
+            self._name_hung()
         if self.known is None:
             found = overdue()
             if found is not None:
@@ -94,12 +98,23 @@ class Ending:
         if found is not None:
             self.propose(found)
 
+    @property
+    def _only_victims(self) -> bool:
+        """Whether failures of peers are all that this node knows of."""
+        if self.candidate is None:
+            return self._gang is not None and self._gang.asked
+        return self.candidate.victim or self.candidate.early
+
+    def _name_hung(self) -> None:
+        """Also while the processes here are being ended: the rank may be on another node."""
+        found = self._hung(self.candidate) if self._only_victims else None
+        if found is not None:
+            self.propose(found)
+
     def _look_closer(self) -> None:
         """While victims are all that is known of, once a second."""
         now = self._clock.now()
-        asked = self._gang is not None and self._gang.asked and self.candidate is None
-        victim = self.candidate is not None and (self.candidate.victim or self.candidate.early)
-        if now < self._closer_at or not (asked or victim):
+        if now < self._closer_at or not self._only_victims:
             return
         self._closer_at = now + 1.0
         found = self._findings.closer(self.candidate)

@@ -6,6 +6,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.contract import PLAIN
 from ddpctl_worker.notes import iso
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.output.drain import Drain
@@ -91,6 +92,7 @@ class Findings:
                 {local: (death.status, death.at) for local, death in self._roster.deaths.items()},
                 self._roster.of_now(self._drain.tracebacks()),
                 self._drain.said(),
+                self._run.get("launcher") == PLAIN,
             )
         )
 

@@ -23,7 +23,9 @@ from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.keeper import LOOK_S, SHARE, Keeper
 from ddpctl_worker.checkpoint.replicate import Replication, Servers
+from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import processes
+from ddpctl_worker.strangers import TALLY
 
 LINGER_S = 3600.0  # at most, for the copies of what was written right before the end, with nobody waiting for them
 MEET_S = 5.0  # at the end of a run, for the hosts to hear where each of them serves
@@ -41,6 +43,7 @@ class Keeping:
     def __init__(self, order: Dict[str, Any]) -> None:
         self._order: Optional[Dict[str, Any]] = order.get("keeper")
         self._code_path: str = order["code_path"]
+        self._strangers = RunPaths(order["top"]).strangers("keeper")
         copying = (self._order or {}).get("copying") or {}
         self._others = len(copying.get("hosts") or ()) - 1  # who copy from each other
         self._since = time.time() - COARSE_S
@@ -69,7 +72,7 @@ class Keeping:
         assert child.stdout is not None
         os.set_blocking(child.stdout.fileno(), False)
         self._process = child
-        self._say({**self._order, "since": self._since})
+        self._say({**self._order, "since": self._since, "strangers": self._strangers})
         self._order.pop("copying", None)  # a secret
 
     def listen(self) -> None:
@@ -176,6 +179,7 @@ def main() -> None:
     words = _Words()
     order = words.wait()
     assert order is not None
+    TALLY.start(order["strangers"])
     keep(words, order)
 
 

@@ -29,9 +29,9 @@ _F_SETPIPE_SZ = 1031
 # the user has in the environment would change there.
 _SHIM = """#!{shell}
 unset PYTHON_EXEC
-export DDPCTL_METRICS={metrics}/rank-"$RANK".jsonl
-{attempt}{doctor}if [ -p {pipes}/"$LOCAL_RANK.out" ] && [ -p {pipes}/"$LOCAL_RANK.err" ]; then
-exec {python} "$@" >{pipes}/"$LOCAL_RANK.out" 2>{pipes}/"$LOCAL_RANK.err"
+export DDPCTL_METRICS={metrics}/rank-{rank}.jsonl
+{attempt}{doctor}if [ -p {pipes}/{local}.out ] && [ -p {pipes}/{local}.err ]; then
+exec {python} "$@" >{pipes}/{local}.out 2>{pipes}/{local}.err
 fi
 exec {python} "$@"
 """
@@ -99,7 +99,8 @@ def environment(
         found[key] = place(value, folders) if key in tokens else value
     found.update(request.get("secrets") or {})
     run = request["run"]
-    found["TORCHELASTIC_ERROR_FILE"] = paths.error_file
+    if run.get("launcher") != contract.PLAIN:
+        found["TORCHELASTIC_ERROR_FILE"] = paths.error_file
     found.update(
         {
             contract.ENV_JOB: run["job"],
@@ -115,33 +116,52 @@ def environment(
     )
     if "host_map" in run:  # an attempt's own; else the plan's
         found[contract.ENV_HOSTS] = run["host_map"]
+        if run.get("launcher") == contract.PLAIN and "RANK" in found:
+            found.update(node_variables(run))
     return found
 
 
+def node_variables(run: Mapping[str, Any]) -> Dict[str, str]:
+    """What a script that starts its own processes finds in an attempt: as in the plan (ddpctl/spec/plain.py)."""
+    rank = dict.fromkeys(("RANK", "NODE_RANK", "GROUP_RANK"), str(run["node_rank"]))
+    size = dict.fromkeys(("WORLD_SIZE", "GROUP_WORLD_SIZE"), str(run["nnodes"]))
+    return {**rank, **size, "MASTER_ADDR": str(run["master_addr"]), "MASTER_PORT": str(run["master_port"])}
+
+
 def make_shim(
-    paths: RunPaths, python: str, env: Mapping[str, str], nproc: int, *, doctor: bool = False, attempt: int = 1
+    paths: RunPaths,
+    python: str,
+    env: Mapping[str, str],
+    nproc: int,
+    *,
+    doctor: bool = False,
+    attempt: int = 1,
+    rank: Optional[int] = None,
 ) -> bool:
     """Write the ranks' interpreter and their FIFOs; False where this filesystem allows neither (noexec, no FIFOs).
 
     ``env`` is the launcher's; ``python`` is looked up in its PATH when it has no folder of its own. ``doctor``: the
     ranks let the doctor see them, where the disk takes what that needs. ``attempt``: which one it is of its run.
+    ``rank``: that of the only process, where no launcher of torch's says so.
     """
     real = shutil.which(python, path=env.get("PATH"))
     if real is None:
         return False
     words = {"pipes": paths.pipes, "metrics": paths.metrics, "python": real}
+    number = {"rank": '"$RANK"', "local": '"$LOCAL_RANK"'} if rank is None else {"rank": str(rank), "local": "0"}
     quoted = {name: shlex.quote(text) for name, text in words.items()}
     try:
-        os.mkdir(paths.pipes, 0o700)
-        for rank in range(nproc):
-            os.mkfifo(paths.fifo(rank, "out"), 0o600)
-            os.mkfifo(paths.fifo(rank, "err"), 0o600)
         with open(paths.shim, "w", encoding="utf-8", errors="surrogateescape") as file:
-            words = {"shell": _shell(env), "doctor": _way_in(paths) if doctor else "", "attempt": _attempt(attempt)}
-            file.write(_SHIM.format(**words, **quoted))
+            words = {"shell": _shell(env), "doctor": _way_in(paths) if doctor else ""}
+            words["attempt"] = _attempt(attempt) if rank is None else ""
+            file.write(_SHIM.format(**words, **number, **quoted))
         os.chmod(paths.shim, 0o700)
         null = subprocess.DEVNULL
         runs = subprocess.call([paths.shim, "-V"], stdin=null, stdout=null, stderr=null) == 0
+        os.mkdir(paths.pipes, 0o700)  # after that call: nobody reads them yet
+        for local in range(nproc):
+            os.mkfifo(paths.fifo(local, "out"), 0o600)
+            os.mkfifo(paths.fifo(local, "err"), 0o600)
     except OSError:
         runs = False
     if not runs and os.path.exists(paths.shim):

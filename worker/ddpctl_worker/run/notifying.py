@@ -49,20 +49,20 @@ def message(run: Dict[str, Any], event: Dict[str, Any]) -> Dict[str, Any]:
         "cluster": run["cluster"],
         "project": run["project"],
         "host": run["host"],
-        "hosts": [host for host in run["hosts"] if host != run.get("witness")],
+        "hosts": list(run["hosts"]),
         "state": event["state"],
         "attempt": event["attempt"],
         "started": event.get("started"),
         "ended": event.get("ended"),
         "cause": event.get("cause"),
     }
-    return dict(made, text=_sentence(made, event.get("grew")))
+    return dict(made, text=_sentence(made))
 
 
-def _sentence(said: Dict[str, Any], grew: Optional[int] = None) -> str:
+def _sentence(said: Dict[str, Any]) -> str:
     """``train failed on lab: node1 rank 3: exited: ValueError: no data (run 20261121T233155Z-6c0c5d)``."""
     cause, happened = said["cause"], {ENDED: said["state"], RESTART: "restarts", CUT_OFF: "waits"}[said["event"]]
-    why = ": it continues on %d hosts" % grew if grew else ""
+    why = ""
     if cause is not None:
         rank = "" if cause.get("rank") is None else " rank %s" % cause["rank"]
         why = ": %s%s: %s: %s" % (cause["host"], rank, cause["reason"], cause["message"])

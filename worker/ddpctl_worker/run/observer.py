@@ -6,13 +6,14 @@ import contextlib
 import os
 import time
 from threading import Thread
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
 from ddpctl_worker import notes
 from ddpctl_worker.clocks import Offset
 from ddpctl_worker.contract import SCHEMA
 from ddpctl_worker.doctor import dumps
 from ddpctl_worker.doctor.hosts import Gpus, HostFacts
+from ddpctl_worker.doctor.hung import Hung, timed_out
 from ddpctl_worker.doctor.look import Looks, Subject, Tools
 from ddpctl_worker.doctor.service import fitting
 from ddpctl_worker.doctor.watch import RunWatch, shortened
@@ -102,6 +103,15 @@ class Observer:
     def diagnosis(self) -> Optional[Dict[str, Any]]:
         """Why the run is stuck, while it is."""
         return self._watch.diagnosis
+
+    def hung(self, causes: Iterable[Dict[str, Any]]) -> Optional[Hung]:
+        """The rank that the others waited for in vain, where all ``causes`` so far are failures of peers and some are
+        time-outs. Asked again and again; the first call begins the search."""
+        causes = list(causes)
+        if not timed_out(str(one.get("message")) for one in causes):
+            return None
+        self._watch.search([int(one["rank"]) for one in causes if one.get("rank") is not None])
+        return self._watch.hung
 
     def start(self) -> None:
         self._watch.start()

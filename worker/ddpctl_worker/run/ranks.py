@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ddpctl_worker import proc
+from ddpctl_worker.contract import PLAIN
 from ddpctl_worker.run import processes
 from ddpctl_worker.run.record import attempt_of
 
@@ -30,6 +31,16 @@ class RankProcess(NamedTuple):
 
 
 Known = Dict[Tuple[int, int], Optional[RankProcess]]  # pid and start time -> the rank that it is
+
+
+def of_run(run: Mapping[str, Any], launcher: int, known: Known) -> List[RankProcess]:
+    """The ranks of a run on this node, by rank."""
+    if run.get("launcher") != PLAIN:
+        return find(launcher, known)
+    stat = proc.read_stat(launcher)
+    if stat is None or not stat.alive:
+        return []
+    return [RankProcess(int(run["node_rank"]), 0, launcher, stat.start, attempt_of(run))]
 
 
 def find(launcher: int, known: Known) -> List[RankProcess]:
@@ -101,6 +112,7 @@ class Roster:
     """Knows the ranks; ``watch(fd, on)`` is told which descriptors should wake the supervisor's loop."""
 
     def __init__(self, run: Dict[str, Any], watch: Callable[[int, bool], None]) -> None:
+        self._run = run
         # Any other rendezvous hands out the ranks itself, and restarts them.
         self._static = run.get("rendezvous", "static") == "static"
         self._first = attempt_of(run)
@@ -148,7 +160,7 @@ class Roster:
             return known.rank
         if local < len(self._planned):
             return self._planned[local]
-        below = [] if launcher is None else find(launcher, {})
+        below = [] if launcher is None else of_run(self._run, launcher, {})
         return next((one.rank for one in below if one.local_rank == local), None if known is None else known.rank)
 
     def numbers(self) -> Dict[int, int]:
@@ -159,7 +171,7 @@ class Roster:
 
     def scan(self, launcher: int) -> None:
         """See who is there."""
-        for one in find(launcher, self._known):
+        for one in of_run(self._run, launcher, self._known):
             if self._ranks.get(one.local_rank) != one:
                 if one.local_rank in self._ranks:
                     self._restarted[one.local_rank] = time.time()

@@ -26,6 +26,7 @@ from ddpctl_worker.contract import (
     LIVE,
     NO_SPACE,
     OS_ERROR,
+    PLAIN,
     SPAWN_FAILED,
     STARTING,
     TERMINAL,
@@ -33,6 +34,7 @@ from ddpctl_worker.contract import (
 from ddpctl_worker.doctor import dumps
 from ddpctl_worker.paths import RunPaths, job_id
 from ddpctl_worker.run import detached, guardian, launcher, processes, record
+from ddpctl_worker.run.outputs import make_output_folders
 from ddpctl_worker.run.status import node_status, unfinished
 from ddpctl_worker.store.remove import prune_later
 from ddpctl_worker.store.tools import program
@@ -44,7 +46,6 @@ OTHER_START_S = 60.0  # how long to wait for a start of the same run that is und
 CLEAN_UP_S = 3.0  # how long to wait for the guardian of a supervisor that did not come up
 PY_SPY_S = 5.0  # py-spy says its version in milliseconds
 STOP_BYTES = 4 << 10  # room for the word of a stop
-KEPT = ("argv", "cwd", "env", "token_env", "python_exec", "py_spy")  # of the request for a run with restarts
 
 
 def start(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
@@ -141,16 +142,7 @@ def _check(request: Dict[str, Any]) -> None:
 def _claim_run(base: str, found: RunPaths, request: Dict[str, Any]) -> bool:
     run = request["run"]
     fs.own_folder(base, "runs", run["run"])
-    more = {found.network: request.get("network")}
-    if run.get("restart"):
-        more[found.launch] = _for_a_comeback(request)
-    return _claim(found, run, more)
-
-
-def _for_a_comeback(request: Dict[str, Any]) -> Dict[str, Any]:
-    """What it takes to start the agent again (agent/rejoin.py), but for what must be on no disk."""
-    kept = {name: request.get(name) for name in KEPT}
-    return dict(kept, secret_names=sorted(request.get("secrets") or ()), code_path=code_path())
+    return _claim(found, run, {found.network: request.get("network")})
 
 
 def _claim(found: RunPaths, run: Dict[str, Any], more: Optional[Dict[str, Optional[Dict[str, Any]]]] = None) -> bool:
@@ -219,11 +211,15 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
     if refused is None:
         keeper, refused = _keeper(run, base, env.get(ENV_CHECKPOINT_DIR), cwd, again, request.get("copying"))
         fs.discard(found.adopted)  # of an attempt before
-    if refused is None and request.get("python_exec"):
+    refused = refused or make_output_folders(run.get("outputs") or (), cwd)
+    if refused is None:
         python = env.pop("PYTHON_EXEC", None) or argv[0]
         watched, number = bool(run.get("doctor")), record.attempt_of(run)
-        shim = launcher.make_shim(found, python, env, int(run["nproc"]), doctor=watched, attempt=number)
-        if shim:
+        rank = int(run["node_rank"]) if run.get("launcher") == PLAIN else None
+        shim = launcher.make_shim(found, python, env, int(run["nproc"]), doctor=watched, attempt=number, rank=rank)
+        if shim and rank is not None:
+            argv = [found.shim, *argv[1:]]
+        elif shim:
             env["PYTHON_EXEC"] = found.shim
     return {
         "top": found.top,

@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ddpctl_worker import contract, fs, notes, proc
 from ddpctl_worker import outcome as outcomes
+from ddpctl_worker.agent.document import Document, Proposal
 from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.output.metrics import last_values
@@ -22,6 +23,8 @@ from ddpctl_worker.run.cgroup import of_record
 
 ANSWER_BYTES = 3 << 20  # of JSON: a message may have 4 MiB
 STALE_S = 15.0  # a heartbeat older than this: the supervisor hangs
+PROCESSES = ("agent", "supervisor", "keeper")  # those of a run that listen
+FEW = 10  # connections by strangers: fewer are not worth a line
 HERE, BEFORE, ELSEWHERE = "here", "before", "elsewhere"  # where a run's processes are, or were
 
 
@@ -130,17 +133,11 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
 
 def _with_attempts(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
     """That of a run with restarts: how the newest attempt that this host took part in stands, and what the agents have
-    ``agreed`` on (a Paper of quorum.py). Between two attempts it is starting."""
+    ``agreed`` on (a Proposal of agent/document.py). Between two attempts it is starting."""
     own = _status(paths, run)
-    first = {
-        "attempts": [run["restart"]["first"]],
-        "live": True,
-        "go": record.attempt_of(run),
-        "aside": {},
-        "over": None,
-    }
-    paper: List[Any] = fs.read_optional(paths.agreed).get("paper") or [1, 1, first]
-    term, version, value = paper
+    told = fs.read_optional(paths.agreed).get("proposal")
+    proposal = Proposal.from_json(told) if told else Proposal(1, 1, Document.first(run["restart"]["first"]))
+    value = proposal.document.to_json()
     last = value["attempts"][-1]
     numbers = [one["attempt"] for one in value["attempts"] if run["host"] in one["hosts"]]
     part = _readable_status(paths.of_attempt(numbers[-1])) if numbers else None
@@ -155,7 +152,9 @@ def _with_attempts(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
     said = fs.read_optional(paths.state).get("note")  # by the agent: whom it waits for
     if said and own["state"] in (contract.STARTING, contract.RUNNING):
         part.update(note=said)
-    return dict(part, attempt=last["attempt"], record=run, agreed=dict(value, term=term, version=version))
+    return dict(
+        part, attempt=last["attempt"], record=run, agreed=dict(value, term=proposal.term, version=proposal.version)
+    )
 
 
 def _readable_status(paths: RunPaths) -> Optional[Dict[str, Any]]:
@@ -202,8 +201,25 @@ def _status(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
         "last_output_age_s": round(max(0.0, now - beating.last_output), 3) if beating and beating.last_output else None,
         "dropped_lines": end.get("dropped_lines", 0),
         "survivors": end.get("survivors", []),
+        "strangers": _strangers(paths),
         "record": run,
     }
+
+
+def _strangers(paths: RunPaths) -> Optional[Dict[str, Any]]:
+    """Connections to this host's ports that proved nothing (``Tally.told``), over all processes of the run here; None
+    for a handful: a port that was scanned once."""
+    told = [fs.read_optional(paths.strangers(process)) for process in PROCESSES]
+    told = [one for one in told if one]
+    count = sum(int(one["count"]) for one in told)
+    if count < FEW:
+        return None
+    most: Dict[str, int] = {}
+    for one in told:
+        for address, number in one["most"].items():
+            most[address] = most.get(address, 0) + int(number)
+    last = max(str(one["last"]) for one in told)
+    return {"count": count, "addresses": max(int(one["addresses"]) for one in told), "most": most, "last": last}
 
 
 def _doctors_report(paths: RunPaths) -> Dict[str, Any]:

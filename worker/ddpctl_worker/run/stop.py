@@ -12,16 +12,17 @@ import shutil
 import signal
 import threading
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 from ddpctl_worker import fs, notes
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import BUSY, NO_SUCH_RUN, STOP_GRACE_S, STOPPING, TERMINAL
+from ddpctl_worker.contract import NO_SUCH_RUN, STOP_GRACE_S, STOPPING, TERMINAL
 from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.paths import RunPaths, base_of, run_paths
+from ddpctl_worker.paths import RunPaths, base_of, checkpoint_dir, job_id, run_paths
 from ddpctl_worker.run import processes, record
 from ddpctl_worker.run.cgroup import of_record
+from ddpctl_worker.run.growing import GrowingFiles
 from ddpctl_worker.run.status import (
     HERE,
     STALE_S,
@@ -37,22 +38,34 @@ from ddpctl_worker.run.status import (
 from ddpctl_worker.run.stopper import GIVE_UP_S, Stopper, run_to_end
 
 LOOK_S = 0.02
+TELL_S = 2.0  # how often a stop looks for files that grow, and whether another stop gives more time
 WORD_S = 2.0  # for the disk to take the word of a stop
 FAREWELL_S = 2.0  # for supervisor and guardian to end once the run has; with a node cut off they stay a little longer
-LEASE_S = 40.0  # a lease ends within 17 s, and the ranks with it
 HANGS_S = 2.0  # a supervisor without a heartbeat gets this much beyond the grace
 
 
 def stop(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """The verb: {"signalled", "forced", "survivors", "status"}. On a run that has ended it only looks."""
     paths = run_paths(base_of(request), request["run"], request["host"])
-    by, grace = str(request.get("by") or ""), request.get("grace")
-    if fs.read_json(paths.run) is None and _forestall(paths, str(request["host"]), by):
+    grace = request.get("grace")
+    by, longer = str(request.get("by") or ""), request.get("longer") is True
+    run = fs.read_json(paths.run)
+    if run is None and _forestall(paths, str(request["host"]), by):
         raise WorkerError(NO_SUCH_RUN, "run %s is not on this node" % request["run"])
-    told = stop_here(paths, None if grace is None else float(grace), by)
+    seconds = None if grace is None else float(grace)
+    if longer and os.path.exists(paths.stop):
+        _allow(paths, {"grace": seconds, "by": by, "longer": True})
+    growth = GrowingFiles(checkpoint_dir(base_of(request), job_id(run), str(request["host"]))) if run else None
+
+    def tell(left: float) -> None:
+        found = growth.look() if growth is not None else None
+        if found is not None:
+            channel.send({"growing": {"path": found[0], "size": found[1], "left": round(max(0.0, left), 1)}})
+
+    told = stop_here(paths, seconds, by, longer, tell)
     for attempt in paths.attempts():  # the agent has ended the newest; what is left of any is ended here
         if _has_something(attempt):
-            more = stop_here(attempt, None if grace is None else float(grace), by)
+            more = stop_here(attempt, seconds, by, longer, tell)
             counts = {name: told[name] + more[name] for name in ("signalled", "forced", "survivors")}
             told = dict(told, **counts)
     return told
@@ -63,8 +76,27 @@ def _has_something(attempt: RunPaths) -> bool:
     return bool(watchers(state) or remains(attempt, state))
 
 
-def stop_here(paths: RunPaths, grace: Optional[float], by: str) -> Dict[str, Any]:
-    """The same for a run, or an attempt, that is on this node; ``grace`` None: the job's own."""
+def _allow(paths: RunPaths, word: Dict[str, Any]) -> None:
+    """A stop is under way in the attempts of a run with restarts, whose agent waits for it: they get the new grace."""
+    for attempt in paths.attempts():
+        supervisor = processes.from_json(holders(attempt).get("supervisor"))
+        if supervisor is not None and fs.read_json(attempt.exit) is None:
+            _leave_word(attempt, dict(word, time=notes.now_iso()))
+            processes.send(supervisor, signal.SIGUSR1)
+
+
+def stop_here(
+    paths: RunPaths,
+    grace: Optional[float],
+    by: str,
+    longer: bool = False,
+    tell: Callable[[float], None] = lambda left: None,
+) -> Dict[str, Any]:
+    """The same for a run, or an attempt, that is on this node.
+
+    ``grace`` None: the job's own. ``longer``: a stop that is under way gets this grace from now on, be it more or less.
+    ``tell`` is called once in a while with the seconds that are left of it.
+    """
     run = fs.read_json(paths.run) or {}
     limits = run.get("timeouts") or {}
     grace = float(limits.get("stop") or STOP_GRACE_S) if grace is None else max(0.0, grace)
@@ -74,9 +106,10 @@ def stop_here(paths: RunPaths, grace: Optional[float], by: str) -> Dict[str, Any
     if before is None:
         if not holders(paths).get("supervisor"):
             fs.read_json(paths.state)  # one that cannot be read proves nothing
-        _leave_word(paths, {"grace": grace, "by": by, "time": notes.now_iso()})
+        word = {"grace": grace, "by": by, "longer": longer, "time": notes.now_iso()}
+        _leave_word(paths, word)
         if not _cut_off(paths):
-            _ask_supervisor(paths, grace)
+            _ask_supervisor(paths, word, tell)
     own = _sweep(paths, grace)
     _wake(paths)
     end = fs.read_json(paths.exit)
@@ -98,29 +131,6 @@ def stop_here(paths: RunPaths, grace: Optional[float], by: str) -> Dict[str, Any
     }
 
 
-def let_go(attempt: RunPaths) -> None:
-    """What an agent that is gone has left of an attempt has ended when this returns. Its supervisor ends it when the
-    lease does, and records that; where none is left to do that, what there is is ended here.
-
-    Raises:
-        WorkerError: some of it is still there.
-    """
-    if os.path.exists(attempt.exit) and not _has_something(attempt):
-        return
-    refuse_elsewhere(attempt)
-    until = time.monotonic() + LEASE_S
-    while watchers(holders(attempt)):
-        if time.monotonic() > until:
-            text = "the last attempt has not ended within %d s after its agent" % LEASE_S
-            raise WorkerError(BUSY, text, "end the run, or wait and try again")
-        time.sleep(LOOK_S)
-    left = _sweep(attempt, 0.0).survivors
-    if left:
-        pids = ", ".join(str(one["pid"]) for one in left)
-        raise WorkerError(BUSY, "processes of the last attempt cannot be killed (pid %s)" % pids, "restart the host")
-    settle(attempt)
-
-
 def _forestall(paths: RunPaths, host: str, by: str) -> bool:
     """Put an exit record where the run's folder would be; False when a start has made the folder meanwhile.
 
@@ -140,15 +150,23 @@ def _forestall(paths: RunPaths, host: str, by: str) -> bool:
     return fs.read_json(paths.run) is None
 
 
-def _ask_supervisor(paths: RunPaths, grace: float) -> None:
-    """Have the supervisor stop the run, and wait for its exit record while it is alive."""
+def _ask_supervisor(paths: RunPaths, word: Dict[str, Any], tell: Callable[[float], None]) -> None:
+    """Have the supervisor stop the run, and wait for its exit record while it is alive. Another stop may come meanwhile
+    and give it more time."""
     beat = record.read_heartbeat(paths.heartbeat)
     hangs = beat is not None and notes.boottime() - beat.at > STALE_S
-    deadline = time.monotonic() + grace + (HANGS_S if hangs else GIVE_UP_S + 5.0)
-    told = None
+    beyond = HANGS_S if hangs else GIVE_UP_S + 5.0
+    deadline = time.monotonic() + word["grace"] + beyond
+    told, tell_at = None, time.monotonic() + TELL_S
     while time.monotonic() < deadline:
         if fs.read_json(paths.exit) is not None:
             return
+        if time.monotonic() >= tell_at:
+            newest = fs.read_optional(paths.stop) or word
+            if newest.get("longer") and newest != word:
+                word, deadline = newest, time.monotonic() + float(newest.get("grace") or 0.0) + beyond
+            tell(deadline - beyond - time.monotonic())
+            tell_at = time.monotonic() + TELL_S
         state = holders(paths)
         alive = watchers(state)
         supervisor = processes.from_json(state.get("supervisor"))

@@ -17,9 +17,11 @@ from ddpctl_worker import notes, proc, tool
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.contract import (
     ENV_CHECKPOINT_DIR,
+    EXITED,
     FAILED,
     KILLED,
     NODE_LOST,
+    PLAIN,
     RUNNING,
     SIGNALED,
     SPAWN_FAILED,
@@ -42,11 +44,11 @@ from ddpctl_worker.run.findings import Findings
 from ddpctl_worker.run.keeping import LAST_KILLED_S, LAST_S, Keeping
 from ddpctl_worker.run.launcher import Launching, way_in_stands
 from ddpctl_worker.run.lease import SUPERVISOR, Lease
-from ddpctl_worker.run.partners import partners_of
 from ddpctl_worker.run.ranks import Roster
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.saving import Saving
-from ddpctl_worker.run.stopper import TICK_S, Stopper, reap
+from ddpctl_worker.run.stopper import TICK_S, Ranks, Stopper, reap
+from ddpctl_worker.strangers import TALLY
 from ddpctl_worker.wakeup import SHUTDOWN, STOP, Wakeup
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ ONLY_OUTSIDE = (
 CUT_OFF = "%(host)s does not reach enough of the run's hosts any more, which may continue without it"
 AGENT_GONE = (
     "ddpctl's agent on %(host)s has ended, and the other hosts may continue without it; was it killed, for lack of "
-    "memory say (see dmesg there)? `ddpctl attach %(job)s` has the host take part again"
+    "memory say (see dmesg there)? this run uses the host no more; `ddpctl restart %(job)s` does once the run has ended"
 )
 Reply = Callable[[Optional[str]], None]
 
@@ -109,8 +111,7 @@ class Supervisor:
         folder = order["env"].get(ENV_CHECKPOINT_DIR)
         self._saving = Saving(self.run, folder, self._roster, self._gang, self._wakeup.wake)
         self._shutdown = False  # the machine ends this supervisor; the ranks save first
-        self._partners = partners_of(self.run, self._roster)
-        self._ending = Ending(self.host, self._findings, self._gang, self._tell_outcome)
+        self._ending = Ending(self.host, self._findings, self._gang, self._tell_outcome, hung=self._hung)
         self._observer: Optional[Observer] = None
         self._asked_grace: Optional[float] = None
         self._stuck: List[int] = []  # programs that cannot be killed, as the guardian knows them
@@ -125,7 +126,8 @@ class Supervisor:
             self._launching.claim()
         except OSError as full:
             refused = refused or "the run cannot be claimed: %s" % (full.strerror or full)
-        if refused is None and not self._stop_asked():
+        # This process may have been held up: another attempt may run elsewhere by now.
+        if refused is None and not self._lease.over() and not self._stop_asked():
             refused = self._launching.start(self._drain)
             self._keeping.start()
             self._stop_asked()  # meanwhile, by one who found nobody to signal
@@ -138,8 +140,7 @@ class Supervisor:
         self._recorder.start()
         if self._gang:
             self._gang.start()
-        if self._partners:
-            self._partners.start()
+            TALLY.start(self.paths.strangers("supervisor"))
         if refused is not None:
             self._refuse(refused)
 
@@ -226,6 +227,8 @@ class Supervisor:
                 self._deputy.take_over()
             elif self._roster.owns(fd):
                 self._roster.ended(fd)
+                if self._stopper is not None:
+                    self._stopper.rank_ended()
         self._at = notes.boottime()
 
     def _collect(self) -> None:
@@ -293,9 +296,6 @@ class Supervisor:
             self._end_at_once()
         if self.outcome is None and self._recorder.lost is not None:
             self._ending.end_with(self._recorder.lost)
-        lost = self._partners.end(self.status) if self._partners and self._ending.known is None else None
-        if lost is not None:
-            self._ending.propose(lost)
         self._ending.look(self.status, self._stopper is not None, self._overdue)
         if self.outcome is not None or (self.status is not None and self._ending.candidate is not None):
             self._begin_stop()  # not before the cause is known: ranks that are told to end would be taken for it
@@ -332,7 +332,8 @@ class Supervisor:
         self._asked_grace = None if grace is None else float(grace)
         self._begin_stop()
         if self._stopper is not None and grace is not None:
-            self._stopper.shorten(float(grace))
+            allowed = self._stopper.allow if request.get("longer") else self._stopper.shorten
+            allowed(float(grace))
 
     def _end_at_once(self) -> None:
         """The other hosts may start the ranks of the next attempt from now on."""
@@ -348,6 +349,14 @@ class Supervisor:
     def _overdue(self) -> Optional[Outcome]:
         diagnosis = self._observer.diagnosis if self._observer else None
         return self._deadlines.overdue(self._roster, self._drain.last_output, self._gang, diagnosis)
+
+    def _hung(self, known: Optional[Outcome]) -> Optional[Outcome]:
+        """The rank that others waited for until they timed out, as the doctor sees it."""
+        causes = [*(self._gang.candidates() if self._gang else []), *([known.cause or {}] if known else [])]
+        found = self._observer.hung(causes) if self._observer else None
+        if found is None:
+            return None
+        return outcomes.failed(outcomes.cause(found.host, EXITED, found.message, rank=found.rank), suspect=True)
 
     def _grace(self) -> float:
         return float((self.run.get("timeouts") or {}).get("stop") or STOP_GRACE_S)
@@ -373,13 +382,21 @@ class Supervisor:
             self._members,
             self.launcher,
             grace,
-            had_ranks=self._roster.any,
+            ranks=self._stopped_ranks,
             patience=patience,
             proof=processes.Proof(self._launching.group, subreaper=True, spare=self._spare),
         )
         if self.status is None:
             self.state = STOPPING
             self._save_state()
+
+    def _stopped_ranks(self) -> Ranks:
+        failed = any(death.status for _, death in self._roster.dead())
+        any_rank = self._roster.any and self.run.get("launcher") != PLAIN  # there the rank takes the launcher's place
+        alive = {one.pid for one in self._roster.alive()}
+        store = self.run.get("node_rank", 0) == 0 or self.run.get("rendezvous", "static") != "static"
+        saves = store and any(proc.catches(pid, signal.SIGTERM) for pid in alive)
+        return Ranks(alive, failed, saves, any_rank)
 
     def _members(self) -> Dict[int, proc.Stat]:
         keep = [os.getpid(), *processes.living(self.guardian), *self._spare()]
@@ -397,8 +414,6 @@ class Supervisor:
         assert self.outcome is not None
         if self._drain_until is None:
             self._tether.tell(ended=True)  # from now on no lease is needed
-        if self._partners:
-            self._partners.stop()
         self._drain.close()
         if self._gang:
             if self.outcome.state == SUCCEEDED and not self._keeping.acquainted(self._gang.servers):

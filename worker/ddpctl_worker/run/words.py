@@ -39,6 +39,7 @@ _OWN = re.compile(
 ROOT = re.compile(r"Root Cause \(first observed failure\):(?P<block>.*?)(?:^=+\s*$|\Z)", re.S | re.M)
 _RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)", re.M)
 _EXITCODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.M)
+_SEEN = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 _OLD_EXIT = re.compile(r"CalledProcessError: Command .* returned non-zero exit status (\d+)")
 _OLD_DIED = re.compile(r"CalledProcessError: Command .* died with <Signals\.(SIG[A-Z0-9]+): (\d+)>")
 
@@ -181,6 +182,13 @@ def failures(text: str) -> List[Tuple[int, int, Optional[int], bool]]:
             if rank:
                 found.append((int(rank.group(1)), int(rank.group(2)), int(code.group(1)) if code else None, is_root))
     return found
+
+
+def first_failure(text: str) -> Optional[Tuple[int, int]]:
+    """(local rank, exit code) of the failure that torch's launcher has seen: it says so before it ends the others, and
+    its report may follow minutes later."""
+    found = _SEEN.findall(text)
+    return (int(found[-1][1]), int(found[-1][0])) if found else None
 
 
 def old_exit_code(text: str) -> Optional[int]:

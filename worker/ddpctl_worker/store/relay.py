@@ -15,10 +15,10 @@ import socket
 import ssl
 import struct
 import tempfile
-import threading
 import time
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
+from ddpctl_worker.acceptor import BACKLOG, Acceptor, Session
 from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.contract import NO_PORT
 from ddpctl_worker.net import listen
@@ -32,7 +32,6 @@ HANDSHAKE_S = 5.0
 SILENT_S = 8.0  # a peer that sends nothing at all for this long, not even a sign of life, is dead
 ALIVE_S = 1.5  # how often a waiting server says that it lives
 _LINE_LIMIT = 1 << 20
-BACKLOG = 64
 MAX_CONNECTIONS = 64
 LEAST, LEAST_S = 256 << 10, 30.0  # bytes in seconds from a peer that has them: less is as good as nothing
 SEND_S = 20.0  # a peer that takes nothing for this long is given up
@@ -177,13 +176,9 @@ class Serving:
     """Listens for the nodes that hold the certificate, and answers each connection in a thread of its own."""
 
     def __init__(self, host: str, tls: ssl.SSLContext, listener: socket.socket) -> None:
-        self._host, self._tls, self._listener = host, tls, listener
-        self._closed = threading.Event()
-        self._open: Set[socket.socket] = set()
-        self._lock = threading.Lock()
-        self._places = threading.Semaphore(MAX_CONNECTIONS)
-        self.port: int = self._listener.getsockname()[1]
-        self._acceptor = threading.Thread(target=self._accept, daemon=True)
+        self._host, self._tls = host, tls
+        self.port: int = listener.getsockname()[1]
+        self._acceptor = Acceptor(listener, self._meet, "serving", MAX_CONNECTIONS)
         self._acceptor.start()
 
     def _answer(self, sock: ssl.SSLSocket, request: Dict[str, Any]) -> None:
@@ -191,53 +186,43 @@ class Serving:
         raise NotImplementedError
 
     def close(self) -> None:
-        self._closed.set()
-        with self._lock:
-            for sock in [self._listener, *self._open]:
-                with contextlib.suppress(OSError):
-                    # Below TLS: the thread that uses the connection finds it ended, whatever it is at.
-                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        self._acceptor.close()
 
-        self._acceptor.join(5.0)
+    def _meet(self, plain: socket.socket) -> Session:
+        secure = self._tls.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
+        return _Handshake(secure, self._serve)
 
-    def _accept(self) -> None:
-        with self._listener:
-            self._accept_all()
-
-    def _accept_all(self) -> None:
-        while not self._closed.is_set():
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            if self._closed.is_set() or not self._places.acquire(blocking=False):
-                sock.close()
-                continue
-            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
-
-    def _serve(self, plain: socket.socket) -> None:
-        """One connection. Whatever a stranger does ends in a closed socket and costs nobody else anything."""
-        with self._lock:
-            self._open.add(plain)
+    def _serve(self, secure: ssl.SSLSocket) -> None:
+        """A connection of a node that holds the certificate."""
         try:
-            plain.settimeout(HANDSHAKE_S)
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            secure = self._tls.wrap_socket(plain, server_side=True)
-            with self._lock:
-                self._open.discard(plain)
-                self._open.add(secure)
-                plain = secure
+            secure.settimeout(HANDSHAKE_S)
             request = read_line(secure)
             secure.settimeout(SEND_S)
             if request.get("to") == self._host:  # otherwise they dialled an address that means another machine to them
                 self._answer(secure, request)
         except (OSError, PeerGone, WorkerError, ValueError, KeyError, TypeError):
-            pass  # the peer goes elsewhere, a stranger goes away
-        finally:
-            with self._lock:
-                self._open.discard(plain)
-            plain.close()
-            self._places.release()
+            pass  # the peer goes elsewhere
+
+
+class _Handshake(Session):
+    """A connection that is proved once its TLS handshake is over."""
+
+    def __init__(self, sock: ssl.SSLSocket, serve: Callable[[ssl.SSLSocket], None]) -> None:
+        super().__init__(sock)
+        self._secure, self._serve = sock, serve
+
+    def read(self) -> bool:
+        self.said = True  # there is something to read; if it is the end, that is raised below
+        try:
+            self._secure.do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return False
+        self.proved = True
+        return True
+
+    def work(self) -> bool:
+        self._serve(self._secure)
+        return False
 
 
 class Relay(Serving):

@@ -26,11 +26,10 @@ def _exempt(view: View) -> Mapping[str, str]:
 def _judge_cuda(view: View) -> Iterable[Finding]:
     if view.want.backend == "gloo":
         return
-    installed = python.versions(view)
     for target in view.targets:
         host = target.name
         cards = _cards(view, host)
-        build = (installed.get(host) or {}).get("torch")
+        build = python.torch_of(view, host)
         if not cards:
             continue
         if build and not build[cards.api]:

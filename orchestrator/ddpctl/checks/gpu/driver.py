@@ -184,10 +184,14 @@ def _without(view: View, found: Mapping[str, int], some: Mapping[str, int]) -> I
             continue  # gpu.driver says so, or gpu.cuda that torch finds none of those that are there
         yield report.error(
             host,
-            f"{host} shows no usable GPU ({_why_none(view, host, smi)}){_others(some)}",
+            f"{_asks_for_nccl(view)}{host} shows no usable GPU ({_why_none(view, host, smi)}){_others(some)}",
             fix=f"NCCL needs a GPU on every node: leave {host} out (`nodes:` of the job), or run the job with gloo",
             evidence={"gpus": dict(found)},
         )
+
+
+def _asks_for_nccl(view: View) -> str:
+    return f"{view.want.backend_place} asks for nccl, and " if view.want.backend_place else ""
 
 
 def _others(some: Mapping[str, int]) -> str:

@@ -81,8 +81,6 @@ def _never_used(mesh: Mesh, dial: Dial) -> bool:
 def _role(mesh: Mesh, dial: Dial) -> str:
     """master, gang, agent or sample; ``spare``: the job never uses it, as the master port of another node."""
     role = mesh.ports.get(dial.peer, {}).get(dial.port, "sample")
-    if mesh.witness in (dial.dialer, dial.peer) and role != "agent":
-        return "spare"
     return "spare" if role == "master" and dial.peer != mesh.master else role
 
 

@@ -31,6 +31,8 @@ class ChildDict(TypedDict):
     pid: Count
     state: Short
     sleep_s: NotRequired[_Figure | None]
+    still: NotRequired[bool]
+    polls: NotRequired[bool]
     stack: _Stack
 
 
@@ -57,6 +59,8 @@ class LookDict(TypedDict):
     spins: NotRequired[bool]
     wants_cpu: NotRequired[bool]
     still: NotRequired[bool]
+    polls: NotRequired[bool]
+    unseen: NotRequired[Count]
     ended_s: NotRequired[_Figure | None]
     moved: NotRequired[bool]
     threads: NotRequired[Annotated[list[ThreadDict], Field(max_length=100)]]

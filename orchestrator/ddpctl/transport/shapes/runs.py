@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from typing_extensions import NotRequired, TypedDict
@@ -47,6 +47,7 @@ class CauseDict(TypedDict):
     message: Short
     traceback: NotRequired[Text | None]
     time: Moment
+    peer: NotRequired[Name | None]
 
 
 class TimeoutsDict(TypedDict):
@@ -124,7 +125,6 @@ class RecordDict(TypedDict):
     hosts: NotRequired[Annotated[list[Name], Field(max_length=10_000)] | None]
     world_size: NotRequired[Small | None]
     min_nodes: NotRequired[Small | None]
-    witness: NotRequired[Name | None]
     timeouts: NotRequired[TimeoutsDict | None]
     doctor: NotRequired[DoctorDict | None]
     restart: NotRequired[RestartDict | None]
@@ -181,6 +181,13 @@ class AgreedDict(TypedDict):
     over: OverDict | None
 
 
+class StrangersDict(TypedDict):
+    count: Count
+    addresses: Count
+    most: dict[Short, Count]
+    last: Moment
+
+
 class StatusDict(TypedDict):
     run: Annotated[Name, AfterValidator(_this_run)]
     job: Name
@@ -205,6 +212,7 @@ class StatusDict(TypedDict):
     slow: NotRequired[list[SlowDict] | None]
     reported: NotRequired[Moment | None]
     agreed: NotRequired[AgreedDict | None]
+    strangers: NotRequired[StrangersDict | None]
     record: RecordDict
 
 
@@ -229,23 +237,6 @@ class StartedDict(TypedDict):
     beside: NotRequired[list[Name]]
 
 
-class CopyingDict(TypedDict):
-    certificate: Text
-    key: Text
-
-
-class AdmittedDict(TypedDict):
-    """Secrets: no word of it may be shown or kept."""
-
-    over: bool
-    gang_key: NotRequired[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
-    copying: NotRequired[CopyingDict | None]
-    secrets: NotRequired[dict[Text, Text] | None]
-    notify: NotRequired[list[dict[str, Any]] | None]
-    peers: NotRequired[dict[Name, Annotated[list[Short | Port], Field(min_length=2, max_length=2)]]]
-    moved: NotRequired[dict[Name, Annotated[list[Count], Field(min_length=2, max_length=2)]]]
-
-
 class RemovedDict(TypedDict):
     removed: bool
 
@@ -255,6 +246,16 @@ class StoppedDict(TypedDict):
     forced: Count
     survivors: list[SurvivorDict]
     status: StatusDict
+
+
+class GrowingDict(TypedDict):
+    path: Short
+    size: Count
+    left: Annotated[float, Field(ge=0, le=1e9)]
+
+
+class GrowingFrameDict(TypedDict):
+    growing: GrowingDict
 
 
 class DeafDict(TypedDict):

@@ -1,0 +1,82 @@
+"""What is inside a wheel that a node has built: it must be what its file name says, and nothing that runs by itself."""
+
+from __future__ import annotations
+
+import re
+import stat
+import zipfile
+from email.message import Message
+from email.parser import HeaderParser
+from pathlib import Path, PurePosixPath
+
+from packaging.tags import Tag, parse_tag
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+MOST_FILES = 200_000
+MOST_METADATA = 4 << 20  # bytes of METADATA or WHEEL
+# Python runs these at its start, whatever is imported: in a folder of packages, or below the prefix.
+_AT_START = re.compile(
+    r"(?:[^/]+|[^/]+\.data/.*)\.pth|(?:[^/]+\.data/(?:pure|plat)lib/)?(?:site|user)customize\.py", re.I
+)
+
+
+class BadWheel(Exception):
+    """The wheel is not what its name says; its text says why."""
+
+
+def check_wheel(path: Path) -> None:
+    """Open a wheel, and compare its content with its file name.
+
+    Raises:
+        BadWheel: a path outside of it, code that runs at every start of Python, or another name, version or tag.
+    """
+    name, version, _, tags = parse_wheel_filename(path.name)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            _check_paths(members)
+            info = _info_folder(members)
+            metadata, wheel = (_headers(archive, f"{info}/{file}") for file in ("METADATA", "WHEEL"))
+    except (zipfile.BadZipFile, OSError, KeyError, UnicodeDecodeError, NotImplementedError, RuntimeError) as error:
+        raise BadWheel(f"cannot be read: {error}") from None
+    if canonicalize_name(metadata.get("Name", "")) != name:
+        raise BadWheel(f"is {metadata.get('Name')!r} by its METADATA")
+    if _version(metadata.get("Version", "")) != version:
+        raise BadWheel(f"is version {metadata.get('Version')!r} by its METADATA")
+    within: set[Tag] = set().union(*(parse_tag(tag) for tag in wheel.get_all("Tag", ())))
+    if within != set(tags):
+        raise BadWheel("is for " + (", ".join(sorted(map(str, within))) or "no platform") + " by its WHEEL")
+
+
+def _check_paths(members: list[zipfile.ZipInfo]) -> None:
+    names = [member.filename for member in members]
+    if len(names) > MOST_FILES or len(set(names)) != len(names):
+        raise BadWheel(f"has more than {MOST_FILES} files, or one of them twice")
+    for member in members:
+        path = PurePosixPath(member.filename)
+        link = stat.S_ISLNK(member.external_attr >> 16)
+        if path.is_absolute() or ".." in path.parts or "\\" in member.filename or "\0" in member.filename or link:
+            raise BadWheel(f"has a path that leads out of it: {member.filename!r}")
+        if _AT_START.fullmatch(member.filename):
+            raise BadWheel(f"has code that runs whenever Python starts: {member.filename!r}")
+
+
+def _info_folder(members: list[zipfile.ZipInfo]) -> str:
+    folders = {member.filename.partition("/")[0] for member in members}
+    found = [folder for folder in folders if folder.endswith(".dist-info")]
+    if len(found) != 1:
+        raise BadWheel(f"has {len(found)} .dist-info folders")
+    return found[0]
+
+
+def _headers(archive: zipfile.ZipFile, name: str) -> Message:
+    with archive.open(name) as file:
+        return HeaderParser().parsestr(file.read(MOST_METADATA).decode("utf-8"))
+
+
+def _version(text: str) -> Version | None:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return None

@@ -1,0 +1,142 @@
+"""What the agents of a run agree on: one document, which is replaced as a whole. Pure data, and its form as JSON."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+
+Mark = Tuple[int, int]  # term and version of a proposal: the greater one is the newer one
+Json = Dict[str, Any]
+Cause = Mapping[str, Any]  # outcome.py
+
+
+class AgreedAttempt(NamedTuple):
+    """``hosts`` in the order of their node ranks. ``cause``: why it ended; None: it succeeded, or has not ended.
+    ``set_aside``: {"host", "why"} of each host that does not take part in the next one."""
+
+    number: int
+    hosts: Tuple[str, ...]
+    master_port: int
+    gang_port: int
+    started: str  # ISO 8601, by the leader's clock
+    ended: Optional[str] = None
+    cause: Optional[Cause] = None
+    set_aside: Tuple[Mapping[str, str], ...] = ()
+
+    def to_json(self) -> Json:
+        found = self._asdict()
+        found.update(hosts=list(self.hosts), set_aside=[dict(one) for one in self.set_aside])
+        return {"attempt": found.pop("number"), **found}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> AgreedAttempt:
+        given = {name: told[name] for name in cls._fields if name in told}
+        given.update(hosts=tuple(told["hosts"]), set_aside=tuple(told.get("set_aside") or ()))
+        return cls(number=int(told["attempt"]), **given)
+
+
+class CheckpointChoice(NamedTuple):
+    """Which checkpoints an attempt resumes from: the names, and the SHA-256 of everything that the hosts do for it."""
+
+    digest: str
+    entries: Tuple[str, ...]
+
+
+class ResumePlan(NamedTuple):
+    """``sources``: the hosts whose checkpoints count. ``choice``: None until the attempt's first host has chosen."""
+
+    attempt: int
+    sources: Tuple[str, ...]
+    choice: Optional[CheckpointChoice] = None
+
+    def to_json(self) -> Json:
+        choice = None if self.choice is None else {"digest": self.choice.digest, "entries": list(self.choice.entries)}
+        return {"attempt": self.attempt, "sources": list(self.sources), "choice": choice}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> ResumePlan:
+        return cls(int(told["attempt"]), tuple(told["sources"]), choice_from(told["choice"]))
+
+
+def choice_from(told: Optional[Mapping[str, Any]]) -> Optional[CheckpointChoice]:
+    """A choice as JSON has it."""
+    return None if told is None else CheckpointChoice(str(told["digest"]), tuple(told["entries"]))
+
+
+class Document(NamedTuple):
+    """``live``: the newest attempt may have ranks. ``go``: the newest attempt whose ranks may start. ``aside``: hosts
+    that take no part in any later attempt, and why. ``over``: {"state", "cause"} of the run, once it has ended."""
+
+    attempts: Tuple[AgreedAttempt, ...]
+    live: bool
+    go: int
+    aside: Mapping[str, str] = {}
+    over: Optional[Mapping[str, Any]] = None
+    resume: Optional[ResumePlan] = None
+
+    @property
+    def last(self) -> AgreedAttempt:
+        return self.attempts[-1]
+
+    def with_last(self, attempt: AgreedAttempt) -> Document:
+        return self._replace(attempts=(*self.attempts[:-1], attempt))
+
+    def to_json(self) -> Json:
+        resume = None if self.resume is None else self.resume.to_json()
+        attempts = [one.to_json() for one in self.attempts]
+        return {**self._asdict(), "attempts": attempts, "aside": dict(self.aside), "resume": resume}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Document:
+        return cls(
+            tuple(map(AgreedAttempt.from_json, told["attempts"])),
+            bool(told["live"]),
+            int(told["go"]),
+            dict(told["aside"]),
+            told["over"],
+            None if told.get("resume") is None else ResumePlan.from_json(told["resume"]),
+        )
+
+    @classmethod
+    def first(cls, attempt: Mapping[str, Any]) -> Document:
+        """That of a run which has just been started: its first attempt may begin."""
+        begun = AgreedAttempt.from_json(attempt)
+        return cls((begun,), True, begun.number)
+
+
+class Proposal(NamedTuple):
+    """A document as a leader has written it. It counts once it is committed: a majority of the hosts has it on disk."""
+
+    term: int
+    version: int
+    document: Document
+
+    @property
+    def mark(self) -> Mark:
+        return self.term, self.version
+
+    def to_json(self) -> Json:
+        return {"term": self.term, "version": self.version, "document": self.document.to_json()}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Proposal:
+        return cls(int(told["term"]), int(told["version"]), Document.from_json(told["document"]))
+
+
+class Ballot(NamedTuple):
+    """What a host must never forget: on disk before any other host hears of it."""
+
+    term: int
+    voted: Optional[str]
+    proposal: Proposal
+
+    def to_json(self) -> Json:
+        return {"term": self.term, "voted": self.voted, "proposal": self.proposal.to_json()}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Ballot:
+        return cls(int(told["term"]), told["voted"], Proposal.from_json(told["proposal"]))
+
+    @classmethod
+    def first(cls, leader: str, document: Document) -> Ballot:
+        """What every host has before anything happens: all have voted for ``leader`` in term 1."""
+        return cls(1, leader, Proposal(1, 1, document))

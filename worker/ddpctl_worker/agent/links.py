@@ -1,0 +1,61 @@
+"""Which hosts of a run reach each other, and free ports for the next attempt: what the leader asks the others for."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, FrozenSet, Optional, Sequence, Set, Tuple
+
+from ddpctl_worker.agent.limits import CHECK_S, ROUNDS
+from ddpctl_worker.agent.talk import PeerLine, Unanswered, at_once, reachable
+from ddpctl_worker.channel import WorkerError
+from ddpctl_worker.run.ports import free_port
+
+ANSWER_S = 2.0  # beyond the look itself
+_NO_CHANNEL: Any = None  # nobody waits at the other end
+
+
+def find_cut_links(line: PeerLine, me: str, hosts: Sequence[str]) -> FrozenSet[FrozenSet[str]]:
+    """Pairs of ``hosts`` without a connection in each of the rounds. A host that does not answer is in no pair that
+    another host does not name."""
+    cut = _look_once(line, me, hosts)
+    for _ in range(ROUNDS - 1):
+        cut = cut & _look_once(line, me, hosts) if cut else cut
+    return frozenset(cut)
+
+
+def look_from_here(line: PeerLine, hosts: Sequence[str]) -> Dict[str, Optional[str]]:
+    """For each of ``hosts`` why it does not answer from here; None: it does."""
+    return reachable(line, [host for host in hosts if host in line.peers], CHECK_S)
+
+
+def find_ports(line: PeerLine, me: str, host: str, question: Dict[str, Any]) -> Optional[Tuple[int, int]]:
+    """Two free ports on ``host``, for torch and for the gang; None: it gives none. ``question``: see own_ports."""
+    try:
+        told = own_ports(question) if host == me else line.ask(host, {"k": "ports", "prefer": question["prefer"]})
+        return int(told["ports"][0]), int(told["ports"][1])
+    except (Unanswered, WorkerError, KeyError):
+        return None
+
+
+def own_ports(question: Dict[str, Any]) -> Dict[str, Any]:
+    """Two free ports of this host: {"ports"}. ``question``: {"base_dir", "host", "own": the run, "prefer": a port that
+    is taken if it is free}. Raises WorkerError: there are none."""
+    return free_port(dict(question, count=2), _NO_CHANNEL)
+
+
+def _look_once(line: PeerLine, me: str, hosts: Sequence[str]) -> Set[FrozenSet[str]]:
+    found: Set[FrozenSet[str]] = set()
+
+    def look(host: str) -> None:
+        others = [one for one in hosts if one != host]
+        try:
+            told = (
+                look_from_here(line, others)
+                if host == me
+                else line.ask(host, {"k": "check", "hosts": others}, CHECK_S + ANSWER_S)["found"]
+            )
+        except Unanswered:
+            return
+        found.update(frozenset((host, other)) for other, why in told.items() if why is not None)
+
+    at_once(look, hosts, CHECK_S + ANSWER_S + 1.0)
+    return set(found)

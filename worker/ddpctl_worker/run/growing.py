@@ -1,0 +1,43 @@
+"""Files of a job's checkpoints that grow while the run is being stopped: a save that SIGKILL would cut off."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, Iterator, Optional, Tuple
+
+from ddpctl_worker.checkpoint.manifest import FOLDER as MANIFESTS
+
+MOST_FILES = 20_000  # that are looked at
+File = Tuple[str, int]  # path below the folder, and bytes
+
+
+class GrowingFiles:
+    """Looks at a folder; each look compares with the one before."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._sizes: Optional[Dict[str, int]] = None
+
+    def look(self) -> Optional[File]:
+        """Return the file that has grown most since the last look; None at the first look, and if none has grown."""
+        before, self._sizes = self._sizes, dict(self._files())
+        if before is None:
+            return None
+        grown = {path: size - before.get(path, 0) for path, size in self._sizes.items()}
+        most = max(grown, key=lambda path: grown[path], default=None)
+        return (most, self._sizes[most]) if most is not None and grown[most] > 0 else None
+
+    def _files(self) -> Iterator[File]:
+        left = MOST_FILES
+        for folder, folders, names in os.walk(self._folder):
+            folders[:] = [name for name in folders if name != MANIFESTS]
+            for name in names[:left]:
+                path = os.path.join(folder, name)
+                try:
+                    found = os.lstat(path)
+                except OSError:  # renamed meanwhile
+                    continue
+                yield os.path.relpath(path, self._folder), found.st_size
+            left -= len(names)
+            if left <= 0:
+                return
