@@ -22,7 +22,7 @@ if os.environ["RANK"] == "0":
         file.write(str(begin + 12))
     os.rename(path + ".part", path)
     open("model.pth", "w").write("weights")
-    os.mkdir("kept")
+    os.makedirs("kept", exist_ok=True)
     open("kept/log.txt", "w").write("of an output")
 """
 

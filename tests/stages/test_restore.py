@@ -54,7 +54,7 @@ class Site:
         with fleet_of(self.launch.inventory) as fleet:
             for host in self.down:
                 fleet._transports[host] = DryTransport(host, unreachable=Unreachable("no route", host=host))
-            held = ask_held(self.launch, fleet)
+            held = ask_held(self.launch, fleet, fleet.hosts)
             return restore(self.launch, self.known(), fleet, self.heard, Addresses(HERE), held)
 
     def warnings(self) -> list[tuple[str | None, str]]:

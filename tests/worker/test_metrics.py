@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddpctl_worker.output.metrics import CALL_BYTES, read_from
 from ddpctl_worker.run import status
-from tests.worker.checkpoints import JOB
+from tests.worker.checkpoints import JOB, OF_JOB
 from tests.worker.node import Node
 
 WRITES = """
@@ -47,9 +47,9 @@ def test_after_a_restart_the_values_of_the_newest_attempt_count_and_the_others_a
         (folder / "attempts" / str(attempt) / "metrics").mkdir(parents=True)
         file = folder / "attempts" / str(attempt) / "metrics" / f"rank-{rank}.jsonl"
         file.write_text(json.dumps({"step": attempt}) + "\n")
-    told = [{"run": run, "attempt": 2}]
+    told = [{"run": run, "attempt": 2, "record": OF_JOB}]
     assert status._with_metrics(told, str(node.base), node.host)[0]["metrics"] == {"0": {"step": 2}}
-    told = [{"run": run, "attempt": 3}]
+    told = [{"run": run, "attempt": 3, "record": OF_JOB}]
     assert status._with_metrics(told, str(node.base), node.host)[0]["metrics"] == {}, "it runs elsewhere now"
     assert node.call("metrics", run=run, offsets={"0": 5000})["ranks"]["0"]["lines"] == [{"step": 2}]
     sent = set(node.files(run)[0])

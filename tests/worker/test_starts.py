@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker.checkpoint import manifest, starts
+from ddpctl_worker.checkpoint import starts
 from ddpctl_worker.checkpoint.starts import note_start, starts_in
 
 ORIGIN = {"account": "ann", "machine": "laptop", "folder": "/home/ann/exp", "inode": 7}
@@ -19,11 +19,11 @@ def run(name: str) -> dict[str, Any]:
 
 def test_each_run_is_noted_once_and_the_last_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starts, "MOST", 2)
-    folder = str(tmp_path)
+    folder = str(tmp_path / "host")
     assert starts_in(folder) == []
     for now, name in enumerate(("r1", "r2", "r2", "r3")):
         note_start(folder, run(name), float(now))
     found = starts_in(folder)
     assert [(one["run"], one["origin"]) for one in found] == [("r2", ORIGIN), ("r3", ORIGIN)]
     assert [one["since"][-15:] for one in found] == ["00:01.000+00:00", "00:03.000+00:00"]
-    assert manifest.read_all(folder) == []
+    assert [path.name for path in tmp_path.iterdir()] == [".host.starts"]

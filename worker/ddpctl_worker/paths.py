@@ -31,8 +31,8 @@
     <base_dir>/checkpoints/<cluster>/<project>/<job>/<host>/
                         DDPCTL_CHECKPOINT_DIR: outlives the job's runs, and gc leaves it alone. That of another host
                         holds copies of what that host wrote
-        .ddpctl/        a manifest for each checkpoint (checkpoint/manifest.py), and the last runs that were started
-                        with this folder (checkpoint/starts.py)
+        .ddpctl/        a manifest for each checkpoint (checkpoint/manifest.py)
+        ../.<host>.starts   the last runs that were started with this folder (checkpoint/starts.py)
 
 Everything is 0700 / 0600; symlinks and foreign owners below base_dir are refused (UNSAFE_PATH).
 """

@@ -34,11 +34,11 @@ MOST_MANIFESTS = 10_000
 FRESH = "`ddpctl up --fresh` starts without the checkpoints of earlier runs"
 
 
-def ask_held(launch: Launch, fleet: Fleet) -> FleetOutcome[Holdings]:
-    """What all hosts of the fleet have of the job, in short; those that take no part in the launch, too."""
+def ask_held(launch: Launch, fleet: Fleet, hosts: Sequence[str]) -> FleetOutcome[Holdings]:
+    """What these hosts have of the job, in short."""
     if launch.job is None or launch.own_checkpoints:
         return FleetOutcome()
-    return fleet.map(lambda transport: holdings(transport, [], job=launch.job_id))
+    return fleet.map(lambda transport: holdings(transport, [], job=launch.job_id), hosts)
 
 
 def refuse_others(launch: Launch, held: FleetOutcome[Holdings]) -> None:
@@ -99,9 +99,9 @@ def _tell_resumed(found: Resumed | None, tell: Tell) -> None:
         tell(Note(found.line(datetime.now(timezone.utc))))
 
 
-def next_serial(launch: Launch, known: Mapping[str, int], fleet: Fleet, held: FleetOutcome[Holdings]) -> int:
+def next_serial(launch: Launch, known: Mapping[str, int], fleet: Fleet, others: FleetOutcome[Holdings]) -> int:
     """The number of this start of the job: one more than of any that a host knows. It tells the order of the job's runs
-    (``ddpctl_worker.checkpoint.attempts``). ``known``: by host, as asked last.
+    (``ddpctl_worker.checkpoint.attempts``). ``known``: by host, as asked last; ``others``: hosts out of the launch.
 
     Raises:
         HostsFailed: a host of the launch did not say what it knows.
@@ -112,7 +112,7 @@ def next_serial(launch: Launch, known: Mapping[str, int], fleet: Fleet, held: Fl
     if asked.errors:
         text = f"the earlier runs of {launch.job.name} are not known; nothing was started"
         raise HostsFailed(text, asked.errors)
-    found = (*asked.results.values(), *held.results.values())
+    found = (*asked.results.values(), *others.results.values())
     return 1 + max([*known.values(), *(one.serial for one in found)], default=0)
 
 

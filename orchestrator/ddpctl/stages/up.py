@@ -63,10 +63,10 @@ class Up:
     ) -> None:
         self._launch, self._fleet, self._tell = launch, fleet, tell
         self._fresh = fresh  # checkpoints of earlier runs are set aside
-        self._any_project = any_project  # checkpoints of another project or folder are taken, too
+        self._any_project = any_project  # a checkpoint of another folder is taken, too
         self._options = options or Options()
         self._sending: Background[Sent] | None = None  # the code, where it did not wait for its turn
-        self._held: Background[FleetOutcome[Holdings]] | None = None  # by all hosts: a silent one takes its time
+        self._others: Background[FleetOutcome[Holdings]] | None = None  # who takes no part: a silent one takes its time
         self._py_spy: Mapping[str, Mapping[str, str]] = {}
         self._checkpoints: Mapping[str, Sequence[Mapping[str, Any]]] = {}
         self._serials: Mapping[str, int] = {}
@@ -84,17 +84,21 @@ class Up:
         """
         if self._launch.alone:
             self._refuse_taken()
-        self._held = Background(lambda tell: ask_held(self._launch, self._fleet))
+        others = [host for host in self._fleet.hosts if host not in self._launch.names]
+        self._others = Background(lambda tell: ask_held(self._launch, self._fleet, others))
         report = self._check()
-        if not (self._fresh or self._any_project):
-            refuse_others(self._launch, self._held.result(self._tell))
+        own = FleetOutcome[Holdings]() if self._fresh else ask_held(self._launch, self._fleet, self._launch.names)
+        self._refuse_others(own)
         environment = self._provide_environment(report)
         if self._launch.managed:  # what had to wait for the environment
             report = self._try_imports(report, environment)
             self._rehearse(report)
         self._provide_code()
         if not self._fresh:
-            self._restore(report, self._held.result(self._tell))
+            others_held = self._others.result(self._tell)
+            held = FleetOutcome({**own.results, **others_held.results}, {**own.errors, **others_held.errors})
+            self._refuse_others(held)
+            self._restore(report, held)
         return self.start()
 
     def undo(self, *, by: str, grace: float = UNDO_GRACE_S) -> KillOutcome | None:
@@ -112,6 +116,11 @@ class Up:
             raise name_taken(name, "; ".join(f"run {run.run} on {fold(run.hosts)}" for run in live))
         for host in (host for host in errors if host not in self._launch.names):  # of its own preflight says more
             self._tell(Note(f"it could not be asked whether a run of the name {name} is live there", "warning", host))
+
+    def _refuse_others(self, held: FleetOutcome[Holdings]) -> None:
+        """Raises UsageError: the checkpoint is that of another folder, and this one may not take it."""
+        if not self._any_project:
+            refuse_others(self._launch, held)
 
     def _check(self) -> PreflightReport:
         """Raises PreflightFailed: with the exit code of the report (4 where a host could not be reached)."""
@@ -184,8 +193,8 @@ class Up:
                 f"nothing was started, because this is unknown: {', '.join(plan.unknown)}",
                 hint="run `ddpctl preflight`, or set it in the inventory: fabric_address, slots, master_port",
             )
-        held = self._held.result(self._tell) if self._held is not None else FleetOutcome[Holdings]()
-        serial = next_serial(self._launch, self._serials, self._fleet, held)
+        others = self._others.result(self._tell) if self._others is not None else FleetOutcome[Holdings]()
+        serial = next_serial(self._launch, self._serials, self._fleet, others)
         if self._fresh:
             created = datetime.fromisoformat(plan.created).astimezone(timezone.utc)
             set_aside(plan.job_id, plan.hosts, f"{created:%Y%m%dT%H%M%SZ}", self._fleet, self._tell)

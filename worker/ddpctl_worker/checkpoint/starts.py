@@ -1,4 +1,7 @@
-"""The runs that were last started with a job's folder for checkpoints, and from where: checkpoints outlive runs."""
+"""The runs that were last started with a job's folder for checkpoints, and from where: checkpoints outlive runs.
+
+They are in a file beside the folder: a script that finds anything in its folder may take it for a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,9 @@ import os
 from typing import Any, Dict, List, Mapping
 
 from ddpctl_worker import fs
-from ddpctl_worker.checkpoint.entries import FOLDER
 from ddpctl_worker.notes import iso
 
 MOST = 50  # starts on record: a checkpoint that is older than all of them has no known run
-_FILE = "starts"  # no ending: it is no manifest
 
 
 def note_start(folder: str, run: Mapping[str, Any], now: float) -> None:
@@ -23,10 +24,14 @@ def note_start(folder: str, run: Mapping[str, Any], now: float) -> None:
     if any(one["run"] == run["run"] for one in known):  # another attempt
         return
     made = {"run": run["run"], "since": iso(now), "origin": run.get("origin")}
-    fs.private_dir(os.path.join(folder, FOLDER))
-    fs.write_json(os.path.join(folder, FOLDER, _FILE), {"starts": [*known, made][-MOST:]})
+    fs.write_json(_file_beside(folder), {"starts": [*known, made][-MOST:]})
 
 
 def starts_in(folder: str) -> List[Dict[str, Any]]:
     """The starts on record, oldest first: ``run``, ``since`` (ISO 8601, by this host's clock), ``origin``."""
-    return list(fs.read_optional(os.path.join(folder, FOLDER, _FILE)).get("starts") or ())
+    return list(fs.read_optional(_file_beside(folder)).get("starts") or ())
+
+
+def _file_beside(folder: str) -> str:
+    parent, host = os.path.split(folder)
+    return os.path.join(parent, ".%s.starts" % host)
