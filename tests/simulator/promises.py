@@ -24,6 +24,7 @@ class Promises:
         self._meanings: dict[int, tuple[object, ...]] = {}
         self._resumed: dict[int, str] = {}  # by attempt: the digest of the choice
         self._ready: set[tuple[str, int]] = set()
+        self._newest_term = 0  # of a leader whose proposal was committed
         self.over: str | None = None  # the state that was agreed on
         self._recorded: str | None = None  # the first end that a host has recorded
         self._settles_at: float | None = None
@@ -111,8 +112,9 @@ class Promises:
     def _check_agreement(self) -> None:
         for host in self._world.leaders():
             state = host.agent
-            if state is None or not state.agreed:
-                continue
+            if state is None or not state.agreed or state.ballot.term < self._newest_term:
+                continue  # a leader that is cut off does not know that there is another leader
+            self._newest_term = state.ballot.term
             document = state.document
             over = document.over["state"] if document.over else None
             if self.over is not None and over != self.over:

@@ -188,6 +188,31 @@ def test_restarts_are_counted(team: Any) -> None:
     assert "it was restarted once before" in status["cause"]["message"]
 
 
+@pytest.mark.full(
+    covered_by="tests/simulator/test_stories.py::test_an_attempt_begins_though_the_agent_of_its_first_host_is_gone"
+)
+def test_the_first_host_of_an_attempt_is_lost_while_that_is_prepared(team: Any) -> None:
+    """It leads, and it chooses the checkpoint for all hosts of the attempt. Another host does both then."""
+    three = team(3, 2)
+    who = credentials()
+    three.begin(
+        "sys.exit(3) if attempt == '0' and host == 'node1' else time.sleep(600)",
+        copying={"certificate": who.certificate, "key": who.key},
+        env={"DDPCTL_CHECKPOINT_DIR": "{checkpoint_dir}"},
+        token_env=["DDPCTL_CHECKPOINT_DIR"],
+    )
+    agent = three.agent("node0")
+    eventually(lambda: len(three.attempts("node2")) == 2, "attempt 2 is agreed on", 60.0, pause=0.01)
+    os.kill(agent, signal.SIGKILL)
+    for name in ("node1", "node2"):
+        three.wait_said(name, "attempt 2", seconds=90.0)
+    _, lost, last = three.attempts("node2")
+    assert [one["host"] for one in lost["set_aside"]] == ["node0"]
+    assert last["hosts"] == ["node1", "node2"]
+    for node in three.nodes.values():
+        assert node.call("stop", run=three.run, grace=0, by="me")["survivors"] == []
+
+
 def test_a_kill_ends_the_run_and_its_agents(team: Any) -> None:
     three = team(3, 2)
     three.begin("time.sleep(600)")

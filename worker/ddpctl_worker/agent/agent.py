@@ -173,9 +173,10 @@ class HostAgent:
         try:
             self._happen(state.Looked(self._own.stop_word(), None if part is None else part.progress))
         finally:
-            while self._todo:
-                action = self._todo.popleft()
+            while self._todo:  # an action that fails is tried again at the next look
+                action = self._todo[0]
                 self._carry_out[type(action)](action)
+                self._todo.popleft()
 
     def _tick(self) -> None:
         while not self._done:

@@ -98,7 +98,7 @@ class Stopper:
         """At once, before the launcher sees it: after the last rank it would wait for other nodes in torch's exit
         barrier, where it hears no signal. The next tick does the rest."""
         known = self._ranks()
-        if self._by_launcher is not False or self._launcher is None:
+        if self._by_launcher is not False or self._launcher is None or self._launcher.pid in known.alive:
             return
         if not known.alive:
             self._tell(self._launcher)
@@ -140,7 +140,8 @@ class Stopper:
         if self._by_launcher is None:
             self._by_launcher = known.failed or not known.alive
         ranks = [] if self._by_launcher else [who for who in everyone if who.pid in known.alive]
-        held = launcher if ranks and (known.failed or not known.store) else []
+        apart = ranks and not any(who in launcher for who in ranks)  # a script without a launcher is its own rank
+        held = launcher if apart and (known.failed or not known.store) else []
         for who in held:
             send(who, signal.SIGSTOP)
         for who in ranks or launcher or everyone:
