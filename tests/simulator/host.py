@@ -315,6 +315,7 @@ class Host:
             if clock_stops:
                 self._shift -= seconds * self.rate
             self.suspended, self.woke = False, self.world.now
+            self.apart_since = self.world.now  # a moment of contact is enough for a lease
             self.continue_agent()
 
         self.world.after(seconds, wake)
