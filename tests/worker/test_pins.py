@@ -23,7 +23,7 @@ FIRST, SECOND = AttemptId(1, "r", 1), AttemptId(1, "r", 2)
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    made = Node(tmp_path / "checkpoints" / "train", "a", monkeypatch)
+    made = Node(tmp_path / "checkpoints" / "lab" / "exp" / "train", "a", monkeypatch)
     next_attempt(made, FIRST)
     return made
 
@@ -40,7 +40,7 @@ def replace(node: Node, path: str, content: bytes) -> None:
 
 def kept(node: Node, entry: str = "state.pt") -> bytes | None:
     """The content that a start would resume from; None: there is no complete version."""
-    found = JobFolder(str(node.folder.parents[2]), "train", "a").manifests("a").get(entry)
+    found = JobFolder(str(node.folder.parents[4]), "lab/exp/train", "a").manifests("a").get(entry)
     if found is None:
         return None
     place = pinned(str(node.folder), found)
@@ -143,7 +143,7 @@ def test_a_torn_file_makes_room_for_the_version_that_was_kept(node: Node) -> Non
     node.looks(2)
     replace(node, "state.pt", saved_by_torch()[:-20])
     assert node.end(well=False) == []
-    folder = JobFolder(str(node.folder.parents[2]), "train", "a")
+    folder = JobFolder(str(node.folder.parents[4]), "lab/exp/train", "a")
     assert put_back(folder) == ["state.pt"]
     assert (node.folder / "state.pt").read_bytes() == saved_by_torch()
     assert [one.read_bytes() for one in node.folder.glob(".state.pt.aside-*")] == [saved_by_torch()[:-20]]
@@ -156,7 +156,7 @@ def test_the_newest_file_is_taken_at_the_end_and_the_kept_one_only_if_that_is_to
     node.looks(1)
     replace(node, "state.pt", saved_by_torch() + b"")
     assert node.end(well=False) == ["state.pt"]
-    assert put_back(JobFolder(str(node.folder.parents[2]), "train", "a")) == []
+    assert put_back(JobFolder(str(node.folder.parents[4]), "lab/exp/train", "a")) == []
 
 
 def test_a_file_that_was_pinned_but_not_judged_yet_counts_at_the_end_if_the_newest_is_torn(node: Node) -> None:
