@@ -89,7 +89,8 @@ def test_guardian_killed_then_the_supervisor(site: Site, lab: Lab) -> None:
 def test_both_killed_at_once(site: Site, lab: Lab) -> None:
     """Ranks that obey end with their launcher; those that do not stay, are not forgotten, and a kill ends them."""
     site.only(0, 1)
-    job = site.job("both", STUBBORN)
+    # Less than the launcher of torch leaves its ranks when its own parent is gone: 30 s.
+    job = site.job("both", STUBBORN, timeouts={"stop": 5})
     run = site.up(job)["run"]
     site.wait_for_output(job, "(stays.*){4}")
     wait_for_gang(lab.hosts[:2], run)

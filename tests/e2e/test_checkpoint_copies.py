@@ -61,7 +61,7 @@ while True:
 def test_a_checkpoint_that_is_replaced_all_the_time_has_copies(site: Site, lab: Lab) -> None:
     job = site.job("replaces", REPLACES)
     site.up(job)
-    copy = "/root/.local/state/ddpctl/checkpoints/replaces/node0/state.pt"
+    copy = f"{site.checkpoints(job)}/node0/state.pt"
     until(lambda: (site.status(job)["checkpoints"] or {}).get("kept_s") is not None, 60, "a version with its copy")
     first = lab[1].read(copy)
     until(lambda: lab[1].exists(copy) and lab[1].read(copy) != first, 60, "a copy of a newer version")

@@ -119,7 +119,7 @@ FAULTS = (
         (
             Edit(
                 f"{WORKER}/checkpoint/complete.py",
-                '    missing |= {path for path in index["references"] if path not in united and path not in known}\n',
+                "    missing |= {path for path in references if path not in known}\n",
                 "",
             ),
         ),

@@ -80,7 +80,7 @@ def test_the_first_cause_wins_and_a_victim_never_does() -> None:
     assert set(document) == {
         "schema", "job", "run", "cluster", "project", "state", "started", "ended", "world_size", "nodes", "cause",
         "candidates",
-        "metrics", "slow", "diagnosis", "attempt", "attempts", "continues", "untracked",
+        "metrics", "slow", "diagnosis", "attempt", "attempts", "continues", "untracked", "checkpoints",
     }  # fmt: skip
 
 

@@ -119,6 +119,7 @@ def test_parts_of_all_hosts_are_one_checkpoint() -> None:
                 "missing": [],
             }
         ],
+        "lag": None,
     }
 
 

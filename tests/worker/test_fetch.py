@@ -24,7 +24,7 @@ print("rank", os.environ["RANK"])
 
 
 def test_logs_records_and_outputs(node: Node) -> None:
-    run = node.start(SCRIPT, node.record(outputs=["saved_models", "*.csv", "none", "outside/hostname", "../../secret"]))
+    run = node.start(SCRIPT, node.record(outputs=["saved_models", "*.csv", "none", "out*/hostname", "../../secret"]))
     node.wait_state(run)
     (node.base.parent / "secret").write_text("not for you")
     files, result = node.files(run)
@@ -41,19 +41,19 @@ def test_logs_records_and_outputs(node: Node) -> None:
     assert not any("passwd" in name or "hostname" in name or "link" in name for name in files)
     assert result["files"] == len(files)
     assert "none" in result["missing"]
-    assert "outside/hostname" in result["missing"]
+    assert "out*/hostname" in result["missing"]
 
 
 def test_a_file_that_grows_comes_with_the_size_that_was_told(node: Node) -> None:
     script = """
 import time
-with open("growing", "wb", buffering=0) as file:
+with open("growing.bin", "wb", buffering=0) as file:
     print("here", flush=True)
     while True:
         file.write(b"x" * 65536)
         time.sleep(0.001)
 """
-    run = node.start(script, node.record(nproc=1, ranks=[0], outputs=["growing"]))
+    run = node.start(script, node.record(nproc=1, ranks=[0], outputs=["growing.bin"]))
     node.wait_state(run, "running")
     stream = node.open("fetch", run=run)
     stream.result()
@@ -78,22 +78,22 @@ def test_names_that_are_no_text(node: Node, tmp_path: Path) -> None:
 
 
 def test_only_what_has_changed_travels_and_of_a_file_that_grew_the_rest(node: Node) -> None:
-    script = "import os\nfor name in ('same', 'grows', 'changes'): open(name, 'w').write('first ' + name)\n"
-    run = node.start(script, node.record(nproc=2, ranks=[0, 1], outputs=["same", "grows", "changes"]))
+    script = "import os\nfor name in ('same', 'grows', 'changes'): open(name + '.txt', 'w').write('first ' + name)\n"
+    run = node.start(script, node.record(nproc=2, ranks=[0, 1], outputs=["same.txt", "grows.txt", "changes.txt"]))
     node.wait_state(run)
-    names = ("outputs/same", "outputs/grows", "outputs/changes")
+    names = ("outputs/same.txt", "outputs/grows.txt", "outputs/changes.txt")
     stream = node.open("fetch", run=run, outputs_only=True)
     stream.result()
     told = {frame["file"]["path"]: frame["file"] for frame in stream.frames if "file" in frame}
     assert set(told) == set(names)
-    folder = next(path for path in node.base.parent.rglob("grows") if path.is_file()).parent
+    folder = next(path for path in node.base.parent.rglob("grows.txt") if path.is_file()).parent
     have = {
-        name: [told[name]["size"], told[name]["mtime_ns"], hashlib.sha256(f"first {name[8:]}".encode()).hexdigest()]
+        name: [told[name]["size"], told[name]["mtime_ns"], hashlib.sha256(f"first {name[8:-4]}".encode()).hexdigest()]
         for name in names
     }
-    with open(folder / "grows", "a") as file:
+    with open(folder / "grows.txt", "a") as file:
         file.write(" and more")
-    (folder / "changes").write_text("something else, and longer")
+    (folder / "changes.txt").write_text("something else, and longer")
     files, result = node.files(run, outputs_only=True, have=have)
-    assert files == {"outputs/grows": b" and more", "outputs/changes": b"something else, and longer"}
+    assert files == {"outputs/grows.txt": b" and more", "outputs/changes.txt": b"something else, and longer"}
     assert (result["files"], result["bytes"], result["missing"]) == (2, 35, [])
