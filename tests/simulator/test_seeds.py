@@ -10,7 +10,7 @@ import pytest
 from tests.simulator.agents import PROFILES, SHARP, AgentWorld, Profile
 from tests.simulator.gangs import KINDS, GangWorld
 
-SEEDS, GANG_SEEDS = 40, 15 * len(KINDS)  # of each profile; of the gang
+SEEDS, GANG_SEEDS = 20, 15 * len(KINDS)  # of each profile; of the gang
 
 
 def judge(world: AgentWorld | GangWorld, name: str) -> None:
@@ -39,7 +39,7 @@ def test_gangs() -> None:
 
 
 @pytest.mark.full(covered_by="tests/simulator/test_seeds.py::test_agents")
-@pytest.mark.parametrize("first", range(1000, 2000, 100))
+@pytest.mark.parametrize("first", range(1000, 1400, 100))
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
 def test_many_seeds_of_agents(profile: Profile, first: int) -> None:
     for seed in range(first, first + 100):

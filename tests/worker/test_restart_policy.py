@@ -63,6 +63,16 @@ def test_an_exception_sets_nobody_aside() -> None:
     assert (step.hosts, step.set_aside, step.over, step.cause) == (HOSTS, [], None, why)
 
 
+def test_a_cut_between_two_hosts_is_the_cause_rather_than_a_host_that_was_waited_for() -> None:
+    """The host that the others miss has said so itself: it lives, and a link is cut."""
+    waited = {**cause("c", "rendezvous_timeout"), "time": "2026-01-02T03:04:04Z"}
+    link = {**cause("c", "link_lost"), "peer": "a"}
+    ends = {"a": end("failed", waited), "b": end("failed", waited), "c": end("failed", link)}
+    assert policy.cause_of(ends, 0.0) == link
+    crash = {**cause("b", "signaled"), "time": "2026-01-02T03:04:06Z"}
+    assert policy.cause_of({**ends, "b": end("failed", crash)}, 0.0) == waited
+
+
 @pytest.mark.parametrize("reason", ["oom", "disk_full", "signaled", "silence", "supervisor_lost"])
 def test_what_says_nothing_against_a_host(reason: str) -> None:
     step = after(RULES, [attempt()], {host: end("failed", cause("b", reason)) for host in HOSTS}, list("abcd"), {})

@@ -14,7 +14,17 @@ from typing import Any, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, 
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.agent.document import AgreedAttempt
-from ddpctl_worker.contract import EXITED, FAILED, KILLED, KILLED_BY_USER, NODE_LOST, SPAWN_FAILED, SUCCEEDED
+from ddpctl_worker.contract import (
+    EXITED,
+    FAILED,
+    KILLED,
+    KILLED_BY_USER,
+    LINK_LOST,
+    NODE_LOST,
+    RENDEZVOUS_TIMEOUT,
+    SPAWN_FAILED,
+    SUCCEEDED,
+)
 
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
 STEADY_S = 600.0  # an attempt that ran for so long had got over whatever failed before
@@ -99,6 +109,9 @@ def cause_of(ends: Ends, wall: float) -> Optional[Dict[str, Any]]:
     found = [dict(end["cause"]) for end in ends.values() if end is not None and end.get("cause")]
     killed = [one for one in found if one["reason"] == KILLED_BY_USER]
     culprits = killed or [one for one in found if one["reason"] != NODE_LOST]
+    links = [one for one in culprits if one["reason"] == LINK_LOST]
+    if links and all(one["reason"] in (LINK_LOST, RENDEZVOUS_TIMEOUT) for one in culprits):
+        culprits = links  # a host that others miss has said so itself: it lives
     if culprits:
         return min(culprits, key=lambda one: str(one["time"]))
     if not found and None not in ends.values():
