@@ -106,6 +106,8 @@ def claimed_and_stopped(node: Node, limits: dict[str, float]) -> Iterator[tuple[
             pass
         pid = json.loads(claim.read_text())["supervisor"]["pid"]
         os.kill(pid, signal.SIGSTOP)
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            pass  # it may run on for a moment, and start the launcher
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
         if not children and node.state(run).get("supervisor") is None:
             try:
@@ -118,7 +120,7 @@ def claimed_and_stopped(node: Node, limits: dict[str, float]) -> Iterator[tuple[
         os.kill(pid, signal.SIGCONT)
         stream.last()
         node.call("stop", run=run, grace=0)
-        (node.scratch / "started").unlink(missing_ok=True)
+        (node.scratch / "started").unlink(missing_ok=True)  # it was too late; the next try counts
     raise AssertionError("never caught between claim and launch")
 
 
