@@ -92,9 +92,9 @@ def test_a_hang_is_explained_while_it_lasts_and_afterwards(hanging: Site) -> Non
     assert_nothing_runs(site.lab)
 
     after = site("doctor", "hangs", "--json").ok().json()
-    assert {one["rank"]: one["stack"][0]["line"] for one in after["ranks"]} == {
-        rank: ranks[rank]["stack"][0]["line"] for rank in range(3)
-    }
+    lines = {one["rank"]: one["stack"][0]["line"] for one in after["ranks"]}
+    assert sorted(lines) == [0, 1, 2]
+    assert lines[1] == line(HANGS, "HANG")  # a rank that waits may see its peer's end before its own last look
     assert "the run is over" in after["verdict"]
     site("fetch", "hangs", "fetched").ok()
     records = list(Path(site.folder, "fetched").rglob("last_look.json"))
