@@ -130,7 +130,7 @@ class Host:
         self.part: Preparation | None = None
         self.note: str | None = None
         self.told: list[Mapping[str, Any]] = []  # the notifiers
-        self.apart_since = 0.0  # since when its agent could not reach half of the hosts
+        self.met: dict[str, float] = {}  # when its agent last reached each host, itself included
         self.agent: st.State | None = rules.begin(config, ballot, self.clock())
         world.after(world.random.random() * LOOK_S, self._look)
 
@@ -315,7 +315,7 @@ class Host:
             if clock_stops:
                 self._shift -= seconds * self.rate
             self.suspended, self.woke = False, self.world.now
-            self.apart_since = self.world.now  # a moment of contact is enough for a lease
+            self.met = dict.fromkeys(self.world.hosts, self.world.now)  # a moment of contact is enough for a lease
             self.continue_agent()
 
         self.world.after(seconds, wake)

@@ -106,15 +106,17 @@ class Promises:
         return host.suspended or self._world.now - host.woke < late
 
     def _check_minorities(self) -> None:
+        """A host is part of half of the hosts for as long as it has reached as many lately, one after the other."""
         now, hosts = self._world.now, self._world.hosts
+        needed = len(hosts) - (len(hosts) // 2 + 1) + 1
         for host in hosts.values():
-            if not host.answers or 2 * len(self._reached(host.name)) < len(hosts):
-                runs = [number for number, ranks in host.ranks.items() if ranks.runs]
-                apart = (now - host.apart_since) * host.rate
-                if runs and not self._is_excused(host) and apart > MINORITY_S * (1 + 2 * self._world.drift):
-                    self.fail(f"{host.name} is in a minority, and runs attempt {runs[0]} after {apart:.1f} s")
-            else:
-                host.apart_since = now
+            if host.answers:
+                host.met.update(dict.fromkeys(self._reached(host.name), now))
+            met = sorted((host.met.get(name, 0.0) for name in hosts), reverse=True)
+            runs = [number for number, ranks in host.ranks.items() if ranks.runs]
+            apart = (now - met[needed - 1]) * host.rate
+            if runs and not self._is_excused(host) and apart > MINORITY_S * (1 + 2 * self._world.drift):
+                self.fail(f"{host.name} is in a minority, and runs attempt {runs[0]} after {apart:.1f} s")
 
     def _check_agreement(self) -> None:
         for host in self._world.leaders():
