@@ -127,7 +127,7 @@ def _judged(check: Check, view: View) -> list[Finding]:
 
 
 def _of(view: View, hosts: Collection[str]) -> View:
-    """What these hosts told."""
+    """The answers of these hosts."""
     told = {host: answer for host, answer in view.answers.items() if host in hosts}
     rules = {host: dump for host, dump in view.firewalls.items() if host in hosts}
     return replace(view, answers=told, firewalls=rules)

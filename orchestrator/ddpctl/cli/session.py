@@ -171,7 +171,7 @@ def host_names(text: str) -> list[str]:
 
 
 def sudo_password(user: str, hosts: Sequence[str]) -> str | None:
-    """The password of a login for sudo on these hosts; None when nobody can be asked, or nobody answers."""
+    """The password of a login for sudo on these hosts; None without a terminal or an answer."""
     person = prompter()
     return person.password(f"{user} for sudo on {fold(hosts)}", "") if person is not None else None
 

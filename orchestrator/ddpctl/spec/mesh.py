@@ -124,7 +124,7 @@ class Mesh:
 
     @cached_property
     def pairs(self) -> frozenset[Pair]:
-        """Who dialled whom."""
+        """Each host with each peer that it dialled."""
         return frozenset((dial.dialer, dial.peer) for dial in self.dials)
 
     @cached_property

@@ -51,8 +51,8 @@ class NextStep(NamedTuple):
     """What comes next: ``over`` (a state and its cause), or another attempt, on these ``hosts`` as things stand."""
 
     cause: Optional[Dict[str, Any]]  # of the attempt's end
-    set_aside: List[Dict[str, str]]  # who does not take part in the next one, and why
-    unfit: Dict[str, str]  # those of them who will not in any later one, even if they answer
+    set_aside: List[Dict[str, str]]  # hosts that take no part in the next attempt, and why
+    unfit: Dict[str, str]  # hosts among these that take no part in any later attempt, even if they answer
     over: Optional[Dict[str, Any]] = None
     hosts: Sequence[str] = ()
 
@@ -137,7 +137,7 @@ def broken(ends: Ends) -> Dict[str, str]:
 
 
 def choose(rules: Rules, before: Sequence[str], usable: Sequence[str]) -> List[str]:
-    """The hosts of the next attempt in the order of their node ranks: those of the last one, then others."""
+    """The hosts of the next attempt, in the order of their node ranks. Hosts of the last attempt are preferred."""
     stay = [host for host in rules.hosts if host in usable and host in before]
     more = [host for host in rules.hosts if host in usable and host not in before]
     chosen = {*(stay + more)[: rules.nodes]}

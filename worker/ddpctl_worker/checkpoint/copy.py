@@ -382,7 +382,7 @@ def own_manifest(chosen: Chosen, host: str) -> Manifest:
 
 
 def sweep(folder: JobFolder) -> None:
-    """Remove what transfers that nobody continued have left aside."""
+    """Remove the files of transfers that were interrupted and not continued."""
     for writer in folder.writers():
         incoming = os.path.join(folder.of(writer), FOLDER, INCOMING)
         for name in os.listdir(incoming) if os.path.isdir(incoming) else ():
