@@ -11,8 +11,8 @@ from ddpctl.spec.origin import Origin
 from ddpctl.spec.resuming import Resumed, Start, newest, start_of
 
 NOW = datetime(2026, 1, 2, 12, 4, tzinfo=timezone.utc)
-FIRST = Start("r1", "2026-01-02T10:00:00+00:00", Origin("ann", "laptop", "/a", 1))
-SECOND = Start("r2", "2026-01-02T11:00:00+00:00", None)
+FIRST = Start("r1", Origin("ann", "laptop", "/a", 1))
+SECOND = Start("r2", None)
 
 
 def test_the_run_that_saved_it_is_known_where_a_host_has_its_start_on_record() -> None:

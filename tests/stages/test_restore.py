@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -85,7 +84,7 @@ def no_call(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_one_host_has_comes_to_all_and_then_nobody_is_asked(site: Site, request: pytest.FixtureRequest) -> None:
     first, second, third = site.disks
     for disk in (first, second):
-        note_start(str(disk.own), {"run": "r", "origin": None}, time.time() - 60)
+        note_start(str(disk.own), {"run": "r", "origin": None})
     first.save("step_2", {"model": BIG, "rng_0": b"0"}, age=50)
     second.save("step_2", {"rng_1": b"1"}, age=50)
     first.save("step_1", {"model": b"older"}, age=90)
@@ -222,7 +221,7 @@ def held_by(origin: Origin | None) -> FleetOutcome[Holdings]:
         "clock": "n0",
     }
     row.update(serial=1, run="r1", attempt=1)
-    start = Start("r1", "2026-01-02T10:00:00+00:00", origin)
+    start = Start("r1", origin)
     return FleetOutcome({"n0": Holdings({}, {}, 0, (row,), (start,)), "n1": Holdings({}, {}, 0)})
 
 

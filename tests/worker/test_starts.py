@@ -21,9 +21,8 @@ def test_each_run_is_noted_once_and_the_last_ones_stay(tmp_path: Path, monkeypat
     monkeypatch.setattr(starts, "MOST", 2)
     folder = str(tmp_path / "host")
     assert starts_in(folder) == []
-    for now, name in enumerate(("r1", "r2", "r2", "r3")):
-        note_start(folder, run(name), float(now))
+    for name in ("r1", "r2", "r2", "r3"):
+        note_start(folder, run(name))
     found = starts_in(folder)
     assert [(one["run"], one["origin"]) for one in found] == [("r2", ORIGIN), ("r3", ORIGIN)]
-    assert [one["since"][-15:] for one in found] == ["00:01.000+00:00", "00:03.000+00:00"]
     assert [path.name for path in tmp_path.iterdir()] == [".host.starts"]

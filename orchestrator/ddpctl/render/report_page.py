@@ -322,7 +322,7 @@ def _gpu(gpu: GpuUse, report: RunReport) -> str:
 
 
 def _ranks(report: RunReport) -> str:
-    """The ranks by the time that they spend in communication: the rank that waits least is the rank that the others wait for."""
+    """The ranks by their time in communication: the others wait for the rank that spends the least."""
     ranks = [one for one in report.ranks if COMM_SHARE in one[2]]
     if len(ranks) < 2:
         run = report.run

@@ -17,16 +17,15 @@ Row = Mapping[str, Any]  # a checkpoint on a host, in short (ddpctl_worker.check
 
 @dataclass(frozen=True)
 class Start:
-    """A run that was started with the job's folder for checkpoints; ``since``: ISO 8601, by the host's clock."""
+    """A run that was started with the job's folder for checkpoints."""
 
     run: str
-    since: str
     origin: Origin | None
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Start:
         origin = data.get("origin")
-        return Start(data["run"], data["since"], Origin.from_json(origin) if origin else None)
+        return Start(data["run"], Origin.from_json(origin) if origin else None)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ import os
 from typing import Any, Dict, List, Mapping
 
 from ddpctl_worker import fs
-from ddpctl_worker.notes import iso
 
 MOST = 50  # starts on record: a checkpoint that is older than all of them has no known run
 
 
-def note_start(folder: str, run: Mapping[str, Any], now: float) -> None:
-    """Add the run to the starts on record in ``folder``, once. ``now``: in seconds since 1970.
+def note_start(folder: str, run: Mapping[str, Any]) -> None:
+    """Add the run to the starts on record for ``folder``, once.
 
     Raises:
         OSError: the record cannot be written.
@@ -23,12 +22,12 @@ def note_start(folder: str, run: Mapping[str, Any], now: float) -> None:
     known = starts_in(folder)
     if any(one["run"] == run["run"] for one in known):  # another attempt
         return
-    made = {"run": run["run"], "since": iso(now), "origin": run.get("origin")}
+    made = {"run": run["run"], "origin": run.get("origin")}
     fs.write_json(_file_beside(folder), {"starts": [*known, made][-MOST:]})
 
 
 def starts_in(folder: str) -> List[Dict[str, Any]]:
-    """The starts on record, oldest first: ``run``, ``since`` (ISO 8601, by this host's clock), ``origin``."""
+    """The starts on record, oldest first: ``run`` and ``origin``."""
     return list(fs.read_optional(_file_beside(folder)).get("starts") or ())
 
 

@@ -313,7 +313,7 @@ def _make_folders(run: Dict[str, Any], base: str, found: RunPaths, env: Dict[str
         if ENV_CHECKPOINT_DIR in env:
             folder = fs.own_folder(base, *os.path.relpath(env[ENV_CHECKPOINT_DIR], base).split(os.sep))
             if folder == paths.checkpoint_dir(base, job_id(run), run["host"]):
-                note_start(folder, run, time.time())
+                note_start(folder, run)
         what = "the code could not be unpacked"
         _unpack_code(run, base, found)
     except (WorkerError, OSError) as error:

@@ -19,7 +19,6 @@ class NothingDict(TypedDict):
 
 class StartDict(TypedDict):
     run: Name
-    since: Moment
     origin: OriginDict | None
 
 
