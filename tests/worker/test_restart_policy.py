@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ddpctl_worker.agent import policy
 from ddpctl_worker.agent.document import AgreedAttempt
 from ddpctl_worker.agent.leading import convict, ends_of
+from ddpctl_worker.agent.limits import MOST_PAUSE_S, STEADY_S
 from ddpctl_worker.agent.policy import NextStep, Rules, choose, pause
 from ddpctl_worker.agent.state import Report
 
@@ -215,8 +216,8 @@ def test_who_is_chosen(hosts: int, nodes: int, before: set[int], usable: set[int
 
 
 def test_pauses_grow_until_an_attempt_lasts() -> None:
-    assert [pause([attempt()] * n) for n in (1, 2, 3, 4, 10)] == [1.0, 2.0, 4.0, 8.0, policy.MOST_PAUSE_S]
-    assert pause([attempt(), attempt(), attempt(lasted=int(policy.STEADY_S))]) == 1.0
+    assert [pause([attempt()] * n) for n in (1, 2, 3, 4, 10)] == [1.0, 2.0, 4.0, 8.0, MOST_PAUSE_S]
+    assert pause([attempt(), attempt(), attempt(lasted=int(STEADY_S))]) == 1.0
 
 
 def _links(*pairs: str) -> set[frozenset[str]]:

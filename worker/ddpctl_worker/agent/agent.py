@@ -27,7 +27,7 @@ from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.agent import links, state, talk
 from ddpctl_worker.agent.document import Ballot, Document
 from ddpctl_worker.agent.hostrecord import HostRecord
-from ddpctl_worker.agent.limits import BEGIN_S, HOSTS_A_POLL, LOOK_S, MOST_POLL_S, POLL_S
+from ddpctl_worker.agent.limits import BEGIN_S, HOSTS_A_POLL, LEAST_PAUSE_S, LOOK_S, MOST_POLL_S, POLL_S
 from ddpctl_worker.agent.part import CalledOff, LocalPart
 from ddpctl_worker.agent.policy import Rules
 from ddpctl_worker.agent.resume import Resume
@@ -41,7 +41,6 @@ from ddpctl_worker.run import detached, launcher, notifying, processes, record
 from ddpctl_worker.run.start import notifiers
 from ddpctl_worker.strangers import TALLY
 
-LEAST_PAUSE_S = 0.05  # between two ticks
 Peers = Mapping[str, Tuple[str, int]]
 
 

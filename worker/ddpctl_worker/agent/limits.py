@@ -52,9 +52,19 @@ TWO_ALONE_S = 30.0  # the same of two hosts, where neither can go on alone
 CUT_OFF_S = 30.0  # without the others for so long, the status says so
 TELL_ALONE_S = 600.0  # ... and somebody is notified
 
-# --- the agent's process (agent.py)
+# --- after an attempt (policy.py)
+FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # before the next attempt; doubled after each attempt that did not last
+STEADY_S = 600.0  # an attempt that ran for so long had got over whatever failed before
+
+# --- checkpoints before an attempt (resume.py)
+TRIES, PAUSE_S = 3, 1.0  # to reach a host of the attempt
+SILENT_S = 30.0  # the first host may be busy; if it is lost, the attempt is called off
+
+# --- the agent's process (agent.py, links.py)
 LOOK_S = 0.2  # between two looks at the disk
+LEAST_PAUSE_S = 0.05  # between two ticks
 BEGIN_S = 120.0  # how long after its start it waits to hear where the others are
 CHECK_S = 3.0  # one look from one host at another
+ANSWER_S = 2.0  # for the answer about it, beyond the look itself
 ROUNDS = 2  # of looks at all links; one may be bad luck
 PARTNERS = 2  # a host is convicted by two others or more

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Dict, FrozenSet, Optional, Sequence, Set, Tuple
 
-from ddpctl_worker.agent.limits import CHECK_S, ROUNDS
+from ddpctl_worker.agent.limits import ANSWER_S, CHECK_S, ROUNDS
 from ddpctl_worker.agent.talk import PeerLine, Unanswered, at_once, reachable
 from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.run.ports import free_port
 
-ANSWER_S = 2.0  # beyond the look itself
 _NO_CHANNEL: Any = None  # nobody waits at the other end
 
 

@@ -14,6 +14,7 @@ from typing import Any, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, 
 
 from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.agent.document import AgreedAttempt
+from ddpctl_worker.agent.limits import FIRST_PAUSE_S, MOST_PAUSE_S, STEADY_S
 from ddpctl_worker.contract import (
     EXITED,
     FAILED,
@@ -26,8 +27,6 @@ from ddpctl_worker.contract import (
     SUCCEEDED,
 )
 
-FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
-STEADY_S = 600.0  # an attempt that ran for so long had got over whatever failed before
 # What a GPU that is broken makes drivers and libraries say; NVIDIA's Xid 48, 63, 64, 74, 79, 94, 95 in words.
 _BROKEN_GPU = re.compile(
     r"uncorrectable ECC|GPU (?:has fallen off the bus|is lost)|Unable to determine the device handle for GPU|"

@@ -21,6 +21,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker import net, notes
 from ddpctl_worker.agent.document import CheckpointChoice
+from ddpctl_worker.agent.limits import PAUSE_S, SILENT_S, TRIES
 from ddpctl_worker.agent.part import LocalPart
 from ddpctl_worker.agent.talk import PeerLine, Unanswered
 from ddpctl_worker.channel import WorkerError
@@ -35,8 +36,6 @@ from ddpctl_worker.contract import TIMEOUT
 from ddpctl_worker.paths import job_id
 from ddpctl_worker.store.relay import PeerGone, context
 
-TRIES, PAUSE_S = 3, 1.0  # to reach a host of the attempt
-SILENT_S = 30.0  # the first host may be busy; if it is lost, the attempt is called off
 NEXT = "the next attempt asks again"
 
 
