@@ -13,12 +13,13 @@ import resource
 import selectors
 import socket
 import threading
+import time
 from collections import deque
 from typing import Callable, Deque, Dict, Optional, Set, Tuple
 
 from ddpctl_worker.notes import note, trace
 from ddpctl_worker.strangers import TALLY, Places, Stranger
-from ddpctl_worker.system import CLOCK, SOCKETS, HostClock, Sockets
+from ddpctl_worker.wakeup import WakePipe
 
 BACKLOG = 1024  # connections that the kernel holds: more than a flood brings while this process does not run
 HELLO_S = 1.0  # for the first bytes
@@ -92,11 +93,8 @@ class Acceptor:
         meet: Callable[[socket.socket], Session],
         name: str,
         most: int = MOST_AT_WORK,
-        clock: HostClock = CLOCK,
-        sockets: Sockets = SOCKETS,
     ) -> None:
         self._listener, self._meet, self._name, self._most = listener, meet, name, most
-        self._clock, self._sockets = clock, sockets
         self._places: Places[Session] = Places(at_most(MOST_STRANGERS))
         self._most_idle = at_most(MOST_IDLE, 4)
         self._addresses: Dict[Session, str] = {}  # of the unproved connections
@@ -104,11 +102,11 @@ class Acceptor:
         self._working: Set[Session] = set()
         self._back: Deque[Tuple[Session, bool]] = deque()  # from their threads, and whether they stay open
         self._closed = threading.Event()
-        self._pipe = sockets.pipe()
-        self._selector = sockets.selector()
+        self._pipe = WakePipe()
+        self._selector = selectors.DefaultSelector()
         self._listens_at: Optional[float] = 0.0  # when the listener is looked at again; None: it is
         self._trouble = ""
-        self._thread = clock.thread(self._run, name)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._listener.setblocking(False)
@@ -138,14 +136,14 @@ class Acceptor:
                 if repr(error) != fault:
                     note("%s: %s" % (self._name, trace(error)))
                 fault = repr(error)
-                self._clock.sleep(PAUSE_S)
+                time.sleep(PAUSE_S)
         for session in [*self._places, *self._idle, *(session for session, _ in self._back)]:
             session.sock.close()
         self._listener.close()
         self._selector.close()
 
     def _turn(self) -> None:
-        now = self._clock.now()
+        now = time.monotonic()
         self._take_back(now)
         self._listen(now)
         came = False
@@ -194,7 +192,7 @@ class Acceptor:
         if worst is not None:
             self._drop(worst, why)
         self._selector.unregister(self._listener)
-        self._listens_at = self._clock.now() + PAUSE_S
+        self._listens_at = time.monotonic() + PAUSE_S
 
     def _welcome(self, sock: socket.socket, address: str) -> None:
         try:
@@ -207,7 +205,7 @@ class Acceptor:
             self._begin(session)
             return
         self._addresses[session] = address
-        full = self._places.add(session, address, self._clock.now())
+        full = self._places.add(session, address, time.monotonic())
         self._selector.register(session.sock, selectors.EVENT_READ, session)
         if full is not None:
             self._drop(full, "want of room: it had said nothing that proves who it is")
@@ -223,7 +221,7 @@ class Acceptor:
         if session.proved and session in self._addresses:
             self._places.remove(session)
             del self._addresses[session]
-            self._idle[session] = self._clock.now()
+            self._idle[session] = time.monotonic()
         if work:
             self._idle.pop(session, None)
             self._selector.unregister(session.sock)
@@ -239,7 +237,7 @@ class Acceptor:
             session.sock.close()
             return
         try:
-            self._clock.thread(self._work, self._name + "-answer", session).start()
+            threading.Thread(target=self._work, name=self._name + "-answer", args=(session,), daemon=True).start()
         except RuntimeError as error:
             note("%s: %s" % (self._name, error))
             self._working.discard(session)
