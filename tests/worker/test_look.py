@@ -176,11 +176,21 @@ if __name__ == "__main__":
 """
 
 
+def polled_by(look: dict[str, Any]) -> list[int]:
+    """The children that a look has seen polling."""
+    return [child["pid"] for child in look["children"] if child["polls"]]
+
+
+def look_with_polls(tools: Tools, pid: int) -> dict[str, Any] | None:
+    """A look that has seen a child poll: where the machine is busy, a child may not run during a look."""
+    (found,) = of(tools, pid, interval=1.0)
+    return found if polled_by(found) else None
+
+
 @pytest.mark.slow
 def test_polling(tools: Tools) -> None:
     with program(POLLS) as process:
-        (found,) = of(tools, process.pid, interval=1.0)
-    assert found["polls"]
+        eventually(lambda: of(tools, process.pid, interval=1.0)[0]["polls"], "a sleep is seen to end", 60.0)
     with program(SLEEPS) as process:
         (found,) = of(tools, process.pid)
     assert not found["polls"]
@@ -197,12 +207,13 @@ def test_processes_that_wait_for_each_other(tools: Tools, tmp_path: Path) -> Non
     script = tmp_path / "train.py"
     script.write_text(f"import sys\nsys.path.insert(0, {str(tmp_path / 'site-packages')!r})\n{SPAWNS}")
     with program(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')") as process:
-        (found,) = of(tools, process.pid, interval=1.0)
+        found = eventually(lambda: look_with_polls(tools, process.pid), "a sleep is seen to end", 60.0)
     text = (
         "1 of 2 processes of rank 0 on node0 waits in barrier (train.py:9 in train); its process %d is at train.py:10 "
         "in train, where it sleeps and looks again"
     )
-    polling = [child["pid"] for child in found["children"] if child["polls"]]
+    polling = polled_by(found)
+    assert len(polling) == 1
     made = diagnose([dict(found, host="node0")])
     assert [made.verdict] == [text % pid for pid in polling]
     assert made.suspects == [{"host": "node0", "rank": 0}]
