@@ -17,14 +17,17 @@ from hypothesis import strategies as st
 from ddpctl_worker.checkpoint.whole import damaged, whole
 
 
-def saved_by_torch() -> bytes:
-    """torch.save writes a zip archive of uncompressed files."""
+def archive(files: dict[str, bytes]) -> bytes:
+    """As torch.save writes: a zip archive of uncompressed files.  A fixed date makes two calls give the same bytes."""
     content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr("archive/data.pkl", b"pickle" * 20)
-        archive.writestr("archive/data/0", bytes(range(256)) * 8)
-        archive.writestr("archive/version", b"3\n")
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as written:
+        for name, data in files.items():
+            written.writestr(zipfile.ZipInfo(f"archive/{name}", (2020, 1, 1, 0, 0, 0)), data)
     return content.getvalue()
+
+
+def saved_by_torch() -> bytes:
+    return archive({"data.pkl": b"pickle" * 20, "data/0": bytes(range(256)) * 8, "version": b"3\n"})
 
 
 def safetensors() -> bytes:
@@ -51,12 +54,7 @@ def test_an_archive_written_over_a_longer_one_is_not_whole(tmp_path: Path) -> No
 
 
 def big() -> bytes:
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr("archive/data.pkl", b"pickle" * 20)
-        archive.writestr("archive/data/0", b"weights" * 30_000)
-        archive.writestr("archive/data/1", b"")
-    return content.getvalue()
+    return archive({"data.pkl": b"pickle" * 20, "data/0": b"weights" * 30_000, "data/1": b""})
 
 
 @given(at=st.integers(0, len(big()) // 4096 - 2), blocks=st.integers(1, 9))
