@@ -71,7 +71,7 @@ hangs: venv system interpreters ## as root: jobs that hang, and what `ddpctl doc
 	$(BIN)/python -m tests.hangs --seed $(SEED) --number $(N) $(ARGS)
 
 ranks: venv ## ranks with the real torch under the doctor: they must not notice it
-	DDPCTL_RANKS=1 $(BIN)/pytest tests/worker/test_in_rank_torch.py $(ARGS)
+	DDPCTL_RANKS=1 $(BIN)/pytest tests/worker/doctor/test_in_rank_torch.py $(ARGS)
 
 restarts: venv system interpreters ## as root: faults under trainings with restarts: make restarts SEED=1 N=28
 	$(BIN)/python -m tests.restarts --seed $(SEED) --number $(N) $(ARGS)

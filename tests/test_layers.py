@@ -32,15 +32,24 @@ ALLOWED: dict[str, set[str]] = {
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")  # the fields of a statement that hold statements
 STDLIB_ONLY_BUT = {"ddpctl_worker"}
 IN_A_RANK = WORKER / "doctor" / "rank" / "sitecustomize.py"  # it looks into the torch that the rank has imported
-# What both sides use of the worker: the words of the protocol, and the pure parts of doctor, checkpoint and output.
-SHARED = (
-    {"ddpctl_worker", "ddpctl_worker.contract", "ddpctl_worker.doctor", "ddpctl_worker.output.thinned"}
-    | {
-        f"ddpctl_worker.doctor.{name}"
-        for name in ("flight", "frames", "pickled", "seen", "sequences", "verdict", "words")
-    }
-    | {f"ddpctl_worker.checkpoint.{name}" for name in ("attempts", "choice", "complete", "entries", "order", "unite")}
-)
+# room of the worker -> rooms it may import (itself always), from the lowest floor to the highest
+ROOMS: dict[str, set[str]] = {
+    "wire": set(),
+    "rules": set(),
+    "machine": {"wire"},
+    "record": {"machine", "rules", "wire"},
+    "facts": {"machine", "wire"},
+    "gang": {"record", "machine", "wire"},
+    "store": {"record", "machine", "wire"},
+    "doctor": {"facts", "record", "machine", "rules", "wire"},
+    "checkpoint": {"store", "record", "machine", "rules", "wire"},
+    "run": {"checkpoint", "doctor", "facts", "gang", "store", "record", "machine", "rules", "wire"},
+    "agent": {"run", "checkpoint", "gang", "store", "record", "machine", "rules", "wire"},
+    "mesh": {"run", "doctor", "record", "machine", "rules", "wire"},
+    "verbs": {"run", "checkpoint", "doctor", "facts", "store", "record", "machine", "rules", "wire"},
+}
+# What both sides use of the worker: the words of the protocol, and the rules that both apply.
+SHARED = re.compile(r"ddpctl_worker(\.wire(\.contract(\.\w+)?)?|\.rules(\..*)?)?")
 
 
 @cache
@@ -114,9 +123,8 @@ def test_imports_run_down_only(layer: str) -> None:
         for name in imports(path):
             parts = name.split(".")
             above = parts[0] == "ddpctl" and len(parts) > 1 and parts[1] not in ("__version__", layer, *ALLOWED[layer])
-            # The payload reads the worker's sources as files. The contract is imported, and the pure parts of the
-            # doctor: a run is judged by the same rules on the nodes and here.
-            private = parts[0] == "ddpctl_worker" and name not in SHARED
+            # The payload reads the worker's sources as files.
+            private = parts[0] == "ddpctl_worker" and not SHARED.fullmatch(name)
             if above or private:
                 wrong.append(f"{path.relative_to(ORCHESTRATOR)} imports {name}")
     assert wrong == []
@@ -136,23 +144,23 @@ def test_every_folder_of_the_worker_is_a_package() -> None:
     assert folders == {path.parent.name for path in WORKER.glob("*/__init__.py")}
 
 
-# The worker's base modules know none of its packages; probe answers without anything of a run.
-@pytest.mark.parametrize(
-    ("folder", "allowed"),
-    [
-        ("", set()),
-        ("facts", {"facts"}),
-        ("gang", {"gang"}),
-        ("checkpoint", {"checkpoint", "store"}),
-        ("store", {"store", "run", "checkpoint"}),
-        ("mesh", {"mesh", "run", "doctor"}),
-    ],
-)
-def test_the_workers_packages_stand_on_its_base_modules(folder: str, allowed: set[str]) -> None:
-    packages = {path.parent.name for path in WORKER.glob("*/__init__.py")}
-    for path in (WORKER / folder).glob("*.py"):
-        tops = {name.split(".")[1] for name in own_imports(path, WORKER.name)}
-        assert tops & packages <= allowed, f"{path.relative_to(WORKER)} imports {sorted(tops & packages - allowed)}"
+def test_every_package_of_the_worker_is_a_room() -> None:
+    assert {path.parent.name for path in WORKER.glob("*/__init__.py")} == set(ROOMS)
+
+
+def test_the_rooms_have_no_circle() -> None:
+    below: set[str] = set()
+    for room, allowed in ROOMS.items():
+        assert allowed <= below, f"{room} may import {sorted(allowed - below)}, which stand above it"
+        below.add(room)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_of_the_worker_imports_rooms_below_it(room: str) -> None:
+    for path in (WORKER / room).rglob("*.py"):
+        rooms = {name.split(".")[1] for name in own_imports(path, WORKER.name)} & set(ROOMS)
+        wrong = rooms - ROOMS[room] - {room}
+        assert not wrong, f"{path.relative_to(WORKER)} imports {sorted(wrong)}"
 
 
 @pytest.mark.parametrize("root", [ORCHESTRATOR, WORKER], ids=lambda root: root.name)

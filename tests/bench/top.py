@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddpctl_worker.top.nvml import OF_WSL
+from ddpctl_worker.facts.nvml import OF_WSL
 from tests.bench.report import Row, spread
 from tests.e2e.site import Site, wait_for_ranks
 from tests.lab import Host, Lab

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpctl_worker.contract import KILLED, SUCCEEDED, TERMINAL
+from ddpctl_worker.wire.contract import KILLED, SUCCEEDED, TERMINAL
 from tests.chaos.fault import Fate, Fault
 from tests.chaos.plan import KILL, STARTING, TRAINING, Round
 from tests.chaos.sight import RECORDS, document

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl_worker.output.lines import STDOUT, encode
+from ddpctl_worker.record.lines import STDOUT, encode
 from tests.lab.command import PROGRAM
 
 pytestmark = pytest.mark.slow

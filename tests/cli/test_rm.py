@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import InProcess
-from tests.worker.test_remove import put, runs
+from tests.worker.store.test_remove import put, runs
 
 pytestmark = pytest.mark.slow
 

@@ -68,7 +68,7 @@ def test_supervisor_killed(site: Site, lab: Lab) -> None:
     assert (cause["host"], cause["reason"]) == ("node1", "supervisor_lost")
 
 
-@pytest.mark.full(covered_by="tests/worker/test_watchers.py::test_a_deputy_that_dies_at_once_is_replaced")
+@pytest.mark.full(covered_by="tests/worker/run/test_watchers.py::test_a_deputy_that_dies_at_once_is_replaced")
 def test_guardian_killed_then_the_supervisor(site: Site, lab: Lab) -> None:
     """The job does not mind the guardian's death; who comes after it still cleans up after the supervisor."""
     job = site.job("guardian", SLEEP)
@@ -110,7 +110,7 @@ def test_both_killed_at_once(site: Site, lab: Lab) -> None:
 
 
 @pytest.mark.full(
-    covered_by="tests/worker/test_output.py::test_a_full_disk_costs_lines_but_neither_the_job_nor_its_record"
+    covered_by="tests/worker/verbs/test_output.py::test_a_full_disk_costs_lines_but_neither_the_job_nor_its_record"
 )
 def test_a_disk_fills_up(site: Site, lab: Lab) -> None:
     """The rank goes on without its log, the lines that are lost are counted, and the end is on record."""

@@ -102,7 +102,7 @@ def test_a_hang_is_explained_while_it_lasts_and_afterwards(hanging: Site) -> Non
     assert json.loads(records[0].read_text())["looks"]
 
 
-@pytest.mark.full(covered_by="tests/worker/test_silence.py::test_the_rank_that_the_doctor_suspects_is_named")
+@pytest.mark.full(covered_by="tests/worker/run/test_silence.py::test_the_rank_that_the_doctor_suspects_is_named")
 def test_silence_that_has_a_cause_ends_the_run_with_the_rank_s_name(hanging: Site) -> None:
     hanging.jobs["hangs"]["timeouts"] = {"silence": 20, "stop": 2}
     done = hanging("up", "--job", "hangs", timeout=120)
@@ -113,7 +113,9 @@ def test_silence_that_has_a_cause_ends_the_run_with_the_rank_s_name(hanging: Sit
     assert "rank 1" in one_line(done)
 
 
-@pytest.mark.full(covered_by="tests/worker/test_watch.py::test_a_stall_is_told_once_and_cleared_when_the_run_moves")
+@pytest.mark.full(
+    covered_by="tests/worker/doctor/test_watch.py::test_a_stall_is_told_once_and_cleared_when_the_run_moves"
+)
 def test_a_pause_is_no_hang(torch_site: Site) -> None:
     site = torch_site
     site.job("pauses", PAUSES, doctor={"stall": 4})
@@ -144,7 +146,7 @@ def test_without_the_doctor_a_job_runs_as_it_always_did(site: Site) -> None:
     site("kill", "plain").ok()
 
 
-@pytest.mark.full(covered_by="tests/worker/test_slow.py::test_the_lag_and_the_share_of_being_last_are_given")
+@pytest.mark.full(covered_by="tests/worker/doctor/test_slow.py::test_the_lag_and_the_share_of_being_last_are_given")
 def test_a_slow_rank_is_named(torch_site: Site) -> None:
     site = torch_site
     site.job("slow", SLOW, timeouts={"stop": 2})

@@ -11,7 +11,9 @@ from tests.lab import Host, Lab
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.full(covered_by="tests/worker/test_torch.py::test_an_elastic_run_restarts_and_its_ranks_keep_their_names")
+@pytest.mark.full(
+    covered_by="tests/worker/run/test_torch.py::test_an_elastic_run_restarts_and_its_ranks_keep_their_names"
+)
 def test_c10d_does_without_a_node_but_not_without_its_store(torch_site: Site, lab: Lab) -> None:
     """Rank 0 is on the node whose address sorts first, wherever the store is, and moves when that node is lost: the
     collectives end after 20 s, and torch's agent starts again. No host knows the name of another."""

@@ -77,7 +77,7 @@ def test_at_once_on_every_host(site: Site, lab: Lab) -> None:
 
 
 @pytest.mark.full(
-    covered_by="tests/worker/test_culprit.py"
+    covered_by="tests/worker/run/test_culprit.py"
     "::test_a_rank_that_ended_early_is_the_cause_under_a_launcher_that_is_slow_to_end"
 )
 def test_a_rank_that_does_fewer_steps_than_the_others_is_the_cause(torch_site: Site, lab: Lab) -> None:
@@ -111,7 +111,7 @@ def test_the_script_is_missing(site: Site, lab: Lab) -> None:
     assert_nothing_runs(lab)
 
 
-@pytest.mark.full(covered_by="tests/worker/test_start.py::test_what_cannot_be_started_says_why")
+@pytest.mark.full(covered_by="tests/worker/run/test_start.py::test_what_cannot_be_started_says_why")
 def test_without_preflight_a_node_says_what_is_missing_there(site: Site, lab: Lab) -> None:
     """Its folder, then the script in it."""
     job = site.job("absent", SLEEP, workdir="/srv/absent", code=None, script="train.py")

@@ -94,7 +94,7 @@ def test_data_that_a_cut_node_does_not_take_names_it(site: Site, lab: Lab) -> No
     assert_nothing_runs(lab)
 
 
-@pytest.mark.full(covered_by="tests/worker/test_links.py::test_what_is_no_cut")
+@pytest.mark.full(covered_by="tests/worker/gang/test_links.py::test_what_is_no_cut")
 def test_a_connection_alone_that_is_lost_is_the_ranks_affair(site: Site, lab: Lab) -> None:
     """While the nodes still answer each other."""
     job = streaming(site, lab, "port")
@@ -112,7 +112,7 @@ def sent_again(host: Host, port: int) -> int:
     return max((int(row[6], 16) for row in rows if row[2].endswith(f":{port:04X}")), default=0)
 
 
-@pytest.mark.full(covered_by="tests/worker/test_links.py::test_what_is_no_cut")
+@pytest.mark.full(covered_by="tests/worker/gang/test_links.py::test_what_is_no_cut")
 def test_a_stopped_rank_and_a_lossy_link_end_no_run(torch_site: Site, lab: Lab) -> None:
     site = torch_site
     job = site.job("slow", REDUCE, env={"OMP_NUM_THREADS": "1"})
@@ -150,7 +150,7 @@ def lost_segments(host: Host) -> int:
     return int(values[names.index("RetransSegs")])
 
 
-@pytest.mark.full(covered_by="tests/worker/test_links.py::test_a_link_to_the_hub_over_another_network_counts_too")
+@pytest.mark.full(covered_by="tests/worker/gang/test_links.py::test_a_link_to_the_hub_over_another_network_counts_too")
 def test_a_cut_between_the_hub_and_a_member_on_the_ranks_own_network(
     make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, python213: str
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker.contract import TERMINAL
+from ddpctl_worker.wire.contract import TERMINAL
 from tests.e2e.programs import SLEEP
 from tests.e2e.site import one_line, until
 from tests.lab.command import Ddpctl, Done

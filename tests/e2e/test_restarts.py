@@ -60,7 +60,7 @@ def test_a_spare_steps_in_for_a_host_without_power(site: Site, lab: Lab, victim:
     assert_nothing_runs(left)
 
 
-@pytest.mark.full(covered_by="tests/worker/test_agent.py::test_a_rank_that_fails_is_started_again_everywhere")
+@pytest.mark.full(covered_by="tests/worker/agent/test_agent.py::test_a_rank_that_fails_is_started_again_everywhere")
 def test_a_failed_rank_sets_no_host_aside(site: Site, lab: Lab) -> None:
     job = site.job("failed-once", MEET, "fail", "0", "node1", restarts=1, nodes=2)
     up = site.start("up", "--job", job)

@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 
 from ddpctl.environment.spread import new_credentials
-from ddpctl_worker.channel import Channel
 from ddpctl_worker.store import pull
 from ddpctl_worker.store.incoming import Incoming
 from ddpctl_worker.store.pull import Peer, Pieces, Puller
 from ddpctl_worker.store.relay import Relay, context
+from ddpctl_worker.wire.channel import Channel
 
 pytestmark = pytest.mark.slow
 

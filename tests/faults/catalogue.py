@@ -36,7 +36,7 @@ FAULTS = (
                 "    ended: Dict[int, int] = {}\n    while False:",
             ),
         ),
-        ("tests/worker/test_start.py::test_environment", "tests/worker/test_kill.py::test_stop_leaves_nothing"),
+        ("tests/worker/run/test_start.py::test_environment", "tests/worker/run/test_kill.py::test_stop_leaves_nothing"),
     ),
     Fault(
         "kill misses a child with a session and an environment of its own",
@@ -62,7 +62,7 @@ FAULTS = (
                 "    def kill(self) -> None:\n        return\n",
             ),
         ),
-        ("tests/e2e/test_kill.py::test_who_does_not_obey_is_forced", "tests/worker/test_kill.py"),
+        ("tests/e2e/test_kill.py::test_who_does_not_obey_is_forced", "tests/worker/run/test_kill.py"),
     ),
     Fault(
         "the gang forgets a member",
@@ -73,12 +73,15 @@ FAULTS = (
                 "        for line in list(self._lines)[1:]:\n            self._tell_verdict(line)",
             ),
         ),
-        ("tests/worker/test_gang.py", "tests/e2e/test_failures.py::test_one_rank_fails_and_the_others_wait_for_ever"),
+        (
+            "tests/worker/gang/test_gang.py",
+            "tests/e2e/test_failures.py::test_one_rank_fails_and_the_others_wait_for_ever",
+        ),
     ),
     Fault(
         "the lease is not renewed",
         (Edit(f"{WORKER}/run/lease.py", "    for fd in fds:\n        with", "    for fd in fds[:0]:\n        with"),),
-        ("tests/worker/test_lease.py",),
+        ("tests/worker/run/test_lease.py",),
     ),
     Fault(
         "tail loses the last line",
@@ -96,7 +99,7 @@ FAULTS = (
                 "        source.splitter.flush(final=True)",
             ),
         ),
-        ("tests/worker/test_output.py::test_any_bytes_survive",),
+        ("tests/worker/verbs/test_output.py::test_any_bytes_survive",),
     ),
     Fault(
         "preflight passes a blocked port",
@@ -123,12 +126,12 @@ FAULTS = (
                 "",
             ),
         ),
-        ("tests/worker/test_unite.py::test_without_another_hosts_shard_it_is_not_complete",),
+        ("tests/worker/rules/test_unite.py::test_without_another_hosts_shard_it_is_not_complete",),
     ),
     Fault(
         "the exit record is written twice",
         (Edit(f"{WORKER}/fs.py", "        os.link(aside, path)\n", "        os.rename(aside, path)\n"),),
-        ("tests/worker/test_records.py::test_the_exit_record_is_written_once",),
+        ("tests/worker/record/test_records.py::test_the_exit_record_is_written_once",),
     ),
     Fault(
         "a secret is in argv",
@@ -140,7 +143,7 @@ FAULTS = (
             ),
         ),
         (
-            "tests/worker/test_start.py::test_a_secret_is_written_nowhere",
+            "tests/worker/run/test_start.py::test_a_secret_is_written_nowhere",
             "tests/e2e/test_values.py::test_a_secret_reaches_the_process_and_nobody_else",
         ),
     ),

@@ -13,7 +13,7 @@ from ddpctl.errors import InternalFault
 from ddpctl.stages import follow, mesh
 from ddpctl.transport import limits
 from ddpctl.transport.base import Frame
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 from tests.garble.mutate import garbled
 from tests.garble.replay import fleet
 from tests.garble.scenes import GOOD, SCENES, Played

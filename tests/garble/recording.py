@@ -34,7 +34,7 @@ from ddpctl.transport.base import Frame
 from ddpctl.transport.fleet import SSHFleet
 from ddpctl.transport.local import LocalTransport, ProcessPipe
 from ddpctl.transport.pipe import FrameReader
-from ddpctl_worker.contract import BANNER, READY, TERMINAL
+from ddpctl_worker.wire.contract import BANNER, READY, TERMINAL
 from tests.environment.support import BytesSource
 from tests.garble.replay import NoneWaits
 from tests.worker.looks import recorded

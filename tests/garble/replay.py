@@ -12,7 +12,7 @@ from ddpctl.transport.base import Frame
 from ddpctl.transport.bootstrap import payload
 from ddpctl.transport.fleet import SSHFleet
 from ddpctl.transport.watch import Watch
-from ddpctl_worker.contract import BANNER
+from ddpctl_worker.wire.contract import BANNER
 from tests.garble.mutate import encode
 
 HEARTBEAT_S = 0.2

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddpctl_worker.contract import TERMINAL
+from ddpctl_worker.wire.contract import TERMINAL
 from tests.e2e.site import Site, until
 from tests.hangs import report
 from tests.hangs.campaign import TROUBLE, Labs, side_by_side, site_in

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from ddpctl_worker.contract import TERMINAL
+from ddpctl_worker.wire.contract import TERMINAL
 from tests.hangs.kinds import KINDS, Alternatives
 from tests.hangs.plan import RANKS_PER_HOST, Round
 from tests.hangs.programs import marked_lines, program

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpctl_worker.contract import TERMINAL
+from ddpctl_worker.wire.contract import TERMINAL
 from tests.chaos.disks import own_disk
 from tests.e2e.site import Site, ranks, until
 from tests.hangs.judge import Expected, Facts, wrong_lines

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from ddpctl_worker.contract import MIN_PYTHON
+from ddpctl_worker.wire.contract import MIN_PYTHON
 from tests.lab.disk import CHECKOUT
 
 INSTALLER = CHECKOUT / "tests" / "setup" / "controller-interpreter"

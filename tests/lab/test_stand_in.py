@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker.contract import VICTIM_WORDS
 from ddpctl_worker.run import words
+from ddpctl_worker.wire.contract import VICTIM_WORDS
 
 GUARD_S = 240.0
 ENVIRONMENT = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": "/nowhere"}

@@ -252,7 +252,7 @@ def test_a_controller_that_is_killed_leaves_parts_and_the_next_try_sends_the_res
     assert json.dumps(asdict(again.traffic))
 
 
-@pytest.mark.full(covered_by="tests/worker/test_relay.py::test_junk_gets_nothing_and_harms_nobody")
+@pytest.mark.full(covered_by="tests/worker/store/test_relay.py::test_junk_gets_nothing_and_harms_nobody")
 def test_strangers_on_the_clusters_network_get_nothing(lab: Lab, tmp_path: Path) -> None:
     """While files are on their way, another machine of the network tries the relay's port."""
     source = noise(SIZE, next(SEEDS))

@@ -59,7 +59,7 @@ def clean(lab: Lab) -> None:
             "reject with tcp reset",
             "refused",
             marks=pytest.mark.full(
-                covered_by="tests/worker/test_network.py::test_other_host_other_preflight_and_nobody"
+                covered_by="tests/worker/machine/test_network.py::test_other_host_other_preflight_and_nobody"
             ),
         ),
         ("reject with icmpx type admin-prohibited", "rejected"),
@@ -261,7 +261,9 @@ def test_rules_are_read_by_sudo_where_a_login_may(lab3: Lab) -> None:
     [
         (SILENT, "silent"),
         pytest.param(
-            TALKATIVE, "foreign", marks=pytest.mark.full(covered_by="tests/worker/test_network.py::test_other_program")
+            TALKATIVE,
+            "foreign",
+            marks=pytest.mark.full(covered_by="tests/worker/machine/test_network.py::test_other_program"),
         ),
     ],
 )

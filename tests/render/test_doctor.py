@@ -10,7 +10,7 @@ import pytest
 from ddpctl.render.console import make_console
 from ddpctl.render.doctor import consultation_view
 from ddpctl.spec.doctor import Consultation
-from ddpctl_worker.doctor.verdict import diagnose
+from ddpctl_worker.rules.verdict import diagnose
 from tests.worker.looks import ODD, WAIT, Look, behind, look, recorded, three_wait
 
 SLOW = {"host": "node1", "rank": 2, "lag_ms": 22.0, "last_share": 0.94}

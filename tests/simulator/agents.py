@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.agent import state as st
-from ddpctl_worker.agent.document import AgreedAttempt, Ballot, CheckpointChoice, Document
 from ddpctl_worker.agent.policy import Rules
-from ddpctl_worker.contract import KILLED
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record.document import AgreedAttempt, Ballot, CheckpointChoice, Document
+from ddpctl_worker.wire.contract import KILLED
 from tests.simulator.host import START_OF_TIME, DiskFull, Host
 from tests.simulator.promises import Promises
 

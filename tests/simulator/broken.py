@@ -8,13 +8,13 @@ from typing import Any
 from unittest import mock
 
 from ddpctl_worker.agent import ending, following, raft
-from ddpctl_worker.agent.document import CheckpointChoice, Document
 from ddpctl_worker.agent.limits import NEAR_S
 from ddpctl_worker.agent.state import Event, State
 from ddpctl_worker.gang.council import Council
 from ddpctl_worker.gang.hub import HubGang
 from ddpctl_worker.gang.member import MemberGang
-from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.record.document import CheckpointChoice, Document
+from ddpctl_worker.record.outcome import Outcome
 from tests.simulator.agents import AgentWorld, Profile
 from tests.simulator.gangs import GangWorld
 from tests.simulator.host import Host

@@ -8,9 +8,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ddpctl_worker import notes
-from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import (
+from ddpctl_worker.gang.base import Gang
+from ddpctl_worker.gang.hub import HubGang
+from ddpctl_worker.gang.member import MemberGang
+from ddpctl_worker.machine import notes
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.run.deadlines import Deadlines
+from ddpctl_worker.run.ending import VERDICT_S, Ending
+from ddpctl_worker.wire.contract import (
     EXITED,
     FAILED,
     KILLED,
@@ -21,12 +27,6 @@ from ddpctl_worker.contract import (
     SUCCEEDED,
     SUPERVISOR_LOST,
 )
-from ddpctl_worker.gang.base import Gang
-from ddpctl_worker.gang.hub import HubGang
-from ddpctl_worker.gang.member import MemberGang
-from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.run.deadlines import Deadlines
-from ddpctl_worker.run.ending import VERDICT_S, Ending
 from tests.simulator.network import Network, SimSockets
 from tests.simulator.schedule import Machine, Process, Scheduler
 

@@ -9,12 +9,12 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.agent import state as st
 from ddpctl_worker.agent import step as rules
-from ddpctl_worker.agent.document import Ballot, CheckpointChoice
 from ddpctl_worker.agent.part import brief
-from ddpctl_worker.contract import EXITED, FAILED, KILLED, NODE_LOST, NODE_REBOOTED, SPAWN_FAILED
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record.document import Ballot, CheckpointChoice
+from ddpctl_worker.wire.contract import EXITED, FAILED, KILLED, NODE_LOST, NODE_REBOOTED, SPAWN_FAILED
 
 if TYPE_CHECKING:
     from tests.simulator.agents import AgentWorld

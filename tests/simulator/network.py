@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from ddpctl_worker.system import Sockets
-from ddpctl_worker.wakeup import WakePipe
+from ddpctl_worker.machine.system import Sockets
+from ddpctl_worker.machine.wakeup import WakePipe
 from tests.simulator.schedule import Killed, Machine, Process, Scheduler, SimThread
 
 AGAIN_S = 0.3  # a part that was lost is sent again; twice as late each time

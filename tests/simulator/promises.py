@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpctl_worker.agent.document import AgreedAttempt, CheckpointChoice
 from ddpctl_worker.agent.limits import END_S
+from ddpctl_worker.record.document import AgreedAttempt, CheckpointChoice
 
 if TYPE_CHECKING:
     from tests.simulator.agents import AgentWorld

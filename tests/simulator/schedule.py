@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ddpctl_worker.system import HostClock
+from ddpctl_worker.machine.system import HostClock
 
 START_OF_TIME = 1_767_225_600.0  # Unix seconds: 2026-01-01
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ddpctl.spec.doctor import Consultation, rank_json
-from ddpctl_worker import contract
-from ddpctl_worker.doctor.verdict import diagnose
+from ddpctl_worker.rules.verdict import diagnose
+from ddpctl_worker.wire import contract
 from tests.worker.looks import C10D, TRAIN, Look, behind, look, waits_in
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ddpctl.errors import UsageError
 from ddpctl.spec.names import ambiguous, check_run_name
-from ddpctl_worker.contract import begins
+from ddpctl_worker.wire.contract import begins
 
 JOBS = ("train", "eval")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddpctl.spec.merge import current, merge_runs
 from ddpctl.spec.outcome import Cause, End, NodeStatus, RunStatus, run_state
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 STATES = ["pending", "starting", "running", "stopping", "succeeded", "failed", "killed", "lost", "unreachable", "stale"]
 

@@ -17,7 +17,7 @@ from ddpctl.stages.follow import follow
 from ddpctl.transport import limits
 from ddpctl.transport.base import Frame
 from ddpctl.transport.conversation import died
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 from tests.transport.dry import Answer, Asked, DryFleet, DryTransport, Stream
 
 LINES = {

@@ -12,7 +12,7 @@ from ddpctl.files.records import recorded, save_run
 from ddpctl.spec.removal import removal_document
 from ddpctl.stages.remove import remove_run
 from ddpctl.stages.status import find_run
-from ddpctl_worker.contract import LIVE
+from ddpctl_worker.wire.contract import LIVE
 from tests.stages.test_status import OLD, part
 from tests.transport.dry import Answer, DryFleet, DryTransport
 

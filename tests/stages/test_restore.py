@@ -22,13 +22,13 @@ from ddpctl.stages.launch import Launch
 from ddpctl.stages.restore import ask_held, refuse_others, restore
 from ddpctl.transport.base import FleetOutcome
 from ddpctl.transport.local import LocalTransport
-from ddpctl_worker.checkpoint.attempts import begin
+from ddpctl_worker.checkpoint.fencing import begin
 from ddpctl_worker.checkpoint.listing import summary
 from ddpctl_worker.checkpoint.starts import note_start
 from tests.environment.support import Heard, fleet_of, local_inventory
 from tests.transport.dry import DryTransport
+from tests.worker.checkpoint.test_metadata import index
 from tests.worker.checkpoints import JOB, NOW, Disk
-from tests.worker.test_metadata import index
 
 BIG = bytes(range(256)) * 4000
 HERE = {f"n{number}": ("127.0.0.1",) for number in range(3)}

@@ -11,7 +11,7 @@ from ddpctl.errors import HostsFailed, RemoteError, UsageError
 from ddpctl.spec.event import Event, Note
 from ddpctl.spec.plan import Plan
 from ddpctl.stages.start import start
-from ddpctl_worker.contract import LIVE
+from ddpctl_worker.wire.contract import LIVE
 from tests.spec.test_planning import IDENTITY, hosts, plan
 from tests.transport.dry import Answer, Asked, DryFleet, DryTransport
 

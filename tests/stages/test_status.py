@@ -10,7 +10,7 @@ from ddpctl.errors import HostsFailed, NoSuchJob, Unreachable, UsageError
 from ddpctl.spec.host import Host
 from ddpctl.spec.inventory import Inventory
 from ddpctl.stages.status import all_runs, find_run, live_runs, live_runs_of, read_run
-from ddpctl_worker.contract import begins
+from ddpctl_worker.wire.contract import begins
 from tests.transport.dry import Asked, DryFleet, DryTransport
 
 

@@ -9,7 +9,7 @@ import pytest
 from ddpctl.transport import conversation, dial, link
 from ddpctl.transport.base import Transport
 from ddpctl.transport.fleet import SSHFleet, open_fleet
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 from tests.lab import Lab
 from tests.transport.build import of_lab
 from tests.transport.support import shorten_tcp_limits

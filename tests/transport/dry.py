@@ -12,7 +12,7 @@ from ddpctl.spec.command import Ran
 from ddpctl.transport import answers
 from ddpctl.transport.base import Frame, OnFrame
 from ddpctl.transport.fleet import SSHFleet
-from ddpctl_worker.contract import BAD_REQUEST
+from ddpctl_worker.wire.contract import BAD_REQUEST
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ FRAMES = st.lists(st.tuples(OBJECTS, st.binary(max_size=200)), max_size=6)
 
 
 def encode(frames: list[tuple[dict[str, object], bytes]]) -> bytes:
-    """As ddpctl_worker.channel writes them."""
+    """As ddpctl_worker.wire.channel writes them."""
     blob = b""
     for data, raw in frames:
         blob += json.dumps({**data, "raw": len(raw)} if raw else data).encode() + b"\n" + raw

@@ -48,7 +48,9 @@ def test_the_payload_is_the_worker() -> None:
     assert hashlib.sha256(package.data).hexdigest() == package.sha256
     with zipfile.ZipFile(io.BytesIO(package.data)) as archive:
         names = archive.namelist()
-    assert {"ddpctl_worker/__main__.py", "ddpctl_worker/contract.py", "ddpctl_worker/channel.py"} <= set(names)
+    assert {"ddpctl_worker/__main__.py", "ddpctl_worker/wire/contract.py", "ddpctl_worker/wire/channel.py"} <= set(
+        names
+    )
     assert all(name.endswith(".py") and "__pycache__" not in name for name in names)
     assert "def boot(" in package.boot
 

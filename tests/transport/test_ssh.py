@@ -13,7 +13,7 @@ import pytest
 from ddpctl.transport.base import Frame, Transport
 from ddpctl.transport.bootstrap import payload
 from ddpctl.transport.fleet import SSHFleet, open_fleet
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 from tests.lab import Lab
 from tests.transport.build import of_lab
 from tests.transport.support import workers_of_host

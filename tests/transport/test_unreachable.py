@@ -14,7 +14,7 @@ from ddpctl.errors import (
 from ddpctl.spec.inventory import Host
 from ddpctl.transport import limits, ssh
 from ddpctl.transport.fleet import open_fleet
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 from tests.lab import Lab
 from tests.transport.build import of_lab
 from tests.transport.support import one_line, reach

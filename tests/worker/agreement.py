@@ -7,9 +7,9 @@ from typing import Any
 
 from ddpctl_worker.agent import raft
 from ddpctl_worker.agent import state as st
-from ddpctl_worker.agent.document import AgreedAttempt, Ballot, Document
 from ddpctl_worker.agent.policy import Rules
 from ddpctl_worker.agent.state import Config, Event, State
+from ddpctl_worker.record.document import AgreedAttempt, Ballot, Document
 
 BEGUN = "2026-01-02T03:04:05+00:00"
 ENDED = {"state": "failed", "cause": None, "ended": None, "left": 0}

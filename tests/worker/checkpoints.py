@@ -10,13 +10,15 @@ from functools import cache
 from pathlib import Path
 
 from ddpctl.environment.spread import Credentials, new_credentials
-from ddpctl_worker.checkpoint import entries, manifest
-from ddpctl_worker.checkpoint.attempts import AttemptId
-from ddpctl_worker.checkpoint.complete import Manifest
+from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.copy import CheckpointClient
+from ddpctl_worker.checkpoint.folder import list_entries
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.serve import CheckpointServer
-from ddpctl_worker.net import listen
+from ddpctl_worker.machine.net import listen
+from ddpctl_worker.rules import entries
+from ddpctl_worker.rules.attempts import AttemptId
+from ddpctl_worker.rules.complete import Manifest
 from ddpctl_worker.store import relay
 
 OF_JOB = {"cluster": "lab", "project": "exp", "job": "job"}  # what a record says of its job
@@ -26,7 +28,7 @@ NOW = AttemptId(100_000, "r", 1)  # the attempt that wrote what has no age
 
 def made(folder: Path, entry: str, host: str, attempt: AttemptId = NOW, files: entries.Files | None = None) -> Manifest:
     """A manifest of an entry as it is now, of the first save of an attempt."""
-    files = files or entries.look(str(folder))[entry]
+    files = files or list_entries(str(folder))[entry]
     paths = {path: manifest.file_of(str(folder), entry, path) for path in files}
     return manifest.make(paths, entry, host, files, attempt, dict.fromkeys(files, 1))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ddpctl_worker.system import HostClock
+from ddpctl_worker.machine.system import HostClock
 
 
 class HandClock(HostClock):

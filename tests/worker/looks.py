@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpctl_worker.doctor import flight, frames
-from ddpctl_worker.doctor.verdict import Diagnosis, diagnose
+from ddpctl_worker.rules import flight, frames
+from ddpctl_worker.rules.verdict import Diagnosis, diagnose
 
 RECORDS = Path(__file__).parent / "records" / "hangs"
 NOW = 1_800_000_000.0

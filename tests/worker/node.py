@@ -15,14 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddpctl_worker.contract import AGAIN, READY, TERMINAL
+from ddpctl_worker.wire.contract import AGAIN, READY, TERMINAL
 
 ROOT = Path(__file__).parents[2]
 WORKER = str(ROOT / "worker")
 _PATH = "import sys; sys.path.insert(0, sys.argv[1]); "
 _MAIN = "from ddpctl_worker.__main__ import main; sys.exit(main())"
 _BOOT = _PATH + _MAIN
-_BOOT_FOR_STATUS = _PATH + "import ddpctl_worker.run.status; " + _MAIN
+_BOOT_FOR_STATUS = _PATH + "import ddpctl_worker.record.status; " + _MAIN
 
 # The ranks of one node under the launcher of the lab's stand-in for torch. There is no rendezvous: each node knows its
 # first rank, so that a test may run one node of many.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl_worker.doctor import server
-from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.run.launcher import ENV_WATCHER, make_shim
 
 LIMIT_S = 120.0

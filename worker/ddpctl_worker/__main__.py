@@ -9,8 +9,8 @@ import sys
 import traceback
 from typing import Any, Callable, Dict
 
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import AGAIN, BAD_REQUEST, BUG, READY
+from ddpctl_worker.wire.channel import Channel, WorkerError
+from ddpctl_worker.wire.contract import AGAIN, BAD_REQUEST, BUG, READY
 
 Verb = Callable[[Dict[str, Any], Channel], Dict[str, Any]]
 
@@ -23,16 +23,16 @@ VERBS = {
     "checkpoints": "checkpoint.listing",
     "dial": "mesh.dialer",
     "doctor": "doctor.service",
-    "echo": "channel",
-    "fetch": "output.fetch",
-    "fetch_checkpoint": "output.fetch",
+    "echo": "wire.channel",
+    "fetch": "verbs.fetch",
+    "fetch_checkpoint": "verbs.fetch",
     "firewall": "mesh.firewall",
     "free_port": "run.ports",
-    "gc": "store.gc",
-    "history": "output.history",
+    "gc": "verbs.gc",
+    "history": "verbs.history",
     "install": "store.install",
     "listen": "mesh.listener",
-    "metrics": "output.metrics",
+    "metrics": "record.metrics",
     "probe": "facts.probe",
     "rehearse": "mesh.rehearse",
     "remove": "store.remove",
@@ -40,14 +40,14 @@ VERBS = {
     "set_aside": "checkpoint.listing",
     "spread": "store.spread",
     "start": "run.start",
-    "status": "run.status",
-    "untracked": "output.untracked",
+    "status": "record.status",
+    "untracked": "verbs.untracked",
     "stop": "run.stop",
     "store_get": "store.blobs",
-    "store_has": "store.blobs",
+    "store_has": "checkpoint.holdings",
     "store_put": "store.blobs",
-    "tail": "output.tail",
-    "top": "top.stream",
+    "tail": "verbs.tail",
+    "top": "verbs.top",
 }
 # Something follows the request; they read the channel themselves.
 TAKE_A_BODY = {"echo", "restore", "spread", "store_put"}

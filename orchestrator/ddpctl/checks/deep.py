@@ -13,7 +13,7 @@ from ddpctl.checks.base import NO_HARDWARE, Check, View
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import by
 from ddpctl.spec.ranges import fold
-from ddpctl_worker.contract import VICTIM_WORDS
+from ddpctl_worker.wire.contract import VICTIM_WORDS
 
 SOCKET = "Socket"
 _USING = re.compile(r"Using network (.+)")

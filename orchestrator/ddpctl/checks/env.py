@@ -10,7 +10,7 @@ from ddpctl.checks.base import NO_HARDWARE, Check, Target, View, Want
 from ddpctl.checks.gpu.use import uses_gloo
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.question import Question
-from ddpctl_worker.contract import SCRUB_NAMES, SCRUB_PREFIXES
+from ddpctl_worker.wire.contract import SCRUB_NAMES, SCRUB_PREFIXES
 
 OWN = frozenset({"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS"})  # what spec.planning sets by itself
 PER_HOST = frozenset({"NCCL_IB_HCA", "NCCL_IB_GID_INDEX"})  # they name what may differ by host; ib.* judge them

@@ -9,7 +9,7 @@ from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View, Want
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
-from ddpctl_worker.contract import USUAL_PORTS
+from ddpctl_worker.wire.contract import USUAL_PORTS
 
 _AUTO = "set `master_port: auto` for the job"
 _ANOTHER = f"{_AUTO}, or a port from {USUAL_PORTS[0]} to {USUAL_PORTS[1]}"

@@ -21,10 +21,10 @@ from ddpctl.errors import (
 )
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import by, one_line, together
-from ddpctl_worker.contract import NO_SPACE, UNSAFE_PATH, UNWRITABLE
+from ddpctl_worker.wire.contract import NO_SPACE, UNSAFE_PATH, UNWRITABLE
 
 MANY = 16  # hosts with the same trouble: more than a person reads one by one
-# Kinds of a worker's refusal to start (see ddpctl_worker.boot) that have a check of their own.
+# Kinds of a worker's refusal to start (see ddpctl_worker.wire.boot) that have a check of their own.
 DISK_KINDS = frozenset({NO_SPACE})
 FOLDER_KINDS = frozenset({UNWRITABLE, UNSAFE_PATH})
 

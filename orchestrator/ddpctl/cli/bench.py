@@ -26,7 +26,7 @@ from ddpctl.spec.values import plural
 from ddpctl.stages.bench import HOW_TO_REPORT, measure, output_of_rank_0
 from ddpctl.stages.launch import Launch, launch_of
 from ddpctl.transport.base import Fleet
-from ddpctl_worker.contract import ENV_METRICS
+from ddpctl_worker.wire.contract import ENV_METRICS
 
 NETWORK_SCRIPT = "allreduce_bench.py"
 NETWORK_ARGS = ("--pairs", "--min_bytes", "16", "--max_bytes", "16M", "--iters", "10")

@@ -16,7 +16,7 @@ from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.values import plural
 from ddpctl.stages.execute import Sudo, execute
 from ddpctl.transport.base import FleetOutcome
-from ddpctl_worker.contract import SCHEMA
+from ddpctl_worker.wire.contract import SCHEMA
 
 
 def exec(

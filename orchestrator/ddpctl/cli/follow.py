@@ -22,7 +22,7 @@ from ddpctl.stages import follow as stage
 from ddpctl.stages.status import is_no_such_run, read_run
 from ddpctl.stages.untracked import with_untracked
 from ddpctl.transport.base import Fleet
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 
 def conclude(run: RunStatus, *, as_json: bool = False) -> int:

@@ -20,7 +20,7 @@ from ddpctl.stages.save import save_run
 from ddpctl.stages.status import live_runs
 from ddpctl.stages.stop import stop_run
 from ddpctl.transport.base import Fleet
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 
 def kill(

@@ -10,7 +10,7 @@ from ddpctl.cli import session
 from ddpctl.errors import HostsFailed
 from ddpctl.render.status import runs_table
 from ddpctl.stages.status import all_runs
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 
 def ps(

@@ -34,7 +34,7 @@ from ddpctl.stages.top import HostWatch, look
 from ddpctl.transport.base import Fleet
 from ddpctl.transport.fleet import open_fleet
 from ddpctl.transport.prompts import Prompter
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 if TYPE_CHECKING:
     from ddpctl.screen.app import TopApp

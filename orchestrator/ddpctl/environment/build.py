@@ -46,7 +46,7 @@ from ddpctl.errors import ConnectError, ProvisionError, RemoteError
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.push import Traffic
 from ddpctl.transport.base import Fleet, Frame, Transport
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 STAGE = "build"
 ROUNDS = 3  # a backend may ask for more once it is there

@@ -17,7 +17,7 @@ from ddpctl.spec.origin import JobId
 from ddpctl.spec.push import Delivery, Traffic
 from ddpctl.spec.resuming import Start
 from ddpctl.transport.base import Fleet, Transport
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 CHUNK = 1 << 20
 ASK_S = 60.0

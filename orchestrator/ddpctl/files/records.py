@@ -22,7 +22,7 @@ from typing import Any
 import platformdirs
 
 from ddpctl.spec.values import is_name
-from ddpctl_worker.contract import begins
+from ddpctl_worker.wire.contract import begins
 
 KEEP_RUNS = 200
 _log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from rich.text import Text
 from ddpctl.render.console import Whole, columns
 from ddpctl.render.status import slow_line
 from ddpctl.spec.doctor import Consultation, rank_json
-from ddpctl_worker.doctor import frames
-from ddpctl_worker.doctor.verdict import numbers
+from ddpctl_worker.rules import frames
+from ddpctl_worker.rules.verdict import numbers
 
 
 def consultation_view(found: Consultation, *, stacks: bool = False) -> RenderableType:

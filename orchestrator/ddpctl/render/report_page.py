@@ -34,7 +34,7 @@ from ddpctl.spec.ranges import fold
 from ddpctl.spec.report import RunReport
 from ddpctl.spec.times import elapsed, lasting
 from ddpctl.spec.values import plural
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 MOST_TILES = 3  # metrics at the top
 MOST_CHARTS = 32

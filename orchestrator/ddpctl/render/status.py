@@ -30,7 +30,7 @@ from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.removal import RemovedRun
 from ddpctl.spec.values import plural
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 _STYLE = {
     contract.SUCCEEDED: "green",

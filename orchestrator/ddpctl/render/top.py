@@ -16,7 +16,7 @@ from ddpctl.spec.outcome import NodeStatus, RunStatus
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.top import GpuPulse, Holder, HostView, Overview, Pulse, RankPulse
 from ddpctl.spec.values import plural
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 HOST_COLUMNS = ("HOST", "LOAD", "CPU", "MEMORY", "GPU", "GPU MEM", "TEMP", "POWER", "IN USE BY")
 RUN_COLUMNS = ("JOB", "STATE", "NODES", "STEP", "SAMPLES/S", "STARTED", "RUN", "NOTE")

@@ -14,7 +14,7 @@ from typing import Any
 
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.metrics import COMM_SHARE, SAMPLES, Values, of_job
-from ddpctl_worker.contract import SCHEMA
+from ddpctl_worker.wire.contract import SCHEMA
 
 WARM_UP_LINES = 1  # of each rank, not counted where more follow: buffers, connections and kernels are made in it
 SLOW_FACTOR = 0.5  # of what the others get

@@ -8,11 +8,11 @@ from typing import Any
 
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.origin import JobId
-from ddpctl_worker import contract
-from ddpctl_worker.checkpoint.attempts import BEFORE_ANY
-from ddpctl_worker.checkpoint.choice import latest, partial
-from ddpctl_worker.checkpoint.order import When, moment
-from ddpctl_worker.checkpoint.unite import Saved, SavedPart, newest_first, unite
+from ddpctl_worker.rules.attempts import BEFORE_ANY
+from ddpctl_worker.rules.choice import latest, partial
+from ddpctl_worker.rules.order import When, moment
+from ddpctl_worker.rules.unite import Saved, SavedPart, newest_first, unite
+from ddpctl_worker.wire import contract
 
 UNKNOWN = "it is being written, or its writer was killed"
 

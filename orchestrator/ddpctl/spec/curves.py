@@ -8,7 +8,7 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from ddpctl.spec.metrics import RATE, together
-from ddpctl_worker.output.thinned import Thinned
+from ddpctl_worker.rules.thinned import Thinned
 
 MOST_POINTS = 500  # of a line
 _MOST_READ = 500_000  # points of a grid times ranks: more are not put together

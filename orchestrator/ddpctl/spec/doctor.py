@@ -8,9 +8,9 @@ from typing import Any
 
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.outcome import SLOW
-from ddpctl_worker import contract
-from ddpctl_worker.doctor import flight, frames
-from ddpctl_worker.doctor.verdict import Diagnosis
+from ddpctl_worker.rules import flight, frames
+from ddpctl_worker.rules.verdict import Diagnosis
+from ddpctl_worker.wire import contract
 
 
 @dataclass(frozen=True)

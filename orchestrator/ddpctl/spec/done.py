@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpctl.errors import DdpctlError
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 
 @dataclass(frozen=True)

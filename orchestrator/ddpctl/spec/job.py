@@ -28,7 +28,7 @@ from ddpctl.spec.values import (
     bad,
     says,
 )
-from ddpctl_worker.contract import CODE_DIR_TOKEN, STOP_GRACE_S
+from ddpctl_worker.wire.contract import CODE_DIR_TOKEN, STOP_GRACE_S
 
 MAX_NODES = 4096
 MAX_NOTIFIERS = 16

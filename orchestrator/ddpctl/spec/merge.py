@@ -9,7 +9,7 @@ from typing import Any
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.outcome import NodeStatus, RunStatus
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 
 def merge_runs(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 OK = contract.OK
 # What a host without room for a neighbour sees.

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddpctl.spec.metrics import Values, of_job
 from ddpctl.spec.origin import JobId, Origin
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 SLOW = ("host", "rank", "lag_ms", "last_share")  # what the documents say of a slow rank
 LOST_FOR_RUN = "it takes part in this run no more; the next `ddpctl restart` or `ddpctl up` uses it again"

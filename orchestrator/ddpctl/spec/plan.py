@@ -14,7 +14,7 @@ from ddpctl.spec.again import Earlier, Settings
 from ddpctl.spec.command import REDACTED, Command
 from ddpctl.spec.origin import JobId, Origin
 from ddpctl.spec.script import Start
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 AUTO = "auto"  # in the place of what is not known
 

@@ -17,7 +17,7 @@ from ddpctl.spec.plain import node_variables, plain_argv, refuse_number, start_o
 from ddpctl.spec.plan import AUTO, CodeRef, Facts, NodeFacts, NodePlan, Plan, RunIdentity
 from ddpctl.spec.script import NODE, RANKS, Start
 from ddpctl.spec.values import plural
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 LAUNCH = "torch.distributed.launch"
 RUN = "torch.distributed.run"

@@ -13,7 +13,7 @@ from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Fabric, Mesh
 from ddpctl.spec.network import Network
 from ddpctl.spec.plan import Facts
-from ddpctl_worker.contract import SCHEMA
+from ddpctl_worker.wire.contract import SCHEMA
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpctl.errors import DdpctlError, HostsFailed
 from ddpctl.spec.values import plural
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpctl.errors import DdpctlError, HostsFailed
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 
 @dataclass(frozen=True)

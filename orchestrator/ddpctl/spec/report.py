@@ -16,8 +16,8 @@ from ddpctl.spec.network import Network
 from ddpctl.spec.outcome import SLOW, Attempt, RunStatus
 from ddpctl.spec.times import elapsed, lasting
 from ddpctl.spec.values import plural
-from ddpctl_worker import contract
-from ddpctl_worker.checkpoint.unite import Saved
+from ddpctl_worker.rules.unite import Saved
+from ddpctl_worker.wire import contract
 
 _SECRET = re.compile("key|token|secret|passw|credential", re.IGNORECASE)
 

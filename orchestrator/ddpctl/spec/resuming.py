@@ -9,8 +9,8 @@ from typing import Any
 
 from ddpctl.spec.origin import Origin
 from ddpctl.spec.times import elapsed, lasting
-from ddpctl_worker.checkpoint.entries import step_of
-from ddpctl_worker.checkpoint.order import oldest_first, when_of
+from ddpctl_worker.rules.entries import step_of
+from ddpctl_worker.rules.order import oldest_first, when_of
 
 Row = Mapping[str, Any]  # a checkpoint on a host, in short (ddpctl_worker.checkpoint.listing.summary)
 

@@ -23,10 +23,10 @@ from ddpctl.spec.values import is_name, plural
 from ddpctl.stages.fetch import FETCH_TIMEOUT_S, Receiver
 from ddpctl.stages.status import ask_runs, live_runs_of, merged, others_alone
 from ddpctl.transport.base import Fleet, Transport
-from ddpctl_worker import contract
-from ddpctl_worker.checkpoint.entries import METADATA
-from ddpctl_worker.checkpoint.order import moment
-from ddpctl_worker.checkpoint.unite import Saved, SavedPart
+from ddpctl_worker.rules.entries import METADATA
+from ddpctl_worker.rules.order import moment
+from ddpctl_worker.rules.unite import Saved, SavedPart
+from ddpctl_worker.wire import contract
 
 TIMEOUT_S = 60.0
 COPIED_S = 300.0  # after a save: longer than a host waits before it tries again to copy it

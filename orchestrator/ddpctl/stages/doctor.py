@@ -11,9 +11,9 @@ from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.stages.status import find_run
 from ddpctl.transport.base import Fleet, Transport
-from ddpctl_worker import contract
-from ddpctl_worker.doctor import verdict
-from ddpctl_worker.doctor.verdict import Diagnosis
+from ddpctl_worker.rules import verdict
+from ddpctl_worker.rules.verdict import Diagnosis
+from ddpctl_worker.wire import contract
 
 LOOK_TIMEOUT_S = 15.0  # a look takes a second; an overloaded node may need longer to begin
 

@@ -36,7 +36,7 @@ from ddpctl.stages.status import is_no_such_run, not_listed
 from ddpctl.transport import limits
 from ddpctl.transport.base import Fleet, Frame
 from ddpctl.transport.conversation import has_ended
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.ranges import fold
 from ddpctl.stages.status import read_run
 from ddpctl.transport.base import Fleet
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 PATIENCE_S = 5.0  # a start that is quicker than this needs no words
 AGAIN_S = 3.0

@@ -16,7 +16,7 @@ from ddpctl.spec.fabric import HostNetwork, candidates, choose_fabric, other_add
 from ddpctl.spec.mesh import NOISY_MBIT, OK, Dial, Fabric, Mesh, Neighbours, Pair, Speed, stalled_pairs, suspects
 from ddpctl.spec.schedule import Schedule, schedule
 from ddpctl.transport.base import Fleet, Frame, Transport
-from ddpctl_worker.contract import AGENT_PORTS, TIMEOUT, WRONG_HOST
+from ddpctl_worker.wire.contract import AGENT_PORTS, TIMEOUT, WRONG_HOST
 
 STAGE = "mesh"
 LISTEN_S = 300.0  # a listener that is forgotten ends by itself

@@ -46,7 +46,7 @@ from ddpctl.stages.recall import key_of, remember, remembered, still_holds
 from ddpctl.stages.rehearse import run_rehearsal
 from ddpctl.transport.base import Fleet, Frame, Transport
 from ddpctl.transport.pipe import is_garbled
-from ddpctl_worker.contract import USUAL_PORTS
+from ddpctl_worker.wire.contract import USUAL_PORTS
 
 STAGE = "preflight"
 FREE_PORT_S = 30.0

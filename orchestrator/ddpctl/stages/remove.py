@@ -12,7 +12,7 @@ from ddpctl.spec.ranges import fold
 from ddpctl.spec.removal import RemovedPart, RemovedRun
 from ddpctl.stages.status import not_listed
 from ddpctl.transport.base import Fleet, Transport
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 TIMEOUT_S = 600.0  # a run may have written many files
 _NOT_LIVE = contract.TERMINAL | {contract.UNREACHABLE}

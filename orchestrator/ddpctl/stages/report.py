@@ -15,8 +15,8 @@ from ddpctl.spec.report import RunReport
 from ddpctl.spec.times import elapsed
 from ddpctl.stages.status import find_run
 from ddpctl.transport.base import Fleet, Transport
-from ddpctl_worker import contract
-from ddpctl_worker.checkpoint.unite import Saved
+from ddpctl_worker.rules.unite import Saved
+from ddpctl_worker.wire import contract
 
 TIMEOUT_S = 240.0  # a node reads its files of metrics, which may be long
 CLOCKS_S = 5.0  # that the clocks of two hosts may be apart

@@ -27,7 +27,7 @@ from ddpctl.stages.launch import Launch, notifiers_of, packed
 from ddpctl.stages.status import ask_runs
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 STAGE = "code"
 NEW_RUN = "`ddpctl up` starts a new run, which finds the same checkpoints"

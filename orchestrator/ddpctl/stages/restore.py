@@ -1,7 +1,7 @@
 """Before a start: the newest complete checkpoints onto every host, from those that have them.
 
 Each host runs the worker's ``restore`` verb: it says what it has and serves it to the others. What each of them lacks
-is decided here, by the same rules as on the nodes (``ddpctl_worker.checkpoint.choice``). Files go from host to host.
+is decided here, by the same rules as on the nodes (``ddpctl_worker.rules.choice``). Files go from host to host.
 Other hosts of the inventory that have some serve them too: an earlier run of the job may have been there.
 """
 
@@ -24,10 +24,10 @@ from ddpctl.spec.resuming import Resumed, Start, newest, start_of
 from ddpctl.stages.launch import Launch
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
-from ddpctl_worker import contract
-from ddpctl_worker.checkpoint.choice import Kept, Restore, all_have, restoring
-from ddpctl_worker.checkpoint.choice import newest as newest_complete
-from ddpctl_worker.checkpoint.complete import Chosen
+from ddpctl_worker.rules.choice import Kept, Restore, all_have, restoring
+from ddpctl_worker.rules.choice import newest as newest_complete
+from ddpctl_worker.rules.complete import Chosen
+from ddpctl_worker.wire import contract
 
 STAGE = "checkpoints"
 MOST_MANIFESTS = 10_000
@@ -101,7 +101,7 @@ def _tell_resumed(found: Resumed | None, tell: Tell) -> None:
 
 def next_serial(launch: Launch, known: Mapping[str, int], fleet: Fleet, others: FleetOutcome[Holdings]) -> int:
     """The number of this start of the job: one more than of any that a host knows. It tells the order of the job's runs
-    (``ddpctl_worker.checkpoint.attempts``). ``known``: by host, as asked last; ``others``: hosts out of the launch.
+    (``ddpctl_worker.rules.attempts``). ``known``: by host, as asked last; ``others``: hosts out of the launch.
 
     Raises:
         HostsFailed: a host of the launch did not say what it knows.

@@ -21,9 +21,9 @@ from ddpctl.stages.checkpoints import read_checkpoints
 from ddpctl.stages.follow import lines_of
 from ddpctl.stages.status import read_run
 from ddpctl.transport.base import Fleet, Frame, Transport
-from ddpctl_worker.checkpoint.entries import series_of
-from ddpctl_worker.checkpoint.order import moment
-from ddpctl_worker.checkpoint.unite import Saved
+from ddpctl_worker.rules.entries import series_of
+from ddpctl_worker.rules.order import moment
+from ddpctl_worker.rules.unite import Saved
 
 ASK_TIMEOUT_S = 20.0
 LOOK_S = 1.0

@@ -15,7 +15,7 @@ from ddpctl.spec.network import Network
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 START_TIMEOUT_S = 60.0
 BEGIN_TIMEOUT_S = 90.0

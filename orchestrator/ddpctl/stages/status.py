@@ -20,7 +20,7 @@ from ddpctl.spec.origin import JobId
 from ddpctl.spec.outcome import End, RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 STATUS_TIMEOUT_S = 20.0
 MOST_OWNERS = 3  # that an error names

@@ -14,7 +14,7 @@ from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.outcome import NodeStatus, run_state
 from ddpctl.stages.status import is_no_such_run
 from ddpctl.transport.base import Fleet, Frame, Transport
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 # What the worker may need beyond the grace: rounds of SIGKILL until two scans come back empty.
 PROOF_S = 30.0

@@ -8,7 +8,7 @@ from typing import Any
 from ddpctl.spec.outcome import RunStatus, Untracked
 from ddpctl.stages.status import is_no_such_run
 from ddpctl.transport.base import Fleet, Transport
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 TIMEOUT_S = 20.0  # a host looks for a second
 

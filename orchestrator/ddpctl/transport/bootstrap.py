@@ -1,7 +1,7 @@
 """How a worker is started: the package that a node lacks, the fixed command line, the header, the banner in answer.
 
 Nothing of the user but the interpreter's path is in the command line. It reads one JSON line, the header, which carries
-the program to run (``ddpctl_worker.boot``); that receives the worker's zip where the node lacks it.
+the program to run (``ddpctl_worker.wire.boot``); that receives the worker's zip where the node lacks it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from importlib.resources import files
 
 from ddpctl.errors import PythonMissing, RemoteError, ShellBroken
 from ddpctl.transport.limits import NOISE_BYTES
-from ddpctl_worker.contract import BANNER, MIN_PYTHON
+from ddpctl_worker.wire.contract import BANNER, MIN_PYTHON
 
 PACKAGE = "ddpctl_worker"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say: no clock may get into the hash
@@ -50,7 +50,7 @@ def payload() -> Payload:
 def _packed() -> Payload:
     root = files(PACKAGE)
     data = build(dict(sources(root, PACKAGE)))
-    return Payload(data, hashlib.sha256(data).hexdigest(), root.joinpath("boot.py").read_text("utf-8"))
+    return Payload(data, hashlib.sha256(data).hexdigest(), root.joinpath("wire").joinpath("boot.py").read_text("utf-8"))
 
 
 def sources(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:

@@ -20,7 +20,7 @@ from ddpctl.transport.bootstrap import Payload, payload
 from ddpctl.transport.limits import BANNER_S, ENDED_S, MESSAGE_LETTERS, POLL_S, READY_S
 from ddpctl.transport.pipe import FrameReader, Pipe, garbled
 from ddpctl.transport.watch import Ender, Sender, Watch
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 if TYPE_CHECKING:
     from ddpctl.spec.inventory import Host

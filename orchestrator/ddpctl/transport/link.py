@@ -24,7 +24,7 @@ from ddpctl.transport.limits import (
 )
 from ddpctl.transport.pipe import Tail
 from ddpctl.transport.route import Hop
-from ddpctl_worker.contract import BUSY
+from ddpctl_worker.wire.contract import BUSY
 
 
 class Connection(paramiko.Transport):

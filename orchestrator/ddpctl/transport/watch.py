@@ -10,7 +10,7 @@ from contextlib import suppress
 from ddpctl.errors import Interrupted, RemoteError
 from ddpctl.transport.limits import PATIENT_S, POLL_S
 from ddpctl.transport.pipe import Pipe
-from ddpctl_worker.contract import TIMEOUT
+from ddpctl_worker.wire.contract import TIMEOUT
 
 Cancel = Callable[[], bool]
 

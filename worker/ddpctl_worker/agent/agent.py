@@ -22,10 +22,7 @@ import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Tuple
 
-from ddpctl_worker import fs, notes
-from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.agent import links, state, talk
-from ddpctl_worker.agent.document import Ballot, Document
 from ddpctl_worker.agent.hostrecord import HostRecord
 from ddpctl_worker.agent.limits import BEGIN_S, HOSTS_A_POLL, LEAST_PAUSE_S, LOOK_S, MOST_POLL_S, POLL_S
 from ddpctl_worker.agent.part import CalledOff, LocalPart
@@ -33,22 +30,27 @@ from ddpctl_worker.agent.policy import Rules
 from ddpctl_worker.agent.resume import Resume
 from ddpctl_worker.agent.state import Config, Event, Fact
 from ddpctl_worker.agent.step import ANSWERED_HERE, begin, step, wakes_at
-from ddpctl_worker.channel import WorkerError
-from ddpctl_worker.contract import RUNNING, SPAWN_FAILED, STOP_GRACE_S
-from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.run import detached, launcher, notifying, processes, record
+from ddpctl_worker.machine import child, fs, notes, processes
+from ddpctl_worker.machine.strangers import TALLY
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record import record
+from ddpctl_worker.record.document import Ballot, Document
+from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.run import launcher, notifying
 from ddpctl_worker.run.start import notifiers
-from ddpctl_worker.strangers import TALLY
+from ddpctl_worker.wire.channel import WorkerError
+from ddpctl_worker.wire.contract import RUNNING, SPAWN_FAILED, STOP_GRACE_S
 
 Peers = Mapping[str, Tuple[str, int]]
 
 
-def main(reply: int) -> None:
+def main(reply_fd: str, *_: str) -> None:
     """The agent's process."""
-    order = detached.read_order()
+    reply = int(reply_fd)
+    order = child.read_order()
     paths = RunPaths(order["top"])
-    detached.detach(paths.debug_log)
+    child.detach(paths.debug_log)
     processes.set_name("ddpctl-agent")
     TALLY.start(paths.strangers("agent"))
     refused: Optional[str] = None

@@ -6,12 +6,12 @@ import socket
 import time
 from typing import Any, Dict, List, Mapping, Sequence
 
-from ddpctl_worker import fs
 from ddpctl_worker.agent.talk import at_once
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import BAD_REQUEST, STARTING, TERMINAL, USUAL_PORTS
-from ddpctl_worker.run.record import attempt_of, named_by
-from ddpctl_worker.run.status import node_status
+from ddpctl_worker.machine import fs
+from ddpctl_worker.record.record import attempt_of, named_by
+from ddpctl_worker.record.status import node_status
+from ddpctl_worker.wire.channel import Channel, WorkerError
+from ddpctl_worker.wire.contract import BAD_REQUEST, STARTING, TERMINAL, USUAL_PORTS
 
 BEGIN_S = 60.0
 CONNECT_S = 3.0

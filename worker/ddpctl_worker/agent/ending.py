@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Optional
 
-from ddpctl_worker import notes
-from ddpctl_worker import outcome as outcomes
 from ddpctl_worker.agent import raft
 from ddpctl_worker.agent.following import Step
 from ddpctl_worker.agent.limits import (
@@ -19,8 +17,10 @@ from ddpctl_worker.agent.limits import (
     WORD_S,
 )
 from ddpctl_worker.agent.state import Actions, Announce, Ask, EndRun, Event, Say, State
-from ddpctl_worker.contract import FAILED, KILLED, NODE_LOST, RUNNING, STARTING
+from ddpctl_worker.machine import notes
+from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.run.notifying import CUT_OFF, ENDED, RESTART
+from ddpctl_worker.wire.contract import FAILED, KILLED, NODE_LOST, RUNNING, STARTING
 
 
 def see_end(state: State, event: Event) -> Step:

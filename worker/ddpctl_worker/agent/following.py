@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Tuple
 
-from ddpctl_worker.agent.document import Document
 from ddpctl_worker.agent.limits import CALL_OFF_S, ROOM_S
 from ddpctl_worker.agent.state import (
     CHOOSE,
@@ -28,6 +27,7 @@ from ddpctl_worker.agent.state import (
     StartPart,
     State,
 )
+from ddpctl_worker.record.document import Document
 
 Step = Tuple[State, Actions]
 

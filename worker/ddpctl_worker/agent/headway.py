@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ddpctl_worker import notes
-from ddpctl_worker.agent.document import AgreedAttempt
 from ddpctl_worker.agent.limits import HANGS_S, MOST_NAMED, PREPARED_S, TELL_S
 from ddpctl_worker.agent.state import Headway, Report
+from ddpctl_worker.machine import notes
+from ddpctl_worker.record.document import AgreedAttempt
 
 
 def look(

@@ -7,12 +7,12 @@ import os
 import time
 from typing import Any, Dict, Optional
 
-from ddpctl_worker import fs, notes, proc
 from ddpctl_worker.agent.part import LocalPart
-from ddpctl_worker.contract import STARTING
-from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.run import processes, record
+from ddpctl_worker.machine import fs, notes, proc, processes
+from ddpctl_worker.record import record
+from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.wire.contract import STARTING
 
 
 class HostRecord:

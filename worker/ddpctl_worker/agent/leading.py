@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import AbstractSet, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
-from ddpctl_worker import notes
 from ddpctl_worker.agent import policy, raft
-from ddpctl_worker.agent.document import AgreedAttempt, Document, ResumePlan
 from ddpctl_worker.agent.following import Step
 from ddpctl_worker.agent.headway import look
 from ddpctl_worker.agent.limits import (
@@ -36,7 +34,9 @@ from ddpctl_worker.agent.state import (
     Search,
     State,
 )
-from ddpctl_worker.contract import FAILED, SUCCEEDED
+from ddpctl_worker.machine import notes
+from ddpctl_worker.record.document import AgreedAttempt, Document, ResumePlan
+from ddpctl_worker.wire.contract import FAILED, SUCCEEDED
 
 Pairs = AbstractSet[FrozenSet[str]]
 _NOT_BEGUN = {"state": FAILED, "cause": None, "ended": None, "left": 0}

@@ -6,8 +6,8 @@ from typing import Any, Dict, FrozenSet, Optional, Sequence, Set, Tuple
 
 from ddpctl_worker.agent.limits import ANSWER_S, CHECK_S, ROUNDS
 from ddpctl_worker.agent.talk import PeerLine, Unanswered, at_once, reachable
-from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.run.ports import free_port
+from ddpctl_worker.wire.channel import WorkerError
 
 _NO_CHANNEL: Any = None  # nobody waits at the other end
 

@@ -9,18 +9,18 @@ import os
 import threading
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ddpctl_worker import fs
-from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.agent.document import CheckpointChoice
 from ddpctl_worker.agent.state import PartProgress
-from ddpctl_worker.contract import FAILED, KILLED, PLAIN, SPAWN_FAILED, TERMINAL
-from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.paths import RunPaths
+from ddpctl_worker.machine import fs
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record import record
+from ddpctl_worker.record.document import CheckpointChoice
+from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.record.status import node_status
 from ddpctl_worker.run import lease as leases
-from ddpctl_worker.run import record
 from ddpctl_worker.run.start import start_attempt
-from ddpctl_worker.run.status import node_status
 from ddpctl_worker.run.stop import stop_here
+from ddpctl_worker.wire.contract import FAILED, KILLED, PLAIN, SPAWN_FAILED, TERMINAL
 
 LAUNCHER_OPTIONS = 13  # python -m MODULE and five options with their values: planning.py of ddpctl
 MAX_TRACEBACK = 4 << 10  # of a cause that goes to the other hosts

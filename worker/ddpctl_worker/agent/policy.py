@@ -12,10 +12,10 @@ from collections import Counter
 from datetime import datetime
 from typing import Any, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.agent.document import AgreedAttempt
 from ddpctl_worker.agent.limits import FIRST_PAUSE_S, MOST_PAUSE_S, STEADY_S
-from ddpctl_worker.contract import (
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record.document import AgreedAttempt
+from ddpctl_worker.wire.contract import (
     EXITED,
     FAILED,
     KILLED,

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ddpctl_worker.agent.document import Ballot, Document, Mark, Proposal
 from ddpctl_worker.agent.limits import (
     AGAIN_S,
     AUTHORITY_S,
@@ -31,6 +30,7 @@ from ddpctl_worker.agent.limits import (
     TURN_S,
 )
 from ddpctl_worker.agent.state import Candidacy, Config, Event, Follower, Lead, Report, State
+from ddpctl_worker.record.document import Ballot, Document, Mark, Proposal
 
 Question = Mapping[str, Any]
 Answer = Dict[str, Any]

@@ -19,22 +19,22 @@ import threading
 import time
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from ddpctl_worker import net, notes
-from ddpctl_worker.agent.document import CheckpointChoice
 from ddpctl_worker.agent.limits import PAUSE_S, SILENT_S, TRIES
 from ddpctl_worker.agent.part import LocalPart
 from ddpctl_worker.agent.talk import PeerLine, Unanswered
-from ddpctl_worker.channel import WorkerError
-from ddpctl_worker.checkpoint.choice import restoring
 from ddpctl_worker.checkpoint.copy import CheckpointClient
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.keeper import Keeper
 from ddpctl_worker.checkpoint.restore import Order, bring, clients, kept
 from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.checkpoint.throttle import Throttle
-from ddpctl_worker.contract import TIMEOUT
-from ddpctl_worker.paths import job_id
+from ddpctl_worker.machine import net, notes
+from ddpctl_worker.record.document import CheckpointChoice
+from ddpctl_worker.record.paths import job_id
+from ddpctl_worker.rules.choice import restoring
 from ddpctl_worker.store.relay import PeerGone, context
+from ddpctl_worker.wire.channel import WorkerError
+from ddpctl_worker.wire.contract import TIMEOUT
 
 NEXT = "the next attempt asks again"
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, FrozenSet, Mapping, NamedTuple, Optional, Tuple, Union
 
-from ddpctl_worker.agent.document import Ballot, CheckpointChoice, Document, Json, Mark, choice_from
 from ddpctl_worker.agent.policy import Rules
+from ddpctl_worker.record.document import Ballot, CheckpointChoice, Document, Json, Mark, choice_from
 
 NEVER = float("-inf")
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Tuple
 
 from ddpctl_worker.agent import raft
-from ddpctl_worker.agent.document import Ballot
 from ddpctl_worker.agent.ending import announce_restart, see_end, take_word
 from ddpctl_worker.agent.following import Step, follow, renew
 from ddpctl_worker.agent.leading import lead, see_links, see_ports
@@ -32,6 +31,7 @@ from ddpctl_worker.agent.state import (
     Save,
     State,
 )
+from ddpctl_worker.record.document import Ballot
 
 ANSWERED_HERE = ("poll", "pre", "vote", "over", "hurry")  # the questions that concern the agreement
 

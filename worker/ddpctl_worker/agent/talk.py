@@ -17,12 +17,12 @@ import time
 from collections import deque
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ddpctl_worker import net
-from ddpctl_worker.acceptor import BACKLOG, IDLE_S, Acceptor, Session
-from ddpctl_worker.contract import AGENT_PORTS
 from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, MemberWire, Wire
-from ddpctl_worker.notes import note, trace
-from ddpctl_worker.strangers import Stranger
+from ddpctl_worker.machine import net
+from ddpctl_worker.machine.acceptor import BACKLOG, IDLE_S, Acceptor, Session
+from ddpctl_worker.machine.notes import note, trace
+from ddpctl_worker.machine.strangers import Stranger
+from ddpctl_worker.wire.contract import AGENT_PORTS
 
 ASK_S = 2.0
 SERVE_S = 5.0  # for an answer to be taken

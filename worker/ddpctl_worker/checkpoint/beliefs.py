@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 from typing import Dict, Iterable
 
-from ddpctl_worker import fs, proc
-from ddpctl_worker.checkpoint.entries import FOLDER, Files, Stamp
+from ddpctl_worker.machine import fs, proc
+from ddpctl_worker.rules.entries import FOLDER, Files, Stamp
 
 NAME = "believed"
 

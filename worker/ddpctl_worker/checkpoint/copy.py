@@ -14,21 +14,23 @@ import stat
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from ddpctl_worker import fs
-from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.checkpoint import manifest
-from ddpctl_worker.checkpoint.attempts import BEFORE_ANY, Begun, attempt_of, read_begun
-from ddpctl_worker.checkpoint.choice import newest
-from ddpctl_worker.checkpoint.complete import Chosen, Manifest, content, when
-from ddpctl_worker.checkpoint.entries import FOLDER, METADATA, Files, look, series_of
+from ddpctl_worker.checkpoint.fencing import read_begun
+from ddpctl_worker.checkpoint.folder import list_entries
 from ddpctl_worker.checkpoint.jobfolder import INCOMING, JobFolder, inside
-from ddpctl_worker.checkpoint.order import When, moment, when_of
 from ddpctl_worker.checkpoint.pins import at, pinned, unpin
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.checkpoint.whole import damaged, whole
-from ddpctl_worker.contract import CORRUPT, UNSAFE_PATH
+from ddpctl_worker.machine import fs
+from ddpctl_worker.rules.attempts import BEFORE_ANY, Begun, attempt_of
+from ddpctl_worker.rules.choice import newest
+from ddpctl_worker.rules.complete import Chosen, Manifest, content, when
+from ddpctl_worker.rules.entries import FOLDER, METADATA, Files, series_of
+from ddpctl_worker.rules.order import When, moment, when_of
 from ddpctl_worker.store.blobs import Part, require_space
 from ddpctl_worker.store.relay import CHUNK, ChunkReader, LeastRate, PeerGone, connect, read_line, send_line
+from ddpctl_worker.wire.channel import WorkerError
+from ddpctl_worker.wire.contract import CORRUPT, UNSAFE_PATH
 
 MOST = 64 << 20  # bytes of a list or a manifest
 FORGOTTEN_S = 86400.0  # what has lain aside for so long is nobody's any more
@@ -300,7 +302,7 @@ def set_newer_aside(folder: JobFolder) -> List[str]:
     chosen = {series_of(one.entry): when(one) for one in newest(manifests.values()) if series_of(one.entry)}
     begun = read_begun(own)
     found = []
-    for entry, files in look(own).items():
+    for entry, files in list_entries(own).items():
         series, known = series_of(entry), manifests.get(entry)
         if series not in chosen or not _newer(_when(folder.host, begun, entry, files, known), chosen[series]):
             continue
@@ -335,7 +337,7 @@ def put_back(folder: JobFolder) -> List[str]:
     For before an attempt, when no rank writes.
     """
     own, found = folder.of(folder.host), []
-    entries = look(own)
+    entries = list_entries(own)
     for entry, known in folder.manifests(folder.host).items():
         place = pinned(own, known)
         if place is None or manifest.fits(known, entries.get(entry, {})):

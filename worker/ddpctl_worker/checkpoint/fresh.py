@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from typing import Dict, Optional, Tuple
 
-from ddpctl_worker.checkpoint.entries import METADATA, SHARD, Files, look
+from ddpctl_worker.checkpoint.folder import list_entries
+from ddpctl_worker.rules.entries import METADATA, SHARD, Files
 
 STABLE_S = 2.0
 
@@ -26,7 +27,7 @@ class Fresh:
         """The name of a new checkpoint; None while there is none, or while any of the new ones still changes: a script
         may save several files."""
         now = time.monotonic()
-        found = {name: files for name, files in look(self._folder).items() if _may_be_whole(files)}
+        found = {name: files for name, files in list_entries(self._folder).items() if _may_be_whole(files)}
         new = {(name, when) for name, when in _times(found).items() if when > self._before}
         self._seen = {one: self._seen.get(one, now) for one in new}
         if any(now - since < STABLE_S for since in self._seen.values()):
@@ -41,7 +42,7 @@ class Fresh:
 
 def newest(folder: str) -> int:
     """When the latest checkpoint in ``folder`` was written (ns since 1970); 0 where there is none."""
-    return max(_times(look(folder)).values(), default=0)
+    return max(_times(list_entries(folder)).values(), default=0)
 
 
 def _times(found: Dict[str, Files]) -> Dict[str, int]:

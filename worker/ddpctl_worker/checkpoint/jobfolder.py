@@ -7,12 +7,14 @@ import os
 import stat
 from typing import Any, Dict, List
 
-from ddpctl_worker import fs, paths
-from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.checkpoint import manifest
-from ddpctl_worker.checkpoint.entries import FOLDER, files_in
+from ddpctl_worker.checkpoint.folder import files_in
 from ddpctl_worker.checkpoint.pins import at, pinned
-from ddpctl_worker.contract import BAD_REQUEST
+from ddpctl_worker.machine import fs
+from ddpctl_worker.record import paths
+from ddpctl_worker.rules.entries import FOLDER
+from ddpctl_worker.wire.channel import WorkerError
+from ddpctl_worker.wire.contract import BAD_REQUEST
 
 INCOMING = "incoming"  # beside the manifests: what is on its way
 _OWNER, _REMOVED = "owner", "removed"

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Set
 
-from ddpctl_worker.checkpoint.choice import partial
-from ddpctl_worker.checkpoint.entries import save_of, series_of
-from ddpctl_worker.checkpoint.unite import Saved
+from ddpctl_worker.rules.choice import partial
+from ddpctl_worker.rules.entries import save_of, series_of
+from ddpctl_worker.rules.unite import Saved
 
 
 def too_old(saved: Iterable[Saved], keep: int, outputs: Iterable[str] = (), holders: int = 1) -> List[str]:

@@ -27,20 +27,22 @@ import shutil
 import time
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from ddpctl_worker import notes
 from ddpctl_worker.checkpoint import manifest
-from ddpctl_worker.checkpoint.attempts import BEFORE_ANY, AttemptId, attempt_of, fence, read_begun
 from ddpctl_worker.checkpoint.beliefs import Beliefs
-from ddpctl_worker.checkpoint.complete import Manifest
-from ddpctl_worker.checkpoint.entries import Files, hidden, is_of_torch, look, series_of, step_of
+from ddpctl_worker.checkpoint.fencing import fence, read_begun
+from ddpctl_worker.checkpoint.folder import list_entries
 from ddpctl_worker.checkpoint.keep import too_old
 from ddpctl_worker.checkpoint.listing import held
-from ddpctl_worker.checkpoint.order import moment
 from ddpctl_worker.checkpoint.pins import at, entries_pinned, pin, pinned, unpin, version_at
-from ddpctl_worker.checkpoint.saves import SaveCounter, left_behind
-from ddpctl_worker.checkpoint.unite import unite
 from ddpctl_worker.checkpoint.whole import damaged, whole
-from ddpctl_worker.proc import written_to
+from ddpctl_worker.machine import notes
+from ddpctl_worker.machine.proc import written_to
+from ddpctl_worker.rules.attempts import BEFORE_ANY, AttemptId, attempt_of
+from ddpctl_worker.rules.complete import Manifest
+from ddpctl_worker.rules.entries import Files, hidden, is_of_torch, series_of, step_of
+from ddpctl_worker.rules.order import moment
+from ddpctl_worker.rules.saves import SaveCounter, left_behind
+from ddpctl_worker.rules.unite import unite
 
 COARSE_S = 0.1  # the word of a rank's death may have a time that much after it
 LOOK_S = 2.0  # between two looks; an entry that is the same in both is settled
@@ -142,7 +144,7 @@ class Keeper:
 
     def watch(self) -> None:
         """The part of a look that counts saves, for while a large file is hashed."""
-        self._saves.see(look(self._folder))
+        self._saves.see(list_entries(self._folder))
 
     def see(self, ended: Optional[bool] = None) -> List[Version]:
         """The part of a look that reads little: what is all there and has no manifest. It is known from now on, also to
@@ -154,7 +156,7 @@ class Keeper:
             self.cost = time.monotonic() - begun
 
     def _unhashed(self, ended: Optional[bool]) -> List[Version]:
-        found = look(self._folder)
+        found = list_entries(self._folder)
         self._saves.see(found)
         self._seen = {entry: seen for entry, seen in self._seen.items() if entry in found}
         self._refused = {entry: files for entry, files in self._refused.items() if entry in found}
@@ -407,7 +409,7 @@ def _age(files: Files) -> int:
 def remove(folder: str, entry: str) -> bool:
     """Remove an entry, unless it is no longer what its manifest says. First it is no longer known, then it is gone."""
     known = manifest.read(folder, entry)
-    if known is None or not manifest.fits(known, look(folder).get(entry, {})):
+    if known is None or not manifest.fits(known, list_entries(folder).get(entry, {})):
         return False
     manifest.discard(folder, entry)
     unpin(folder, entry)

@@ -10,9 +10,9 @@ import shutil
 import time
 from typing import Iterable
 
-from ddpctl_worker import fs
-from ddpctl_worker.channel import WorkerError
-from ddpctl_worker.contract import BAD_REQUEST, UNSAFE_PATH
+from ddpctl_worker.machine import fs
+from ddpctl_worker.wire.channel import WorkerError
+from ddpctl_worker.wire.contract import BAD_REQUEST, UNSAFE_PATH
 
 
 def link_folders(cwd: str, folder: str, paths: Iterable[str], again: bool = False) -> None:

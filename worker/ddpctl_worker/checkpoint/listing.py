@@ -6,16 +6,19 @@ import os
 import re
 from typing import Any, Dict, List, Tuple
 
-from ddpctl_worker import fs, paths
-from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.checkpoint import manifest
-from ddpctl_worker.checkpoint.attempts import BEFORE_ANY, attempt_of, read_begun
-from ddpctl_worker.checkpoint.choice import latest, newest
-from ddpctl_worker.checkpoint.complete import Manifest, best, newest_last
-from ddpctl_worker.checkpoint.entries import Files, look, step_of
+from ddpctl_worker.checkpoint.fencing import read_begun
+from ddpctl_worker.checkpoint.folder import list_entries
 from ddpctl_worker.checkpoint.jobfolder import standing
-from ddpctl_worker.contract import BAD_REQUEST
-from ddpctl_worker.notes import iso
+from ddpctl_worker.machine import fs
+from ddpctl_worker.machine.notes import iso
+from ddpctl_worker.record import paths
+from ddpctl_worker.rules.attempts import BEFORE_ANY, attempt_of
+from ddpctl_worker.rules.choice import latest, newest
+from ddpctl_worker.rules.complete import Manifest, best, newest_last
+from ddpctl_worker.rules.entries import Files, step_of
+from ddpctl_worker.wire.channel import Channel, WorkerError
+from ddpctl_worker.wire.contract import BAD_REQUEST
 
 _WHEN = re.compile(r"[0-9]{8}T[0-9]{6}Z\Z")
 
@@ -51,7 +54,7 @@ def held(top: str) -> Tuple[List[Manifest], List[Dict[str, Any]]]:
     unknown: List[Dict[str, Any]] = []
     for host in _hosts(top):
         folder = os.path.join(top, host)
-        found = look(folder)
+        found = list_entries(folder)
         good = standing(folder, host)
         manifests += good.values()
         new = [entry for entry in sorted(found) if entry not in good or not manifest.fits(good[entry], found[entry])]

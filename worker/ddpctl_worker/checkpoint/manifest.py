@@ -25,14 +25,14 @@ import os
 import re
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set
 
-from ddpctl_worker import fs
-from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.checkpoint import metadata
-from ddpctl_worker.checkpoint.attempts import BEFORE_ANY, AttemptId, attempt_of
-from ddpctl_worker.checkpoint.complete import Manifest
-from ddpctl_worker.checkpoint.entries import FOLDER, METADATA, Files, Stamp, step_of
-from ddpctl_worker.checkpoint.order import moment
-from ddpctl_worker.notes import iso
+from ddpctl_worker.machine import fs
+from ddpctl_worker.machine.notes import iso
+from ddpctl_worker.rules.attempts import BEFORE_ANY, AttemptId, attempt_of
+from ddpctl_worker.rules.complete import Manifest
+from ddpctl_worker.rules.entries import FOLDER, METADATA, Files, Stamp, step_of
+from ddpctl_worker.rules.order import moment
+from ddpctl_worker.wire.channel import WorkerError
 
 SCHEMA = 1
 _BLOCK = 1 << 20

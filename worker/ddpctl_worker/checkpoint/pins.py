@@ -13,10 +13,11 @@ import hashlib
 import os
 from typing import Iterable, List, Optional
 
-from ddpctl_worker import fs
-from ddpctl_worker.checkpoint.complete import Manifest
-from ddpctl_worker.checkpoint.entries import FOLDER, Files, files_below
+from ddpctl_worker.checkpoint.folder import files_below
 from ddpctl_worker.checkpoint.manifest import file_name, file_of, fits
+from ddpctl_worker.machine import fs
+from ddpctl_worker.rules.complete import Manifest
+from ddpctl_worker.rules.entries import FOLDER, Files
 
 PINNED = "pinned"
 _FILE = "="  # the name of an entry that is a file

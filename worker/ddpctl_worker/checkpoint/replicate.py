@@ -20,17 +20,18 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ddpctl_worker import net, notes
-from ddpctl_worker.channel import WorkerError
 from ddpctl_worker.checkpoint import manifest
-from ddpctl_worker.checkpoint.attempts import AttemptId, attempt_of, fence
-from ddpctl_worker.checkpoint.complete import Manifest, newest_last
 from ddpctl_worker.checkpoint.copy import CheckpointClient, Fetching, gather, put_copy, remove, sweep
+from ddpctl_worker.checkpoint.fencing import fence
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
-from ddpctl_worker.checkpoint.order import moment
 from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.checkpoint.throttle import Throttle
+from ddpctl_worker.machine import net, notes
+from ddpctl_worker.rules.attempts import AttemptId, attempt_of
+from ddpctl_worker.rules.complete import Manifest, newest_last
+from ddpctl_worker.rules.order import moment
 from ddpctl_worker.store.relay import PeerGone, context
+from ddpctl_worker.wire.channel import WorkerError
 
 Servers = Dict[str, Tuple[List[str], int]]  # host -> its addresses, and where it serves
 LOOK_S = 3.0

@@ -20,18 +20,19 @@ import ssl
 import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from ddpctl_worker import notes, paths
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.checkpoint.choice import Kept
-from ddpctl_worker.checkpoint.complete import Chosen
 from ddpctl_worker.checkpoint.copy import CheckpointClient, Fetching, File, put_back, put_own, set_newer_aside, sweep
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.keeper import Keeper
 from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.checkpoint.throttle import Throttle
-from ddpctl_worker.contract import INTERRUPTED
+from ddpctl_worker.machine import notes
+from ddpctl_worker.record import paths
+from ddpctl_worker.rules.choice import Kept
+from ddpctl_worker.rules.complete import Chosen
 from ddpctl_worker.store.relay import PeerGone, context, listen_on
 from ddpctl_worker.store.spread import own_addresses
+from ddpctl_worker.wire.channel import Channel, WorkerError
+from ddpctl_worker.wire.contract import INTERRUPTED
 
 TELL_S = 1.0
 _ASIDE = re.compile(r"\.(.+)\.aside-\d{8}T\d{6}Z(?:\.\d+)?$")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List, Mapping
 
-from ddpctl_worker import fs
+from ddpctl_worker.machine import fs
 
 MOST = 50  # starts on record: a checkpoint that is older than all of them has no known run
 

@@ -13,7 +13,7 @@ import stat
 import time
 from typing import Iterable, List, Mapping, Optional
 
-from ddpctl_worker.doctor import flight
+from ddpctl_worker.rules import flight
 
 MOST_BYTES = 4 << 20  # of a dump; one of 2000 collectives has about 1 MB
 STEMS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")

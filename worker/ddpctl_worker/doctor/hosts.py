@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ddpctl_worker import fs
 from ddpctl_worker.doctor.steps import median
+from ddpctl_worker.machine import fs
 
 BUSIER = 25.0  # percent of all processors, more than on the others
 SLOWER = 0.85  # of the others' clock

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
-from ddpctl_worker.doctor import seen, words
-from ddpctl_worker.doctor.seen import SeenRank
+from ddpctl_worker.rules import seen, words
+from ddpctl_worker.rules.seen import SeenRank
 
 # Of the failures that are a peer's (contract.VICTIM_WORDS) those that say that nothing came for too long.
 _TIMED_OUT = re.compile(

@@ -29,10 +29,12 @@ import threading
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ddpctl_worker import proc
-from ddpctl_worker.doctor import flight, frames, gpu, process, server, stacks
+from ddpctl_worker.doctor import process, server, stacks
 from ddpctl_worker.doctor.stacks import Stacks
-from ddpctl_worker.doctor.verdict import BUSY_BYTES, BUSY_CPU
+from ddpctl_worker.facts import gpu
+from ddpctl_worker.machine import proc
+from ddpctl_worker.rules import flight, frames
+from ddpctl_worker.rules.verdict import BUSY_BYTES, BUSY_CPU
 
 INTERVAL_S = 1.0
 SAMPLES = 4  # of the stack in that time

@@ -7,7 +7,7 @@ import struct
 import time
 from typing import Dict, List, NamedTuple, Optional
 
-from ddpctl_worker import proc
+from ddpctl_worker.machine import proc
 
 MOST_BELOW = 256  # processes below a rank that are looked at
 STATES = {

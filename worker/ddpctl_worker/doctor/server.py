@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import time
-from typing import List, Optional
+from typing import Optional
+
+from ddpctl_worker.machine.desk import read_all
 
 ASK_S = 0.5  # an answer takes a millisecond; a stopped process gives none
-MOST_BYTES = 16 << 20
 
 
 def ask(folder: str, pid: int, handler: str, seconds: float = ASK_S) -> Optional[bytes]:
@@ -25,29 +25,11 @@ def ask(folder: str, pid: int, handler: str, seconds: float = ASK_S) -> Optional
             sock.connect("/proc/self/fd/%d/%d.sock" % (place, pid))  # a socket's path ends at 107 bytes
             head = "POST /handler/%s HTTP/1.1\r\nHost: rank\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
             sock.sendall((head % handler).encode("ascii"))
-            return _body(read(sock, until - time.monotonic()))
+            return _body(read_all(sock, until - time.monotonic()))
     except OSError:
         return None
     finally:
         os.close(place)
-
-
-def read(sock: socket.socket, seconds: float) -> bytes:
-    """All that comes until the other side closes. Raises OSError: it takes too long, or is more than MOST_BYTES."""
-    until = time.monotonic() + seconds
-    pieces: List[bytes] = []
-    size = 0
-    while size < MOST_BYTES:
-        left = until - time.monotonic()
-        if left <= 0:
-            raise socket.timeout("the answer takes too long")
-        sock.settimeout(left)
-        data = sock.recv(1 << 16)
-        if not data:
-            return b"".join(pieces)
-        pieces.append(data)
-        size += len(data)
-    raise OSError(errno.EMSGSIZE, "the answer is too long")
 
 
 def _body(answer: bytes) -> Optional[bytes]:

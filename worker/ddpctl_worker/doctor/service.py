@@ -11,17 +11,18 @@ import json
 import time
 from typing import Any, Dict, List, Optional
 
-from ddpctl_worker import fs
-from ddpctl_worker.channel import Channel
-from ddpctl_worker.contract import TERMINAL
-from ddpctl_worker.doctor import dumps, flight, look
+from ddpctl_worker.doctor import dumps, look
 from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.doctor.watch import ENTRIES, shortened
-from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.run import processes, ranks
-from ddpctl_worker.run.desk import ask
-from ddpctl_worker.run.record import named_by
-from ddpctl_worker.run.status import node_status
+from ddpctl_worker.machine import fs, processes
+from ddpctl_worker.machine.desk import ask
+from ddpctl_worker.record import ranks
+from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.record.record import named_by
+from ddpctl_worker.record.status import node_status
+from ddpctl_worker.rules import flight
+from ddpctl_worker.wire.channel import Channel
+from ddpctl_worker.wire.contract import TERMINAL
 
 READ_S = 5.0  # for the dumps of a node; one of 2000 collectives takes 0.1 to 0.6 s
 MOST = 3 << 20  # bytes of an answer: a message to the controller may have 4 MiB

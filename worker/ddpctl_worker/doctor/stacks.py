@@ -10,9 +10,9 @@ import os
 import time
 from typing import List, NamedTuple, Optional
 
-from ddpctl_worker import proc, tool
-from ddpctl_worker.doctor import frames
-from ddpctl_worker.doctor.frames import Thread
+from ddpctl_worker.machine import proc, tool
+from ddpctl_worker.rules import frames
+from ddpctl_worker.rules.frames import Thread
 
 PY_SPY_S = 1.0
 STACK_SIGNAL = 40

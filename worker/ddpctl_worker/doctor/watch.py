@@ -12,9 +12,7 @@ from collections import deque
 from threading import Event
 from typing import Any, Callable, Collection, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ddpctl_worker import notes
-from ddpctl_worker.clocks import Offset
-from ddpctl_worker.doctor import flight, look, process, verdict
+from ddpctl_worker.doctor import look, process
 from ddpctl_worker.doctor.hosts import HostFacts, differences
 from ddpctl_worker.doctor.hung import Hung, Waits, find_hung
 from ddpctl_worker.doctor.look import Looks, Subject, Tools
@@ -22,9 +20,11 @@ from ddpctl_worker.doctor.polling import Polling
 from ddpctl_worker.doctor.slow import SlowRanks
 from ddpctl_worker.doctor.stall import Stall, excuses_end
 from ddpctl_worker.doctor.steps import GROUPS, KEPT
-from ddpctl_worker.notes import note, trace
-from ddpctl_worker.run import processes
-from ddpctl_worker.system import CLOCK, HostClock
+from ddpctl_worker.machine import notes, processes
+from ddpctl_worker.machine.clocks import Offset
+from ddpctl_worker.machine.notes import note, trace
+from ddpctl_worker.machine.system import CLOCK, HostClock
+from ddpctl_worker.rules import flight, verdict
 
 GLANCE_S, MOST_S = 2.5, 10.0  # from one glance to the next: at least and at most
 PATIENCE_S = 4.0  # for the looks of the other nodes

@@ -12,7 +12,7 @@ import os
 import pwd
 from typing import Any, Callable, Dict, Optional
 
-from ddpctl_worker.fs import read_number
+from ddpctl_worker.machine.fs import read_number
 
 Fact = Callable[[Dict[str, Any], Dict[str, Any]], Any]
 

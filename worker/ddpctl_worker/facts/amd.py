@@ -7,7 +7,7 @@ import os
 from typing import Any, Dict, List
 
 from ddpctl_worker.facts import user_name
-from ddpctl_worker.fs import read_number, read_text
+from ddpctl_worker.machine.fs import read_number, read_text
 
 _VENDOR = "0x1002"
 _CARDS = ("0x0380", "0x1200")  # display controller without a display, processing accelerator: no desktop's graphics

@@ -12,7 +12,7 @@ import sysconfig
 from typing import Any, Dict, List, Optional
 
 import ddpctl_worker
-from ddpctl_worker.fs import read_text
+from ddpctl_worker.machine.fs import read_text
 
 _DIST = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*)(-py[\d.]+)?\.(dist|egg)-info$")
 _ASSIGN = re.compile(r"^(?P<key>__version__|cuda|hip|git_version)\s*(?::[^=]*)?=\s*(?P<value>.+?)\s*$", re.MULTILINE)

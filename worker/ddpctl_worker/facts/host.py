@@ -11,10 +11,10 @@ import stat
 import tempfile
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpctl_worker import tool
 from ddpctl_worker.facts import number, user_name
-from ddpctl_worker.fs import read_text
-from ddpctl_worker.proc import boot_id
+from ddpctl_worker.machine import tool
+from ddpctl_worker.machine.fs import read_text
+from ddpctl_worker.machine.proc import boot_id
 
 _LIMITS = ("NOFILE", "NPROC", "MEMLOCK", "AS", "CPU", "FSIZE", "DATA", "STACK")
 _CAP_IPC_LOCK = 14

@@ -9,8 +9,8 @@ import os
 import sys
 from typing import Any, Dict, List, Optional
 
-from ddpctl_worker import tool
-from ddpctl_worker.fs import read_number, read_text
+from ddpctl_worker.machine import tool
+from ddpctl_worker.machine.fs import read_number, read_text
 
 _MOST_GIDS = 256  # as many as an adapter of Mellanox' has
 _ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"

@@ -13,7 +13,7 @@ import sys
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ddpctl_worker.facts.env import module_version, site_folders
-from ddpctl_worker.fs import read_text
+from ddpctl_worker.machine.fs import read_text
 
 MOST = 64  # interpreters that are reported; those that have torch first
 _HOME = (

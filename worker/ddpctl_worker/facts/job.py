@@ -10,11 +10,11 @@ import sys
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from ddpctl_worker import tool
 from ddpctl_worker.facts.env import site_folders
 from ddpctl_worker.facts.torch import cache_file, fingerprint, remember, stamp
-from ddpctl_worker.fs import read_optional, read_text
-from ddpctl_worker.proc import boot_id
+from ddpctl_worker.machine import tool
+from ddpctl_worker.machine.fs import read_optional, read_text
+from ddpctl_worker.machine.proc import boot_id
 
 _MOST_FILES = 20000
 _WALK_S = 2.0

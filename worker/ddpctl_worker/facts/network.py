@@ -8,7 +8,7 @@ import time
 from typing import Any, Dict, List
 
 from ddpctl_worker.facts import amd, number, nvidia
-from ddpctl_worker.net import addresses, neighbour_table, port_range, ssh_address
+from ddpctl_worker.machine.net import addresses, neighbour_table, port_range, ssh_address
 
 
 def network(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:

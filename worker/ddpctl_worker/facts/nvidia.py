@@ -12,10 +12,10 @@ import struct
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpctl_worker import proc, tool
-from ddpctl_worker.contract import ENV_JOB, ENV_RUN
 from ddpctl_worker.facts.processes import SHOWN, owner
-from ddpctl_worker.fs import read_text
+from ddpctl_worker.machine import proc, tool
+from ddpctl_worker.machine.fs import read_text
+from ddpctl_worker.wire.contract import ENV_JOB, ENV_RUN
 
 _VENDOR = "0x10de"
 _DISPLAY = ("0x0300", "0x0302")

@@ -18,8 +18,8 @@ import time
 from typing import Any, Dict, List, Optional, Set
 
 from ddpctl_worker import facts
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import BAD_REQUEST
+from ddpctl_worker.wire.channel import Channel, WorkerError
+from ddpctl_worker.wire.contract import BAD_REQUEST
 
 DEFAULT_DEADLINE_S = 5.0
 MAX_DEADLINE_S = 300.0

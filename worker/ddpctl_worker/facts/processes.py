@@ -7,11 +7,11 @@ import os
 import socket
 from typing import Any, Dict, List, Optional, Set
 
-from ddpctl_worker import net, proc
-from ddpctl_worker.contract import ENV_JOB, ENV_JOB_ID, ENV_RUN
 from ddpctl_worker.facts import user_name
-from ddpctl_worker.fs import read_number
-from ddpctl_worker.notes import boottime
+from ddpctl_worker.machine import net, proc
+from ddpctl_worker.machine.fs import read_number
+from ddpctl_worker.machine.notes import boottime
+from ddpctl_worker.wire.contract import ENV_JOB, ENV_JOB_ID, ENV_RUN
 
 _MOST = 200
 _MARKS = ("DDPCTL_COOKIE", "TORCHELASTIC_RUN_ID")

@@ -13,10 +13,10 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from ddpctl_worker import tool
 from ddpctl_worker.facts.env import libraries, module_version, site_folders
-from ddpctl_worker.fs import read_optional, read_text, write_json
-from ddpctl_worker.proc import boot_id
+from ddpctl_worker.machine import tool
+from ddpctl_worker.machine.fs import read_optional, read_text, write_json
+from ddpctl_worker.machine.proc import boot_id
 
 # They choose and order what a process sees.
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")

@@ -8,15 +8,15 @@ import math
 import threading
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.clocks import Offset
-from ddpctl_worker.contract import SUPERVISOR_LOST
 from ddpctl_worker.gang.council import SILENT_S, STILL_S
 from ddpctl_worker.gang.cutwatch import CutWatch, Told
 from ddpctl_worker.gang.wire import MAX_LINE
-from ddpctl_worker.notes import note, trace
-from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.system import CLOCK, SOCKETS, HostClock, Sockets
+from ddpctl_worker.machine.clocks import Offset
+from ddpctl_worker.machine.notes import note, trace
+from ddpctl_worker.machine.system import CLOCK, SOCKETS, HostClock, Sockets
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.wire.contract import SUPERVISOR_LOST
 
 BEAT_S = 1.0
 IDLE_S = 0.25  # between two turns of a loop that nothing wakes

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import KILLED, NODE_LOST, SUPERVISOR_LOST
 from ddpctl_worker.gang.cuts import Cuts
-from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.wire.contract import KILLED, NODE_LOST, SUPERVISOR_LOST
 
 SILENT_S = 12.0  # no word for so long: down, or cut off; a machine may be paused for 10 s
 REJOIN_S = 5.0  # a connection that ended in order: the host lives, so its supervisor comes back soon or not at all

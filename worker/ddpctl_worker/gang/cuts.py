@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import LINK_LOST
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.wire.contract import LINK_LOST
 
 UNACKED_S = 10.0
 DIAL_S = 4.0  # the kernel sends the first packet again after 1 s and 3 s

@@ -15,11 +15,11 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
-from ddpctl_worker import net, proc
 from ddpctl_worker.gang.cuts import DIAL_S
 from ddpctl_worker.gang.tcpstate import COUNTERS, Row, Stuck, Table, Tracker, sent_again
-from ddpctl_worker.notes import note, trace
-from ddpctl_worker.system import CLOCK, HostClock
+from ddpctl_worker.machine import net, proc
+from ddpctl_worker.machine.notes import note, trace
+from ddpctl_worker.machine.system import CLOCK, HostClock
 
 LOOK_S = 3.0
 CLOSER_S = 1.0  # while something waits

@@ -7,16 +7,16 @@ import selectors
 import socket
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.acceptor import BACKLOG, HELLO_S, MOST_STRANGERS, PROOF_S, NoRoom, at_most, take
-from ddpctl_worker.clocks import Clock, Offset, Sample
-from ddpctl_worker.contract import FAILED, KILLED, LOST, SUCCEEDED
 from ddpctl_worker.gang.base import BEAT_S, IDLE_S, LEAVE_S, Gang, Wake
 from ddpctl_worker.gang.council import Council
 from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, from_wire, to_wire
-from ddpctl_worker.notes import note, now_iso
-from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.strangers import TALLY, Places, Stranger
+from ddpctl_worker.machine.acceptor import BACKLOG, HELLO_S, MOST_STRANGERS, PROOF_S, NoRoom, at_most, take
+from ddpctl_worker.machine.clocks import Clock, Offset, Sample
+from ddpctl_worker.machine.notes import note, now_iso
+from ddpctl_worker.machine.strangers import TALLY, Places, Stranger
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.wire.contract import FAILED, KILLED, LOST, SUCCEEDED
 
 MAX_OUT = 1 << 20
 AT_ONCE = 16  # connections that are taken at one turn of the loop

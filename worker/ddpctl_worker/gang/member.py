@@ -6,14 +6,14 @@ import math
 import socket
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import NODE_LOST, SUCCEEDED, SUPERVISOR_LOST
 from ddpctl_worker.gang.base import BEAT_S, IDLE_S, LEAVE_S, Gang, Wake
 from ddpctl_worker.gang.council import REJOIN_S, SILENT_S
 from ddpctl_worker.gang.cutwatch import SILENT
 from ddpctl_worker.gang.wire import MemberWire, from_wire, to_wire
-from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.strangers import Stranger
+from ddpctl_worker.machine.strangers import Stranger
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.wire.contract import NODE_LOST, SUCCEEDED, SUPERVISOR_LOST
 
 CONNECT_S = 3.0
 RETRY_S = 0.3

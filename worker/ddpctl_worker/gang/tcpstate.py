@@ -11,7 +11,7 @@ import socket
 import struct
 from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from ddpctl_worker.net import V4_IN_V6, table_address
+from ddpctl_worker.machine.net import V4_IN_V6, table_address
 
 COUNTERS = "/proc/net/snmp"
 # Established, not answered yet, or closed by the peer alone; bytes not acknowledged (the first packet of a connection

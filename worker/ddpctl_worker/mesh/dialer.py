@@ -19,12 +19,23 @@ import socket
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from ddpctl_worker.channel import Channel
-from ddpctl_worker.contract import CLOSED, DROPPED, ERROR, FOREIGN, NO_ROUTE, OK, REFUSED, REJECTED, SILENT, WRONG_HOST
+from ddpctl_worker.machine.net import addresses, neighbour_table, silent_neighbour, source_address
 from ddpctl_worker.mesh import wire
 from ddpctl_worker.mesh.speed import WAYS, Measure, measure_all
 from ddpctl_worker.mesh.wire import key_of
-from ddpctl_worker.net import addresses, neighbour_table, silent_neighbour, source_address
+from ddpctl_worker.wire.channel import Channel
+from ddpctl_worker.wire.contract import (
+    CLOSED,
+    DROPPED,
+    ERROR,
+    FOREIGN,
+    NO_ROUTE,
+    OK,
+    REFUSED,
+    REJECTED,
+    SILENT,
+    WRONG_HOST,
+)
 
 IN_FLIGHT = 64
 CONNECT_S = 5.0  # three SYNs: at 0, 1 and 3 seconds

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List, Optional
 
-from ddpctl_worker.channel import Channel
-from ddpctl_worker.fs import read_text
-from ddpctl_worker.tool import ADMIN_PATH, find, tool
+from ddpctl_worker.machine.fs import read_text
+from ddpctl_worker.machine.tool import ADMIN_PATH, find, tool
+from ddpctl_worker.wire.channel import Channel
 
 READ_S = 8.0
 LIMIT = 8 << 20

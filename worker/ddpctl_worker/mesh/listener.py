@@ -10,13 +10,13 @@ import socket
 import time
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
-from ddpctl_worker.acceptor import NoRoom, at_most, take
-from ddpctl_worker.channel import Channel
+from ddpctl_worker.machine.acceptor import NoRoom, at_most, take
+from ddpctl_worker.machine.net import listen as listen_on
+from ddpctl_worker.machine.net import port_range
+from ddpctl_worker.machine.strangers import Places
 from ddpctl_worker.mesh import wire
 from ddpctl_worker.mesh.wire import key_of
-from ddpctl_worker.net import listen as listen_on
-from ddpctl_worker.net import port_range
-from ddpctl_worker.strangers import Places
+from ddpctl_worker.wire.channel import Channel
 
 MAX_CONNECTIONS = 1024  # half of the descriptors that this process may have, where that is less
 IDLE_S = 20.0  # a connection that says nothing for so long is closed

@@ -18,16 +18,17 @@ import tempfile
 import time
 from typing import Any, Dict, List, Optional, Set
 
-from ddpctl_worker import proc
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import BAD_REQUEST, SPAWN_FAILED
-from ddpctl_worker.doctor import look, seen, words
+from ddpctl_worker.doctor import look
 from ddpctl_worker.doctor.look import Subject, Tools
-from ddpctl_worker.net import CONNECTED, LISTENING, tcp_sockets
-from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.run import processes, ranks
+from ddpctl_worker.machine import proc, processes
+from ddpctl_worker.machine.net import CONNECTED, LISTENING, tcp_sockets
+from ddpctl_worker.record import ranks
+from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.rules import seen, words
 from ddpctl_worker.run.launcher import BeforeExec, at_home, environment, login_environment, make_shim
 from ddpctl_worker.run.stopper import Stopper, reap, run_to_end
+from ddpctl_worker.wire.channel import Channel, WorkerError
+from ddpctl_worker.wire.contract import BAD_REQUEST, SPAWN_FAILED
 
 MAX_S = 900.0
 GRACE_S = 3.0

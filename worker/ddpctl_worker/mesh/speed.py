@@ -11,9 +11,9 @@ import threading
 import time
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
-from ddpctl_worker.channel import Channel
-from ddpctl_worker.contract import BROKEN, OK, SLOW, STALLED
 from ddpctl_worker.mesh import wire
+from ddpctl_worker.wire.channel import Channel
+from ddpctl_worker.wire.contract import BROKEN, OK, SLOW, STALLED
 
 WAYS = ("push", "pull")
 ECHOES = 5

@@ -17,8 +17,8 @@ import hmac
 import os
 from typing import Any, Dict, NamedTuple, Optional
 
-from ddpctl_worker.channel import WorkerError
-from ddpctl_worker.contract import BAD_REQUEST
+from ddpctl_worker.wire.channel import WorkerError
+from ddpctl_worker.wire.contract import BAD_REQUEST
 
 MAGIC = "DDPCTL-MESH"
 LINE_LIMIT = 1024

@@ -10,16 +10,16 @@ from __future__ import annotations
 import signal
 from typing import Any, Dict, List, Sequence
 
-from ddpctl_worker import fs, notes, proc
-from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.checkpoint.fresh import newest
-from ddpctl_worker.contract import BAD_REQUEST
-from ddpctl_worker.paths import base_of, checkpoint_dir, job_id
-from ddpctl_worker.run import processes, ranks
+from ddpctl_worker.machine import fs, notes, proc, processes
+from ddpctl_worker.record import ranks
+from ddpctl_worker.record.paths import base_of, checkpoint_dir, job_id
+from ddpctl_worker.record.ranks import RankProcess
+from ddpctl_worker.record.record import named_by
+from ddpctl_worker.record.status import refuse_elsewhere
 from ddpctl_worker.run.keeping import hurry
-from ddpctl_worker.run.ranks import RankProcess
-from ddpctl_worker.run.record import named_by
-from ddpctl_worker.run.status import refuse_elsewhere
+from ddpctl_worker.wire.channel import Channel, WorkerError
+from ddpctl_worker.wire.contract import BAD_REQUEST
 
 
 def ask_checkpoint(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:

@@ -7,10 +7,10 @@ import re
 import signal
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ddpctl_worker.contract import DISK_FULL, EXITED, OOM, SIGNALED
-from ddpctl_worker.output.lines import STDERR, STDOUT
+from ddpctl_worker.record.lines import STDERR, STDOUT
 from ddpctl_worker.run import words
 from ddpctl_worker.run.words import Words
+from ddpctl_worker.wire.contract import DISK_FULL, EXITED, OOM, SIGNALED
 
 OOM_S = 5.0  # so long before a death the kernel may have sent the signal: large memory takes a while to be freed
 TOLD_S = 0.2  # a launcher takes longer to end the others after a rank has failed

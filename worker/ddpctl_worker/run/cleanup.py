@@ -11,14 +11,14 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
-from ddpctl_worker import notes, proc
-from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.run import notifying, processes, record
-from ddpctl_worker.run.cgroup import of_record
+from ddpctl_worker.machine import child, notes, proc, processes
+from ddpctl_worker.machine.cgroup import of_record
+from ddpctl_worker.record import record
+from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.run import notifying
 from ddpctl_worker.run.lease import GUARDIAN, Lease
 from ddpctl_worker.run.stopper import Stopper, reap, run_to_end
 
@@ -31,7 +31,6 @@ LOOK_S = 1.0
 OVER_S = 1.0  # what a supervisor has to end the ranks when their lease is over; it takes a tenth of that
 PAUSE_S = 10.0  # at most, between two attempts to clean up
 RESTART_S = 5.0
-_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.run.cleanup import deputy; deputy()"
 
 
 class Tether:
@@ -205,7 +204,6 @@ class Deputy:
     def __init__(self, order: Dict[str, Any], tether: Tether, lease: Lease) -> None:
         self._order = {name: order.get(name) for name in ("top", "attempt", "cookie", "notify")}
         self._tether, self._lease = tether, lease
-        self._code_path: str = order["code_path"]
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._start_at: Optional[float] = None  # when one is to be started; None: none is missing
         self._started_at = -RESTART_S
@@ -232,16 +230,15 @@ class Deputy:
             self._start_at, self._trouble = None, ""
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        argv = [sys.executable, "-I", "-c", _CODE, self._code_path]
         lease = self._lease.for_heir()
         own = [lease[GUARDIAN]] if lease else []
-        child = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True, pass_fds=own)
-        child.returncode = 0  # the supervisor reaps every child itself
-        assert child.stdin is not None
+        deputy = subprocess.Popen(child.command(__name__), stdin=subprocess.PIPE, start_new_session=True, pass_fds=own)
+        deputy.returncode = 0  # the supervisor reaps every child itself
+        assert deputy.stdin is not None
         me = processes.identify(os.getpid())
-        self._tether.attach(child.stdin.fileno())  # kept open: its end tells the deputy that the supervisor is gone
+        self._tether.attach(deputy.stdin.fileno())  # kept open: its end tells the deputy that the supervisor is gone
         self._tether.tell(order=dict(self._order, lease=lease, supervisor=me.to_json() if me else None))
-        return child
+        return deputy
 
     def ended(self, pid: int) -> bool:
         """Whether ``pid``, just reaped, was the deputy: the number may be another process's from now on."""
@@ -255,7 +252,7 @@ class Deputy:
         return [self._process.pid] if self._process is not None else []
 
 
-def deputy() -> None:
+def main() -> None:
     """The deputy's process."""
     os.umask(0o077)
     processes.set_name("ddpctl-deputy")

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
 
-from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import EXITED, LINK_LOST, RENDEZVOUS_TIMEOUT, SILENCE, SUPERVISOR_LOST
 from ddpctl_worker.gang.base import Gang
-from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.run.ranks import Roster
-from ddpctl_worker.system import CLOCK, HostClock
+from ddpctl_worker.machine.system import CLOCK, HostClock
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.record.ranks import Roster
+from ddpctl_worker.wire.contract import EXITED, LINK_LOST, RENDEZVOUS_TIMEOUT, SILENCE, SUPERVISOR_LOST
 
 NAP_S = 10.0  # asked every second; a process that was not asked for that long was asleep
 LINGER_S = 20.0  # how long a launcher may stay after its last rank

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Callable, Optional
 
-from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import SUCCEEDED
 from ddpctl_worker.gang.base import Gang
 from ddpctl_worker.gang.council import VICTIMS_S
-from ddpctl_worker.outcome import Outcome
+from ddpctl_worker.machine.system import CLOCK, HostClock
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.run.findings import Findings
-from ddpctl_worker.system import CLOCK, HostClock
+from ddpctl_worker.wire.contract import SUCCEEDED
 
 VERDICT_S = 12.0  # how long a node that failed waits for the gang to agree on the cause
 

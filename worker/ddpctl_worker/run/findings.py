@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List, Optional
 
-from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import PLAIN
-from ddpctl_worker.notes import iso
-from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.output.drain import Drain
-from ddpctl_worker.output.lines import STDERR
+from ddpctl_worker.machine import cgroup
+from ddpctl_worker.machine.notes import iso
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record.lines import STDERR
+from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.record.ranks import Roster
 from ddpctl_worker.run import cause as causes
-from ddpctl_worker.run import cgroup
 from ddpctl_worker.run.cause import Failure
-from ddpctl_worker.run.ranks import Roster
+from ddpctl_worker.run.drain import Drain
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.rendezvous import given_up
+from ddpctl_worker.wire.contract import PLAIN
 
 LAUNCHER_S = 1.0  # how long a launcher may take to report a rank that has failed
 EARLY_S = 3.0  # how long victims wait for a culprit here, before a rank that ended early is suspected

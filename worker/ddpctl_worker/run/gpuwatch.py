@@ -10,15 +10,13 @@ import json
 import os
 import resource
 import signal
-import sys
 import time
 from threading import Thread
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from ddpctl_worker import notes, tool
-from ddpctl_worker.contract import SCHEMA
-from ddpctl_worker.output.averaged import Averaged
-from ddpctl_worker.run import processes
+from ddpctl_worker.machine import child, notes, processes, tool
+from ddpctl_worker.run.averaged import Averaged
+from ddpctl_worker.wire.contract import SCHEMA
 
 EVERY_S = 2.0  # from one reading to the next: the driver averages over the last second or less
 FIRST_S, MOST_S = 4.0, 30.0  # of reading, until the process says what it saw: short runs have a beginning as well
@@ -26,7 +24,6 @@ PATIENCE_S = 15.0  # for the process to start and to end
 SHARE = 0.004  # of a core: with a driver that makes it expensive, GPUs are read less often
 KEPT, LENGTH_S = 240, 10.0  # averages in the record, and the time that one stands for at first
 _SECONDS = "DDPCTL_READ_S"  # not in the command line: tool.py knows what hangs by its arguments
-_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.run.gpuwatch import main; main()"
 _MB = 1 << 20
 
 Seen = List[Dict[str, Any]]
@@ -35,8 +32,8 @@ Seen = List[Dict[str, Any]]
 class GpuWatch:
     """``save`` gets what belongs into the record."""
 
-    def __init__(self, run: str, code_path: str, save: Callable[[Dict[str, Any]], None]) -> None:
-        self._argv = [sys.executable, "-I", "-c", _CODE, code_path]
+    def __init__(self, run: str, save: Callable[[Dict[str, Any]], None]) -> None:
+        self._argv = child.command(__name__)
         self._save = save
         self._record = GpuRecord(run)
         self.newest: Seen = []  # every GPU as it was last; empty where that is not known
@@ -143,7 +140,7 @@ def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
 
 def main() -> None:
     """The process: read for $DDPCTL_READ_S seconds, print what was seen, and what that cost."""
-    from ddpctl_worker.top.gpus import Gpus  # the supervisor needs none of it
+    from ddpctl_worker.facts.gpus import Gpus  # the supervisor needs none of it
 
     processes.die_with_parent(signal.SIGKILL)
     seen = look(Gpus().read, float(os.environ[_SECONDS]))

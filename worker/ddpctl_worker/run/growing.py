@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Dict, Iterator, Optional, Tuple
 
-from ddpctl_worker.checkpoint.entries import FOLDER as MANIFESTS
+from ddpctl_worker.rules.entries import FOLDER as MANIFESTS
 
 MOST_FILES = 20_000  # that are looked at
 File = Tuple[str, int]  # path below the folder, and bytes

@@ -16,9 +16,9 @@ import socket
 import time
 from typing import Any, Dict, Optional
 
-from ddpctl_worker import notes
-from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.run import detached, notifying, processes
+from ddpctl_worker.machine import child, notes, processes
+from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.run import notifying
 from ddpctl_worker.run.cleanup import UP_S, Leftovers, TetherListener, clean_up, wait_until_gone
 from ddpctl_worker.run.lease import GUARDIAN, SUPERVISOR, Lease
 from ddpctl_worker.run.supervisor import Supervisor
@@ -31,21 +31,22 @@ def launch(order: Dict[str, Any]) -> Dict[str, Any]:
     """Start a detached guardian with ``order`` and wait for its word: {"refused": None or why}."""
     run, lease = order["run"], order.get("lease") or {}
     words = processes.guardian_words(run["run"], run["host"])
-    return detached.launch(__name__, order, words, [lease[one] for one in (SUPERVISOR, GUARDIAN) if one in lease])
+    return child.launch(__name__, order, words, [lease[one] for one in (SUPERVISOR, GUARDIAN) if one in lease])
 
 
-def main(reply: int) -> None:
+def main(reply_fd: str, *_: str) -> None:
     """The guardian's process: read the order, let the starter go, start the supervisor, wait for it."""
-    order = detached.read_order()
+    reply = int(reply_fd)
+    order = child.read_order()
     paths = RunPaths(order["top"], order.get("attempt"))
-    detached.detach(paths.debug_log)
+    child.detach(paths.debug_log)
     processes.set_name("ddpctl-guardian")
     processes.become_subreaper()
     me = processes.identify(os.getpid())
     assert me is not None
     ours, theirs = socket.socketpair()
-    child = os.fork()
-    if child == 0:
+    supervisor_pid = os.fork()
+    if supervisor_pid == 0:
         ours.close()
         _supervise(order, me, theirs.detach(), reply)
     theirs.close()
@@ -55,10 +56,10 @@ def main(reply: int) -> None:
     lease = Lease(order.get("lease"), GUARDIAN)
     patience = LEASED_END_S if order.get("lease") else END_S
     del order  # the secrets, but those that notifiers need
-    supervisor = processes.identify(child)
+    supervisor = processes.identify(supervisor_pid)
     listener = TetherListener(ours.fileno(), limit)
     detail = wait_until_gone(listener, supervisor, lambda: None, lease)
-    _wait_for(child, patience)
+    _wait_for(supervisor_pid, patience)
     clean_up(paths, Leftovers(cookie, (), [os.getpid()], supervisor, listener.words, lease.left()), detail)
     notifying.at_end(paths, notifiers)
 
@@ -90,16 +91,16 @@ def _supervise(order: Dict[str, Any], guardian: processes.ProcessId, guard: int,
         os._exit(code)
 
 
-def _wait_for(child: int, seconds: float) -> None:
-    """Collect ``child``, should it end soon: it may be stuck in a hung disk, and then what it left is ended without
-    waiting for that. Whatever else is collected meanwhile is nobody's."""
+def _wait_for(supervisor: int, seconds: float) -> None:
+    """Reap the supervisor if it ends soon. If it is stuck in a hung disk, the guardian does not wait: the job's
+    processes are ended first. Any other process that is reaped meanwhile is an orphan of the job."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return
-        if pid == child:
+        if pid == supervisor:
             return
         if pid == 0:
             time.sleep(0.02)

@@ -13,21 +13,19 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ddpctl_worker import fs, notes
-from ddpctl_worker.channel import WorkerError
-from ddpctl_worker.checkpoint.attempts import attempt_of
-from ddpctl_worker.checkpoint.entries import FOLDER
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.keeper import LOOK_S, SHARE, Keeper
-from ddpctl_worker.checkpoint.lag import Lag
 from ddpctl_worker.checkpoint.replicate import Replication, Servers
-from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.run import processes
-from ddpctl_worker.strangers import TALLY
+from ddpctl_worker.machine import child, fs, notes, processes
+from ddpctl_worker.machine.strangers import TALLY
+from ddpctl_worker.record.lag import Lag
+from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.rules.attempts import attempt_of
+from ddpctl_worker.rules.entries import FOLDER
+from ddpctl_worker.wire.channel import WorkerError
 
 LINGER_S = 3600.0  # at most, for the copies of what was written right before the end, with nobody waiting for them
 MEET_S = 5.0  # at the end of a run, for the hosts to hear where each of them serves
@@ -36,7 +34,6 @@ COARSE_S = 1.0  # a file's time may be that much before the clock's
 LAST_KILLED_S = 3.0  # the same after a kill: somebody waits for the proof
 ASKED = "asked"  # beside the manifests: it changes when ranks are asked to save
 GONE_S = 0.5  # how long the process may take to go, once it is killed
-_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.run.keeping import main; main()"
 
 
 class Keeping:
@@ -44,7 +41,6 @@ class Keeping:
 
     def __init__(self, order: Dict[str, Any]) -> None:
         self._order: Optional[Dict[str, Any]] = order.get("keeper")
-        self._code_path: str = order["code_path"]
         self._strangers = RunPaths(order["top"]).strangers("keeper")
         copying = (self._order or {}).get("copying") or {}
         self._others = len(copying.get("hosts") or ()) - 1  # who copy from each other
@@ -63,17 +59,18 @@ class Keeping:
         """Once, when the ranks are about to start. Without it a run has no manifests, and that is all."""
         if self._order is None:
             return
-        argv = [sys.executable, "-I", "-c", _CODE, self._code_path]
         try:
             pipe = subprocess.PIPE
-            child = subprocess.Popen(argv, stdin=pipe, stdout=pipe, start_new_session=True, close_fds=True)
+            keeper = subprocess.Popen(
+                child.command(__name__), stdin=pipe, stdout=pipe, start_new_session=True, close_fds=True
+            )
         except OSError as error:
             notes.note("nobody keeps the checkpoints: %s" % error)
             return
-        child.returncode = 0  # the supervisor reaps every child itself
-        assert child.stdout is not None
-        os.set_blocking(child.stdout.fileno(), False)
-        self._process = child
+        keeper.returncode = 0  # the supervisor reaps every child itself
+        assert keeper.stdout is not None
+        os.set_blocking(keeper.stdout.fileno(), False)
+        self._process = keeper
         self._say({**self._order, "since": self._since, "strangers": self._strangers})
         self._order.pop("copying", None)  # a secret
 

@@ -12,13 +12,13 @@ import signal
 import subprocess
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
-from ddpctl_worker import contract, fs, proc
-from ddpctl_worker.output.drain import Drain
-from ddpctl_worker.output.lines import STDERR, STDOUT
-from ddpctl_worker.paths import RunPaths, job_id
-from ddpctl_worker.run import cgroup, processes
-from ddpctl_worker.run.cgroup import ControlGroup
-from ddpctl_worker.run.record import attempt_of
+from ddpctl_worker.machine import cgroup, fs, proc, processes
+from ddpctl_worker.machine.cgroup import ControlGroup
+from ddpctl_worker.record.lines import STDERR, STDOUT
+from ddpctl_worker.record.paths import RunPaths, job_id
+from ddpctl_worker.record.record import attempt_of
+from ddpctl_worker.run.drain import Drain
+from ddpctl_worker.wire import contract
 
 PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031

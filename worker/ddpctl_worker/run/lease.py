@@ -11,7 +11,7 @@ import contextlib
 import os
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ddpctl_worker.notes import boottime
+from ddpctl_worker.machine.notes import boottime
 
 SUPERVISOR, GUARDIAN = "supervisor", "guardian"
 

@@ -19,9 +19,8 @@ import urllib.request
 from typing import Any, Dict, List, Optional, Tuple
 
 import ddpctl_worker
-from ddpctl_worker import fs, notes, proc
-from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.run import processes
+from ddpctl_worker.machine import fs, notes, proc, processes
+from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.run.cause import code_of
 from ddpctl_worker.run.launcher import BeforeExec
 from ddpctl_worker.run.notifying import variables

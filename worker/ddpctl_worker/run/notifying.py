@@ -7,14 +7,12 @@ is on record before it starts.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from typing import Any, Dict, Optional, Sequence
 
-import ddpctl_worker
-from ddpctl_worker import fs, notes
-from ddpctl_worker.contract import (
+from ddpctl_worker.machine import child, fs, notes
+from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.wire.contract import (
     ENV_HOST,
     ENV_JOB,
     ENV_RUN,
@@ -24,13 +22,11 @@ from ddpctl_worker.contract import (
     SCHEMA,
     SUPERVISOR_LOST,
 )
-from ddpctl_worker.paths import RunPaths
 
 DEADLINE_S = 30.0
 ENDED, RESTART, CUT_OFF = "ended", "restart", "cut_off"
 MAX_VALUE = 4000  # characters of a variable
 _GONE = (NODE_LOST, NODE_REBOOTED, SUPERVISOR_LOST)
-_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.run.notifier import main; main()"
 
 
 def speaker(hosts: Sequence[str], cause: Optional[Dict[str, Any]]) -> str:
@@ -103,16 +99,15 @@ def notify(
         OSError: it cannot be started.
     """
     order = dict(how, node=paths.node, message=message(run, event), seconds=seconds)
-    code = os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__)))
-    argv = [sys.executable, "-I", "-X", "utf8", "-c", _CODE, code]
-    child = subprocess.Popen(
+    argv = child.command("ddpctl_worker.run.notifier", options=("-X", "utf8"))
+    process = subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, close_fds=True, cwd="/"
     )
-    child.returncode = 0  # nobody waits for it here
-    assert child.stdin is not None
-    with child.stdin as pipe:  # secrets are in it, so neither a file nor the command line will do
+    process.returncode = 0  # nobody waits for it here
+    assert process.stdin is not None
+    with process.stdin as pipe:  # secrets are in it, so neither a file nor the command line will do
         pipe.write(json.dumps(order).encode("ascii"))
-    return child.pid
+    return process.pid
 
 
 def at_end(paths: RunPaths, how: Optional[Dict[str, Any]]) -> None:

@@ -8,9 +8,6 @@ import time
 from threading import Thread
 from typing import Any, Callable, Dict, Iterable, List, Optional
 
-from ddpctl_worker import notes
-from ddpctl_worker.clocks import Offset
-from ddpctl_worker.contract import SCHEMA
 from ddpctl_worker.doctor import dumps
 from ddpctl_worker.doctor.hosts import Gpus, HostFacts
 from ddpctl_worker.doctor.hung import Hung, timed_out
@@ -18,11 +15,14 @@ from ddpctl_worker.doctor.look import Looks, Subject, Tools
 from ddpctl_worker.doctor.service import fitting
 from ddpctl_worker.doctor.watch import RunWatch, shortened
 from ddpctl_worker.gang.base import Gang
-from ddpctl_worker.output.drain import Drain
-from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.run.desk import Desk
-from ddpctl_worker.run.ranks import Roster
+from ddpctl_worker.machine import notes
+from ddpctl_worker.machine.clocks import Offset
+from ddpctl_worker.machine.desk import Desk
+from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.record.ranks import Roster
+from ddpctl_worker.run.drain import Drain
 from ddpctl_worker.run.recorder import Recorder
+from ddpctl_worker.wire.contract import SCHEMA
 
 LAST_S = 0.5  # for the last look at ranks that are about to be stopped
 DUMPS_S = 5.0  # for torch's dumps, once all have ended

@@ -6,11 +6,11 @@ import itertools
 import random
 from typing import Any, Dict, Iterator, Set
 
-from ddpctl_worker import paths
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import NO_PORT, USUAL_PORTS
-from ddpctl_worker.net import listen, port_range
-from ddpctl_worker.run.status import unfinished
+from ddpctl_worker.machine.net import listen, port_range
+from ddpctl_worker.record import paths
+from ddpctl_worker.record.status import unfinished
+from ddpctl_worker.wire.channel import Channel, WorkerError
+from ddpctl_worker.wire.contract import NO_PORT, USUAL_PORTS
 
 
 def free_port(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:

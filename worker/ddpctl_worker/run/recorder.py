@@ -13,12 +13,12 @@ import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
-from ddpctl_worker import fs, notes
-from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import SUPERVISOR_LOST
-from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.run import record
+from ddpctl_worker.machine import fs, notes
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record import record
+from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.wire.contract import SUPERVISOR_LOST
 
 ANSWER_S = 2.0  # how long the supervisor waits for a look before it continues without
 NOTES = 1000  # lines for supervisor.log that may wait

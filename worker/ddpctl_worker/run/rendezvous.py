@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, NamedTuple, Optional
 
-from ddpctl_worker.contract import NODE_LOST, RENDEZVOUS_TIMEOUT
+from ddpctl_worker.wire.contract import NODE_LOST, RENDEZVOUS_TIMEOUT
 
 _STORE = re.compile(r"RendezvousConnectionError: .*C10d store", re.S)
 _TIMEOUT = re.compile(r"\bRendezvousTimeoutError\b")

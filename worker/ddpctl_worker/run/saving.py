@@ -11,11 +11,11 @@ import time
 from threading import Thread
 from typing import Any, Callable, Dict, Optional
 
-from ddpctl_worker import notes
 from ddpctl_worker.checkpoint.fresh import Fresh
 from ddpctl_worker.gang.base import Gang
+from ddpctl_worker.machine import notes
+from ddpctl_worker.record.ranks import Roster
 from ddpctl_worker.run import ask
-from ddpctl_worker.run.ranks import Roster
 
 SHUTDOWN_S = 60.0  # systemd gives a service 90 s; the stop comes after this
 LOOK_S = 0.5

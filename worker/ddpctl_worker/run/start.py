@@ -13,14 +13,24 @@ import shutil
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-import ddpctl_worker
-from ddpctl_worker import fs, notes, paths, proc
-from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.channel import Channel, WorkerError
 from ddpctl_worker.checkpoint import links
-from ddpctl_worker.checkpoint.attempts import AttemptId, begin
+from ddpctl_worker.checkpoint.fencing import begin
 from ddpctl_worker.checkpoint.starts import note_start
-from ddpctl_worker.contract import (
+from ddpctl_worker.doctor import dumps
+from ddpctl_worker.machine import child, fs, notes, proc, processes
+from ddpctl_worker.machine.tool import run as run_tool
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record import paths, record
+from ddpctl_worker.record.paths import RunPaths, job_id
+from ddpctl_worker.record.status import node_status, unfinished
+from ddpctl_worker.rules.attempts import AttemptId
+from ddpctl_worker.run import guardian, launcher
+from ddpctl_worker.run.outputs import make_output_folders
+from ddpctl_worker.store.remove import prune_later
+from ddpctl_worker.store.tools import program
+from ddpctl_worker.store.unpack import unpack
+from ddpctl_worker.wire.channel import Channel, WorkerError
+from ddpctl_worker.wire.contract import (
     BAD_REQUEST,
     CORRUPT,
     ENV_CHECKPOINT_DIR,
@@ -32,15 +42,6 @@ from ddpctl_worker.contract import (
     STARTING,
     TERMINAL,
 )
-from ddpctl_worker.doctor import dumps
-from ddpctl_worker.paths import RunPaths, job_id
-from ddpctl_worker.run import detached, guardian, launcher, processes, record
-from ddpctl_worker.run.outputs import make_output_folders
-from ddpctl_worker.run.status import node_status, unfinished
-from ddpctl_worker.store.remove import prune_later
-from ddpctl_worker.store.tools import program
-from ddpctl_worker.store.unpack import unpack
-from ddpctl_worker.tool import run as run_tool
 
 NAMES = ".names.lock"  # in base_dir: held by a start that may be the only one of its name
 OTHER_START_S = 60.0  # how long to wait for a start of the same run that is under way
@@ -73,7 +74,7 @@ def start(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     if run.get("restart"):
         order = {"request": request, "base": base, "top": found.top, "umask": channel.login_umask}
         words = ["ddpctl-agent", found.host, run["run"]]
-        said = detached.launch("ddpctl_worker.agent.agent", dict(order, code_path=code_path()), words)
+        said = child.launch("ddpctl_worker.agent.agent", order, words)
     else:
         said = guardian.launch(_order(request, base, found, secrets.token_hex(16), channel.login_umask))
     if said["refused"] is not None:
@@ -239,12 +240,7 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
         "notify": notifiers(request, cwd, umask),
         "keeper": keeper,
         "py_spy": _py_spy(request, base) if refused is None else None,
-        "code_path": code_path(),
     }
-
-
-def code_path() -> str:
-    return os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__)))
 
 
 def notifiers(request: Dict[str, Any], cwd: str, umask: int) -> Optional[Dict[str, Any]]:

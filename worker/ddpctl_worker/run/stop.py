@@ -14,16 +14,13 @@ import threading
 import time
 from typing import Any, Callable, Dict, Optional
 
-from ddpctl_worker import fs, notes
-from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import NO_SUCH_RUN, STOP_GRACE_S, STOPPING, TERMINAL
-from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.paths import RunPaths, base_of, checkpoint_dir, job_id, run_paths
-from ddpctl_worker.run import processes, record
-from ddpctl_worker.run.cgroup import of_record
-from ddpctl_worker.run.growing import GrowingFiles
-from ddpctl_worker.run.status import (
+from ddpctl_worker.machine import fs, notes, processes
+from ddpctl_worker.machine.cgroup import of_record
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record import record
+from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.record.paths import RunPaths, base_of, checkpoint_dir, job_id, run_paths
+from ddpctl_worker.record.status import (
     HERE,
     STALE_S,
     cut_off,
@@ -35,7 +32,10 @@ from ddpctl_worker.run.status import (
     watchers,
     whereabouts,
 )
+from ddpctl_worker.run.growing import GrowingFiles
 from ddpctl_worker.run.stopper import GIVE_UP_S, Stopper, run_to_end
+from ddpctl_worker.wire.channel import Channel, WorkerError
+from ddpctl_worker.wire.contract import NO_SUCH_RUN, STOP_GRACE_S, STOPPING, TERMINAL
 
 LOOK_S = 0.02
 TELL_S = 2.0  # how often a stop looks for files that grow, and whether another stop gives more time

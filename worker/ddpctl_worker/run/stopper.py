@@ -21,8 +21,8 @@ import signal
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from ddpctl_worker.proc import Stat, boot_id, command_line
-from ddpctl_worker.run.processes import ProcessId, Proof, send
+from ddpctl_worker.machine.proc import Stat, boot_id, command_line
+from ddpctl_worker.machine.processes import ProcessId, Proof, send
 
 Find = Callable[[], Dict[int, Stat]]
 

@@ -13,9 +13,29 @@ import time
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 
-from ddpctl_worker import notes, proc, tool
-from ddpctl_worker import outcome as outcomes
-from ddpctl_worker.contract import (
+from ddpctl_worker.gang import join
+from ddpctl_worker.machine import notes, proc, processes, tool
+from ddpctl_worker.machine.strangers import TALLY
+from ddpctl_worker.machine.wakeup import SHUTDOWN, STOP, Wakeup
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record import record
+from ddpctl_worker.record.logs import Writer
+from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.record.ranks import Roster
+from ddpctl_worker.run import cause as causes
+from ddpctl_worker.run.cleanup import Deputy, Tether
+from ddpctl_worker.run.deadlines import Deadlines
+from ddpctl_worker.run.drain import Drain
+from ddpctl_worker.run.ending import Ending
+from ddpctl_worker.run.findings import Findings
+from ddpctl_worker.run.keeping import LAST_KILLED_S, LAST_S, Keeping
+from ddpctl_worker.run.launcher import Launching, way_in_stands
+from ddpctl_worker.run.lease import SUPERVISOR, Lease
+from ddpctl_worker.run.recorder import Look, Recorder
+from ddpctl_worker.run.saving import Saving
+from ddpctl_worker.run.stopper import TICK_S, Ranks, Stopper, reap
+from ddpctl_worker.wire.contract import (
     ENV_CHECKPOINT_DIR,
     EXITED,
     FAILED,
@@ -30,26 +50,6 @@ from ddpctl_worker.contract import (
     STOPPING,
     SUCCEEDED,
 )
-from ddpctl_worker.gang import join
-from ddpctl_worker.outcome import Outcome
-from ddpctl_worker.output.drain import Drain
-from ddpctl_worker.output.logs import Writer
-from ddpctl_worker.paths import RunPaths
-from ddpctl_worker.run import cause as causes
-from ddpctl_worker.run import processes, record
-from ddpctl_worker.run.cleanup import Deputy, Tether
-from ddpctl_worker.run.deadlines import Deadlines
-from ddpctl_worker.run.ending import Ending
-from ddpctl_worker.run.findings import Findings
-from ddpctl_worker.run.keeping import LAST_KILLED_S, LAST_S, Keeping
-from ddpctl_worker.run.launcher import Launching, way_in_stands
-from ddpctl_worker.run.lease import SUPERVISOR, Lease
-from ddpctl_worker.run.ranks import Roster
-from ddpctl_worker.run.recorder import Look, Recorder
-from ddpctl_worker.run.saving import Saving
-from ddpctl_worker.run.stopper import TICK_S, Ranks, Stopper, reap
-from ddpctl_worker.strangers import TALLY
-from ddpctl_worker.wakeup import SHUTDOWN, STOP, Wakeup
 
 if TYPE_CHECKING:
     from ddpctl_worker.run.observer import Observer
@@ -271,7 +271,7 @@ class Supervisor:
         try:
             from ddpctl_worker.run.gpuwatch import GpuWatch
 
-            gpus = GpuWatch(self.run["run"], self.order["code_path"], self._save_gpus)
+            gpus = GpuWatch(self.run["run"], self._save_gpus)
             gpus.start()
             if not self.run.get("doctor"):
                 return

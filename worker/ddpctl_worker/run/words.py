@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from ddpctl_worker.contract import VICTIM_WORDS
+from ddpctl_worker.wire.contract import VICTIM_WORDS
 
 MAX_TRACEBACK = 16 << 10
 NOTICE_LINES = 15

@@ -16,9 +16,9 @@ import re
 import stat
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from ddpctl_worker import fs, paths
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, NO_SPACE, UNSAFE_PATH
+from ddpctl_worker.machine import fs
+from ddpctl_worker.wire.channel import Channel, WorkerError
+from ddpctl_worker.wire.contract import BAD_REQUEST, CORRUPT, NO_SPACE, UNSAFE_PATH
 
 RESERVE = 16 << 20  # bytes left free, so that records and logs of running jobs still find room
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
@@ -230,7 +230,7 @@ def _create(folder: str, sha256: str) -> Tuple[str, int]:
 
 def _adopt(folder: str, sha256: str, size: int) -> Optional[Tuple[str, int]]:
     """The longest part that nobody is writing, locked for us."""
-    for path in _parts(folder, sha256):
+    for path in unfinished(folder, sha256):
         try:
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -254,7 +254,7 @@ def _is_ours(fd: int, path: str, size: int) -> bool:
     return (now.st_dev, now.st_ino) == (info.st_dev, info.st_ino) and os.fstat(fd).st_size <= size
 
 
-def _parts(folder: str, sha256: str) -> List[str]:
+def unfinished(folder: str, sha256: str) -> List[str]:
     """Paths of the parts of a blob, longest first."""
     found = []
     for path in glob.glob(os.path.join(glob.escape(folder), sha256 + ".*.part")):
@@ -284,39 +284,6 @@ def _no_space(error: OSError, folder: str) -> WorkerError:
 
 
 # --- verbs -----------------------------------------------------------------------------------------------------------
-def store_has(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """``{"hashes": [...], "verify": bool}`` -> ``{"have", "sizes": {hash: bytes}, "partial": {hash: bytes}, "free"}``.
-
-    With ``verify`` each blob is read again, and one that rotted on the disk is removed and not in ``have``. With a
-    ``job_id`` the answer has the ``checkpoints`` of that job too, in short (``listing.summary``), who started the last
-    runs of it here (``starts``), and the number of its newest start (``serial``).
-    """
-    base_dir = request["base_dir"]
-    folder = fs.own_folder(base_dir, "store")
-    sizes: Dict[str, int] = {}
-    partial: Dict[str, int] = {}
-    for sha256 in request["hashes"]:
-        size = blob_size(base_dir, sha256)
-        if size is not None and not (request.get("verify") and discard_if_corrupt(base_dir, sha256)):
-            sizes[sha256] = size
-            continue
-        parts = _parts(folder, sha256)
-        if parts:
-            partial[sha256] = os.lstat(parts[0]).st_size
-    info = os.statvfs(folder)
-    found = {"have": list(sizes), "sizes": sizes, "partial": partial, "free": info.f_bavail * info.f_frsize}
-    if request.get("job_id"):
-        from ddpctl_worker.checkpoint.jobfolder import JobFolder
-        from ddpctl_worker.checkpoint.listing import last_serial, summary
-        from ddpctl_worker.checkpoint.starts import starts_in
-
-        base, host, job = paths.base_of(request), request["host"], request["job_id"]
-        found["checkpoints"] = summary(base, job)
-        found["starts"] = starts_in(JobFolder(base, job, host).of(host))
-        found["serial"] = last_serial(base, job)
-    return found
-
-
 def store_get(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"hash"}`` -> the blob in frames ``{"chunk": true}``, then ``{}``.
 

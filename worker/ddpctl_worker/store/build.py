@@ -15,14 +15,14 @@ import tempfile
 import zipfile
 from typing import Any, Dict, List, Optional
 
-from ddpctl_worker import fs
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import BUILD, CORRUPT, INSTALL
+from ddpctl_worker.machine import fs
 from ddpctl_worker.store.blobs import blob_path, discard_if_corrupt
 from ddpctl_worker.store.install import Damaged, fill
 from ddpctl_worker.store.tools import program
 from ddpctl_worker.store.unpack import unpack
 from ddpctl_worker.store.uv import Uv, UvFailed, place_wheels, run_watched
+from ddpctl_worker.wire.channel import Channel, WorkerError
+from ddpctl_worker.wire.contract import BUILD, CORRUPT, INSTALL
 
 BUILD_S = 3500.0
 PIECE = 1 << 20

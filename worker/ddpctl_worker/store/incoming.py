@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpctl_worker.channel import WorkerError
-from ddpctl_worker.fs import own_folder
+from ddpctl_worker.machine.fs import own_folder
 from ddpctl_worker.store.blobs import Part, blob_size, open_blob, require_space
+from ddpctl_worker.wire.channel import WorkerError
 
 
 class IncomingFile:

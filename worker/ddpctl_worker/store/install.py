@@ -16,12 +16,12 @@ import sys
 import time
 from typing import Any, Dict, Iterator, List, Optional
 
-from ddpctl_worker import fs
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, IMPORT, INSTALL
+from ddpctl_worker.machine import fs
 from ddpctl_worker.store.blobs import discard_if_corrupt, require_space
 from ddpctl_worker.store.tools import program
 from ddpctl_worker.store.uv import Uv, UvFailed, place_wheels, run_watched, unpacked_size
+from ddpctl_worker.wire.channel import Channel, WorkerError
+from ddpctl_worker.wire.contract import BAD_REQUEST, CORRUPT, IMPORT, INSTALL
 
 MARKER = "ddpctl.json"
 INSTALL_S = 900.0

@@ -10,10 +10,10 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import CORRUPT, INTERRUPTED
 from ddpctl_worker.store.incoming import Incoming, IncomingFile
 from ddpctl_worker.store.relay import ChunkReader, PeerGone, connect, send_line
+from ddpctl_worker.wire.channel import Channel, WorkerError
+from ddpctl_worker.wire.contract import CORRUPT, INTERRUPTED
 
 STARVED_S = 40.0  # no byte for this long, though the peer lives: try elsewhere (longer than a dead SSH link is noticed)
 LOOK_S = 3.0  # how often we look whether somebody further up has much more

@@ -18,11 +18,11 @@ import tempfile
 import time
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
-from ddpctl_worker.acceptor import BACKLOG, Acceptor, Session
-from ddpctl_worker.channel import WorkerError
-from ddpctl_worker.contract import NO_PORT
-from ddpctl_worker.net import listen
+from ddpctl_worker.machine.acceptor import BACKLOG, Acceptor, Session
+from ddpctl_worker.machine.net import listen
 from ddpctl_worker.store.incoming import Incoming, IncomingFile
+from ddpctl_worker.wire.channel import WorkerError
+from ddpctl_worker.wire.contract import NO_PORT
 
 HEADER = struct.Struct(">IQ")
 GONE = 0xFFFFFFFF

@@ -9,20 +9,13 @@ import contextlib
 import os
 import secrets
 import subprocess
-import sys
 from typing import Any, Dict, List, Set, Tuple
 
-import ddpctl_worker
-from ddpctl_worker import fs, notes
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import LIVE, OS_ERROR, TERMINAL
-from ddpctl_worker.paths import RunPaths, base_of, job_id, known_runs, run_paths
-from ddpctl_worker.run.status import HERE, holders, node_status, refuse_elsewhere, remains, whereabouts
-
-_CODE = (
-    "import os, sys; os.nice(19); sys.path.insert(0, sys.argv[1]); from ddpctl_worker.store.remove import prune; "
-    "prune(*sys.argv[2:5], int(sys.argv[5]))"
-)
+from ddpctl_worker.machine import child, fs, notes
+from ddpctl_worker.record.paths import RunPaths, base_of, job_id, known_runs, run_paths
+from ddpctl_worker.record.status import HERE, holders, node_status, refuse_elsewhere, remains, whereabouts
+from ddpctl_worker.wire.channel import Channel, WorkerError
+from ddpctl_worker.wire.contract import LIVE, OS_ERROR, TERMINAL
 
 
 def remove(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
@@ -96,14 +89,19 @@ def _take_part(paths: RunPaths) -> bool:
 def prune_later(base: str, run: Dict[str, Any], log: str) -> None:
     """Have ``prune`` done by a process of its own, so that nobody waits for it; what goes wrong is in ``log``. The run
     has begun, and never fails for want of this."""
-    code = os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__)))
-    argv = [sys.executable, "-I", "-c", _CODE, code, base, run["host"], job_id(run), str(run["keep_runs"])]
+    argv = child.command(__name__, base, run["host"], job_id(run), str(run["keep_runs"]))
     null = subprocess.DEVNULL
     try:
         with open(log, "ab") as told:
             subprocess.Popen(argv, stdin=null, stdout=null, stderr=told, start_new_session=True, cwd="/")
     except OSError as error:
         notes.note("old runs of %s stay: %s" % (run["job"], error))
+
+
+def main(base: str, host: str, job: str, keep: str) -> None:
+    """The process that ``prune_later`` starts."""
+    os.nice(19)
+    prune(base, host, job, int(keep))
 
 
 def prune(base: str, host: str, job: str, keep: int) -> None:

@@ -18,13 +18,13 @@ import json
 import threading
 from typing import Any, Dict, List, Optional
 
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import BAD_REQUEST
-from ddpctl_worker.fs import own_folder
-from ddpctl_worker.net import addresses, ssh_address
+from ddpctl_worker.machine.fs import own_folder
+from ddpctl_worker.machine.net import addresses, ssh_address
 from ddpctl_worker.store.incoming import Incoming
 from ddpctl_worker.store.pull import Peer, Pieces, Puller
 from ddpctl_worker.store.relay import Relay, context
+from ddpctl_worker.wire.channel import Channel, WorkerError
+from ddpctl_worker.wire.contract import BAD_REQUEST
 
 PROGRESS_S = 0.5
 MAX_PIECE = 4 << 20

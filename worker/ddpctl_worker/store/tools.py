@@ -7,10 +7,10 @@ import os
 import shutil
 from typing import IO, Any, Dict
 
-from ddpctl_worker.channel import WorkerError
-from ddpctl_worker.contract import BAD_REQUEST, CORRUPT
-from ddpctl_worker.fs import own_folder
+from ddpctl_worker.machine.fs import own_folder
 from ddpctl_worker.store.blobs import discard_if_corrupt, open_blob
+from ddpctl_worker.wire.channel import WorkerError
+from ddpctl_worker.wire.contract import BAD_REQUEST, CORRUPT
 
 _AGAIN = "run the same command again"
 

@@ -7,8 +7,8 @@ import shutil
 import tarfile
 from typing import IO, List
 
-from ddpctl_worker.channel import WorkerError
-from ddpctl_worker.contract import CORRUPT
+from ddpctl_worker.wire.channel import WorkerError
+from ddpctl_worker.wire.contract import CORRUPT
 
 
 def unpack(archive: str, folder: str) -> None:

@@ -12,10 +12,10 @@ import time
 import zipfile
 from typing import Dict, List, Optional, Set
 
-from ddpctl_worker.channel import Channel, WorkerError
-from ddpctl_worker.contract import BAD_REQUEST, CORRUPT, INTERRUPTED, TIMEOUT
-from ddpctl_worker.fs import own_folder
+from ddpctl_worker.machine.fs import own_folder
 from ddpctl_worker.store.blobs import blob_path, blob_size
+from ddpctl_worker.wire.channel import Channel, WorkerError
+from ddpctl_worker.wire.contract import BAD_REQUEST, CORRUPT, INTERRUPTED, TIMEOUT
 
 OUTPUT = 3500  # characters of what a program said that are worth sending
 _WHEEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*\.whl\Z")

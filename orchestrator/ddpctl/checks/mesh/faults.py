@@ -11,7 +11,7 @@ from ddpctl.checks.firewall import BlockingRule, Packet
 from ddpctl.checks.mesh import interface_of
 from ddpctl.spec.fold import by
 from ddpctl.spec.mesh import OK, Dial, Mesh
-from ddpctl_worker.contract import DROPPED, ERROR, NO_ROUTE, REFUSED, REJECTED
+from ddpctl_worker.wire.contract import DROPPED, ERROR, NO_ROUTE, REFUSED, REJECTED
 
 SOURCE_PORT = 45000  # stands for any port that a dialer's kernel picks
 FILTERED = frozenset({REFUSED, REJECTED, DROPPED})  # what a firewall can do to a connection

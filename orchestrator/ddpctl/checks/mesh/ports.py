@@ -18,7 +18,7 @@ from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
 from ddpctl.spec.mesh import Dial, Mesh
 from ddpctl.spec.ranges import fold
-from ddpctl_worker.contract import DROPPED, ERROR, REFUSED, REJECTED, USUAL_PORTS
+from ddpctl_worker.wire.contract import DROPPED, ERROR, REFUSED, REJECTED, USUAL_PORTS
 
 HOW = {
     DROPPED: "nothing comes back (dropped)",

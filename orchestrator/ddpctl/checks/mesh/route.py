@@ -11,7 +11,7 @@ from ddpctl.checks.mesh.faults import wrong_address
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import by, by_culprit
 from ddpctl.spec.mesh import Dial, Mesh, Pair
-from ddpctl_worker.contract import CLOSED, FOREIGN, NO_ROUTE, SILENT, WRONG_HOST
+from ddpctl_worker.wire.contract import CLOSED, FOREIGN, NO_ROUTE, SILENT, WRONG_HOST
 
 IMPOSTORS = {WRONG_HOST, FOREIGN, SILENT, CLOSED}
 

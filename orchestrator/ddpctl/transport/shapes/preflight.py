@@ -38,7 +38,7 @@ from ddpctl.transport.shapes.words import (
     first_fault,
     one_of,
 )
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 
 def _interface(value: AddressDict) -> AddressDict:

@@ -27,7 +27,7 @@ from ddpctl.transport.shapes.words import (
     asked,
     own_name,
 )
-from ddpctl_worker.contract import begins
+from ddpctl_worker.wire.contract import begins
 
 
 def _this_run(value: str, info: ValidationInfo) -> str:

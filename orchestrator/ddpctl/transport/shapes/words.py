@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, InstanceOf, TypeAdapter, ValidationE
 
 from ddpctl.spec.values import NAME_PATTERN
 from ddpctl.transport.limits import DEPTH
-from ddpctl_worker import contract
+from ddpctl_worker.wire import contract
 
 _MOST = 1 << 63
 _ACTIVE = (contract.PENDING, contract.STARTING, contract.RUNNING, contract.STOPPING)

@@ -1,0 +1,485 @@
+"""The supervisor's doctor: a hub and a member in one process, which watch real small processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpctl_worker.doctor import look, watch
+from ddpctl_worker.doctor.hosts import HostFacts
+from ddpctl_worker.doctor.look import Subject, Tools
+from ddpctl_worker.doctor.steps import GROUPS, KEPT, Collectives
+from ddpctl_worker.doctor.watch import MOST_WAITING, REPEAT_S, RunWatch, Unjudged, brief, shortened
+from ddpctl_worker.gang.base import MAX_WORD
+from ddpctl_worker.machine.clocks import Offset
+from ddpctl_worker.rules import verdict
+from ddpctl_worker.rules.flight import Entry
+from tests.worker.handclock import HandClock
+from tests.worker.looks import LOOP, group
+from tests.worker.looks import look as a_look
+
+pytestmark = pytest.mark.slow
+STALL = 0.5
+HOSTS = ["node0", "node1"]
+
+
+class Records:
+    """The flight records of ranks: instead of torch's server in each of them."""
+
+    def __init__(self) -> None:
+        self.made: dict[int, tuple[int, bool]] = {}  # pid -> collectives, and whether the last one is done
+
+    def of(self, folder: str, pid: int, seconds: float = 0.0) -> list[Entry] | None:
+        if pid not in self.made:
+            return None
+        count, done = self.made[pid]
+        now = time.time()
+        return [
+            Entry("0", seq, "all_reduce", 4, done or seq < count, now - 60.0 if seq == count else now - 90.0 + seq, "")
+            for seq in range(1, count + 1)
+        ]
+
+
+class Node:
+    """A watch with one rank, and what it said and saved."""
+
+    def __init__(self, host: str, rank: int, pid: int) -> None:
+        self.host, self.rank, self.pid = host, rank, pid
+        self.said: list[dict[str, Any]] = []
+        self.saved: list[dict[str, Any]] = []
+        self.to: list[Node] = []  # who hears what it says
+        self.subjects = [Subject(rank, 0, pid)]
+        self.gone: list[dict[str, Any]] = []
+        tools = Tools("/nonexistent", None)
+        self.watch = RunWatch(
+            host,
+            HOSTS,
+            STALL,
+            tools,
+            lambda: self.subjects,
+            lambda: self.gone,
+            dict,
+            self.say,
+            self.saved.append,
+            lambda host: Offset(0.0, 0.0),
+            HostFacts(),
+        )
+
+    def say(self, message: dict[str, Any]) -> None:
+        self.said.append(message)
+        for other in self.to:
+            other.watch.hear(self.host, message)
+
+
+@pytest.fixture
+def records(monkeypatch: pytest.MonkeyPatch) -> Records:
+    """Everything in a hurry."""
+    made = Records()
+    monkeypatch.setattr(look, "record_of", made.of)
+    monkeypatch.setattr(watch, "GLANCE_S", 0.1)
+    monkeypatch.setattr(watch, "PATIENCE_S", 1.5)
+    monkeypatch.setattr("ddpctl_worker.doctor.stall.AGAIN_S", 0.2)
+    return made
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    made: list[str] = []
+    monkeypatch.setattr(watch, "note", made.append)
+    return made
+
+
+@pytest.fixture
+def nodes(records: Records) -> Iterator[list[Node]]:
+    processes = [subprocess.Popen(["sleep", "300"]) for _ in HOSTS]
+    made = [Node(host, rank, processes[rank].pid) for rank, host in enumerate(HOSTS)]
+    made[0].to, made[1].to = [made[1]], [made[0]]
+    try:
+        yield made
+    finally:
+        for node in made:
+            node.watch.stop()
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def until(holds: Callable[[], Any], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def begin(records: Records, nodes: list[Node]) -> None:
+    """Both ranks have done their first steps; then rank 1 does not come to the next collective."""
+    for node in nodes:
+        records.made[node.pid] = (3, True)
+        node.watch.start()
+    until(lambda: nodes[0].watch._stall._moved is not None)
+    records.made[nodes[0].pid] = (4, False)
+
+
+def test_a_stall_is_told_once_and_cleared_when_the_run_moves(
+    records: Records, nodes: list[Node], notes: list[str]
+) -> None:
+    hub, member = nodes
+    begin(records, nodes)
+    until(lambda: hub.watch.diagnosis and member.watch.diagnosis)
+    for node in nodes:
+        assert node.watch.diagnosis is not None
+        assert node.watch.diagnosis["suspects"] == [{"host": "node1", "rank": 1}]
+        assert node.watch.diagnosis["stuck"]
+    first = hub.saved[-1]["diagnosis"]["time"]
+    count = len(hub.saved)
+    until(lambda: len(hub.saved) > count + 1)  # looked at again, and again
+    assert [note.partition(":")[0] for note in notes].count("doctor") == 2  # once by each node
+    assert hub.saved[-1]["diagnosis"]["time"] == first
+    records.made.update({node.pid: (5, True) for node in nodes})
+    until(lambda: hub.watch.diagnosis is None and member.watch.diagnosis is None)
+    assert hub.saved[-1]["diagnosis"]["over"]
+    assert notes[2:] == ["doctor: the run moves again"] * 2
+
+
+class Verdicts:
+    """In place of the judgement of looks."""
+
+    def __init__(self) -> None:
+        self.stuck, self.count = True, 0
+
+    def diagnose(self, looks: list[Any], **_: Any) -> verdict.Diagnosis:
+        self.count += 1
+        return verdict.Diagnosis("rank 1 is at x.py:1", self.stuck, [{"host": "node1", "rank": 1}], [], [], [], 0.0)
+
+
+def test_without_a_record_a_look_that_finds_nothing_withdraws_the_diagnosis(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its time is that of the first look; the ranks sleep all the time."""
+    made = Verdicts()
+    monkeypatch.setattr(verdict, "diagnose", made.diagnose)
+    hub, member = nodes
+    for node in nodes:
+        node.watch.start()
+    until(lambda: made.count >= 3)
+    told = [one["diagnosis"] for one in hub.saved]
+    assert len({(one["since"], one["time"]) for one in told}) == 1
+    stood = datetime.fromisoformat(told[0]["time"]) - datetime.fromisoformat(told[0]["since"])
+    assert STALL <= stood.total_seconds() < 60.0
+    made.stuck = False
+    until(lambda: hub.watch.diagnosis is None and member.watch.diagnosis is None)
+    assert hub.saved[-1]["diagnosis"]["over"]
+
+
+def test_what_the_nodes_say_to_each_other(records: Records, nodes: list[Node]) -> None:
+    begin(records, nodes)
+    until(lambda: nodes[1].watch.diagnosis)
+    assert {one["what"] for one in nodes[0].said} == {"look", "report"}
+    assert {one["what"] for one in nodes[1].said} == {"glance", "looked"}
+    first = next(one for one in nodes[1].said if one["what"] == "looked")
+    assert (first["round"], first["look"]["rank"], first["look"]["host"]) == (1, 1, "node1")
+
+
+def test_a_member_that_never_answers_is_absent(
+    records: Records, nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, member = nodes
+    member.to = []
+    begin(records, nodes)
+    member.to = [hub]  # its glances come, and no look of it
+
+    def late() -> list[dict[str, Any]]:
+        time.sleep(3.0)
+        return []
+
+    monkeypatch.setattr(member.watch, "look", late)
+    until(lambda: hub.watch.diagnosis)
+    assert hub.watch.diagnosis is not None
+    assert hub.watch.diagnosis["missing"][0] == "node1 did not answer"
+    assert hub.watch.diagnosis["suspects"] == []
+    assert "node1 did not answer" in hub.watch.diagnosis["verdict"]
+
+
+def test_a_rank_that_is_gone_has_ended_and_its_host_is_not_absent(records: Records, nodes: list[Node]) -> None:
+    hub, member = nodes
+    begin(records, nodes)
+    until(lambda: 1 in hub.watch._host_of)
+    member.subjects, gone = [], member.subjects[0]
+    member.gone = [dict(gone._asdict(), state="ended", ended_s=9.0)]
+    until(lambda: hub.watch.diagnosis)
+    assert 1 not in hub.watch._stall._ranks
+    assert hub.watch.diagnosis is not None
+    assert hub.watch.diagnosis["suspects"] == [{"host": "node1", "rank": 1}]
+    assert hub.watch.diagnosis["verdict"].endswith("rank 1 on node1 has ended")
+    assert not any("did not answer" in text for text in hub.watch.diagnosis["missing"])
+
+
+class Speed:
+    """In place of the judgement of speed: what it was fed, and what it says."""
+
+    def __init__(self) -> None:
+        self.fed: list[dict[int, Any]] = []
+        self.slow: list[dict[str, Any]] = []
+
+    def feed(self, reports: dict[int, Any], errors: dict[int, float]) -> list[dict[str, Any]]:
+        self.fed.append(reports)
+        return [dict(one) for one in self.slow]
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_speed_is_judged_once_every_host_has_said_what_is_new(
+    records: Records, nodes: list[Node], monkeypatch: pytest.MonkeyPatch, heard: bool
+) -> None:
+    monkeypatch.setattr(watch, "GLANCE_S", 1.0)
+    hub, member = nodes
+    hub.watch._slow = speed = Speed()  # type: ignore[assignment]
+    for node in nodes:
+        records.made[node.pid] = (3, True)
+    if not heard:
+        member.to = []
+        records.made[hub.pid] = (KEPT, True)  # more collectives than are kept for a rank that says nothing
+    hub.watch.start()
+    time.sleep(0.3)
+    member.watch.start()
+    until(lambda: speed.fed)
+    assert set(speed.fed[0]) == ({0, 1} if heard else {0})
+
+
+def test_nobody_is_slow_any_more_once_the_ranks_are_started_again(records: Records, nodes: list[Node]) -> None:
+    hub = nodes[0]
+    slow = [{"host": "node1", "rank": 1, "lag_ms": 20.0, "last_share": 0.9, "why": []}]
+    glance = {"cpu": 80.0, "bytes": 0.0, "place": ["0", 900, 0], "pending": None, "new": {"0": [(900, 1.0)]}}
+    old = [{"0": {**glance, "pid": 10}}, {"1": {**glance, "pid": 11}}]
+    new = [{"0": {**glance, "pid": 12}}, {"1": {**glance, "pid": 13}}]
+    for node, ranks in zip(nodes, old, strict=True):
+        hub.watch._feed(node.host, ranks)
+    hub.watch._tell(None, slow)
+    before = hub.watch._slow
+    hub.watch._feed("node0", old[0])
+    assert (hub.watch.slow, hub.watch._slow) == (slow, before)
+    hub.watch._feed("node0", new[0])
+    hub.watch._feed("node1", old[1])  # a glance from before the restart, that comes late
+    hub.watch._feed("node1", new[1])
+    assert hub.watch._slow is not before
+    assert set(hub.watch._unjudged.ranks) == {1}
+    assert hub.watch.slow == []
+    assert hub.saved[-1]["slow"] == hub.said[-1]["slow"] == []
+
+
+def test_the_figures_of_a_slow_rank_stay_up_to_date(nodes: list[Node]) -> None:
+    hub = nodes[0]
+    hub.watch._slow = speed = Speed()  # type: ignore[assignment]
+    hub.watch._host_of, hub.watch._all_counted = {1: "node1"}, True
+
+    def told(now: float, lag_ms: float, busy: float) -> list[Any]:
+        speed.slow = [{"rank": 1, "lag_ms": lag_ms, "last_share": 0.9}]
+        hub.watch._facts_of = {"node0": {"busy": 20.0}, "node1": {"busy": busy}}
+        hub.saved.clear()
+        hub.watch._judge_speed(now)
+        return [(one["slow"][0]["lag_ms"], bool(one["slow"][0]["why"])) for one in hub.saved]
+
+    assert told(1000.0, 20.0, 20.0) == [(20.0, False)]
+    assert told(1005.0, 80.0, 98.0) == []  # not so soon
+    assert told(1061.0, 24.0, 20.0) == []  # much as before
+    assert told(1066.0, 26.0, 20.0) == [(26.0, False)]
+    assert told(1127.0, 26.0, 98.0) == [(26.0, True)]
+    speed.slow = []
+    hub.watch._judge_speed(1130.0)
+    assert hub.saved[-1]["slow"] == []
+
+
+def test_the_glances_of_many_ranks_fit_the_wire_and_are_taken_as_one(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, member = nodes
+    new = {"0": [(1 << 61, 1_800_000_000.123456)] * KEPT}
+    glance = {"pid": 1, "place": ["0", 1 << 61, 300], "pending": None, "cpu": 100.0, "bytes": 1e9, "new": new}
+    monkeypatch.setattr(member.watch, "_at", lambda one, now: dict(glance))
+    taken: list[Any] = []
+    monkeypatch.setattr(hub.watch, "_feed", lambda host, ranks: taken.append(set(ranks)))
+    for count in (100, 8, 0):
+        member.subjects = [Subject(rank, rank, 1) for rank in range(count)]
+        member.watch._glance(1000.0)
+        assert taken == []
+        for one in member.said:
+            assert len(json.dumps(one)) < MAX_WORD / 2
+            hub.watch._take("node1", one)
+        assert taken == [{str(rank) for rank in range(count)}]
+        taken.clear()
+        member.said.clear()
+
+
+def test_a_diagnosis_of_many_ranks_fits_the_wire() -> None:
+    ranks = range(4096)
+    missing = [f"rank {rank}: no stack: {'x' * 250}" for rank in ranks]
+    groups = [{"ranks": [rank], "where": f"somewhere.py:{rank} in a_function_with_a_name"} for rank in ranks]
+    suspects = [{"host": f"node{rank}", "rank": rank} for rank in ranks]
+    made = brief(verdict.Diagnosis("", True, suspects, groups, [], missing, 1.0).to_json())
+    assert len(json.dumps(made)) < MAX_WORD / 2
+    assert made["missing"][-1] == "and 3996 more"
+    assert brief(made | {"missing": missing[:3]})["missing"] == missing[:3]
+
+
+def test_a_member_that_missed_a_report_hears_it_again(nodes: list[Node]) -> None:
+    hub, member = nodes
+    clock = hub.watch._clock = member.watch._clock = HandClock()
+    slow = [{"host": "node1", "rank": 1, "lag_ms": 20.0, "last_share": 0.9, "why": []}]
+
+    def exchange() -> None:
+        """A glance of the member's, and what both have to hear."""
+        member.watch._glance(clock.now())
+        for node in (hub, member):
+            while node.watch._inbox:
+                node.watch._take(*node.watch._inbox.popleft())
+
+    exchange()
+    assert hub.said == []  # there was no report yet
+    hub.watch._tell(None, slow)
+    exchange()
+    assert member.watch.slow == slow
+    hub.to = []  # no connection
+    clock.sleep(0.01)  # reports are told apart by their milliseconds
+    hub.watch._tell(None, [])
+    clock.sleep(REPEAT_S + 1.0)
+    hub.to = [member]
+    exchange()
+    assert member.watch.slow == []
+    assert member.saved[-1] == hub.saved[-1]
+    said = len(hub.said)
+    clock.sleep(REPEAT_S + 1.0)
+    exchange()
+    assert len(hub.said) == said
+
+
+def test_a_report_is_not_repeated_at_once(nodes: list[Node]) -> None:
+    """Glances that are older than the report come just after it."""
+    hub = nodes[0]
+    hub.watch._tell(None, [])
+    for _ in range(10):
+        hub.watch._take("node1", {"what": "glance", "ranks": {}, "reported": None})
+    assert len(hub.said) == 1
+
+
+REPORTS = st.lists(
+    st.dictionaries(st.integers(0, 2), st.dictionaries(st.sampled_from("01"), st.integers(1, 400), min_size=1)),
+    max_size=8,
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(rounds=st.lists(REPORTS, max_size=3))
+def test_what_is_dropped_before_it_is_judged_would_not_have_counted(rounds: list[Any]) -> None:
+    """``rounds`` of glances: rank -> group -> how many collectives are new. Each round is judged at once."""
+    short, whole, seqs = Collectives(), Collectives(), dict.fromkeys(((r, g) for r in range(3) for g in "01"), 0)
+    for glances in rounds:
+        kept, all_of_it = Unjudged(), dict[int, dict[str, list[tuple[int, float]]]]()
+        for glance in glances:
+            for rank, groups in glance.items():
+                new = {}
+                for name, count in groups.items():
+                    begin = seqs[rank, name]
+                    seqs[rank, name] += count
+                    new[name] = [(seq, seq * 0.01 + rank * 1e-3) for seq in range(begin, begin + count)]
+                    all_of_it.setdefault(rank, {}).setdefault(name, []).extend(new[name])
+                kept.add(rank, new, 0.0)
+        short.add(kept.ranks)
+        whole.add(all_of_it)
+        assert [vars(one) for one in short.groups()] == [vars(one) for one in whole.groups()]
+
+
+def test_what_waits_for_a_judgement_is_bounded() -> None:
+    unjudged = Unjudged()
+    for at in range(100):
+        new = [(100 * at + i, float(100 * at + i)) for i in range(100)]
+        unjudged.add(0, {"0": new, f"new {at}": new}, 0.5)
+    groups = unjudged.ranks[0]
+    assert list(groups["0"]) == [(seq, seq - 0.5) for seq in range(10_000 - KEPT, 10_000)]
+    assert set(groups) == {"0", *(f"new {at}" for at in range(101 - GROUPS, 100))}
+
+
+def test_no_speed_is_judged_before_every_rank_has_reported(
+    records: Records, nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that is busy with its start may not answer the first times."""
+    hub, member = nodes
+    hub.watch._slow = speed = Speed()  # type: ignore[assignment]
+    records.made[hub.pid] = (3, True)
+    for node in nodes:
+        node.watch.start()
+    until(lambda: 1 in hub.watch._host_of)
+    time.sleep(0.5)
+    assert speed.fed == []
+    records.made[member.pid] = (3, True)
+    until(lambda: speed.fed)
+    assert set(speed.fed[0]) == {0, 1}
+
+
+def test_a_stopped_process_is_named(records: Records, nodes: list[Node]) -> None:
+    begin(records, nodes)
+    os.kill(nodes[1].pid, signal.SIGSTOP)
+    until(lambda: nodes[0].watch.diagnosis)
+    assert nodes[0].watch.diagnosis is not None
+    assert "rank 1 on node1 is stopped" in nodes[0].watch.diagnosis["verdict"]
+
+
+def test_words_that_make_no_sense_do_no_harm(records: Records, nodes: list[Node], notes: list[str]) -> None:
+    hub, member = nodes
+    junk: list[Any] = [{}, {"what": 7}, {"what": "look", "round": "x"}, {"what": "glance", "ranks": {"x": 1}}]
+    junk += [
+        {"what": "glance", "ranks": 7},
+        {"what": "looked", "round": 1, "look": 7},
+        {"what": "report", "diagnosis": 7},
+    ]
+    begin(records, nodes)
+    for one in junk:
+        hub.watch.hear("node1", one)
+        member.watch.hear("node0", one)
+    until(lambda: hub.watch.diagnosis and member.watch.diagnosis, 40.0)
+
+
+def test_the_inbox_is_bounded_and_nobody_waits_for_it(nodes: list[Node]) -> None:
+    for _ in range(MOST_WAITING + 1000):
+        nodes[0].watch.hear("node1", {"what": "glance", "ranks": {}})
+    assert len(nodes[0].watch._inbox) == MOST_WAITING
+
+
+def test_a_watch_that_does_not_decide_looks_all_the_same(nodes: list[Node]) -> None:
+    (found,) = nodes[1].watch.look(0.1)
+    assert (found["host"], found["rank"], found["output_age_s"], found["pause_s"]) == ("node1", 1, None, 0.0)
+
+
+def test_a_signal_only_for_a_person_or_once_the_run_is_stuck(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Tools] = []
+
+    def looked(subjects: Any, tools: Tools, interval: float) -> list[Any]:
+        seen.append(tools)
+        return []
+
+    monkeypatch.setattr(look, "look", looked)
+    one = nodes[1].watch
+    one.look()
+    one.look(asked=True)
+    one._keep({"diagnosis": {"verdict": "stuck", "suspects": [], "over": None}, "slow": []})
+    one.look()
+    assert [(tools.asked, tools.stuck) for tools in seen] == [(False, False), (True, False), (False, True)]
+
+
+def test_a_look_for_the_record_is_short() -> None:
+    one = a_look(0, groups={"0": group(LOOP * 50)}, stack=[["x.py", 1, "f"]] * 60, threads=[{"name": "", "stack": []}])
+    made = shortened(one)
+    assert len(made["groups"]["0"]["entries"]) == watch.ENTRIES
+    assert made["groups"]["0"]["entries"][-1] == one["groups"]["0"]["entries"][-1]
+    assert len(made["stack"]) == watch.FRAMES
+    assert shortened(a_look(0, stack=None, groups=None))["stack"] is None

@@ -1,0 +1,342 @@
+"""How the hub decides, with a clock of the test's own; and the wire, with an enemy on it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpctl_worker.gang.council import (
+    AFTER_S,
+    CULPRIT_S,
+    LATE_S,
+    MUTE_S,
+    REJOIN_S,
+    SILENT_S,
+    SLACK_S,
+    VICTIMS_S,
+    Council,
+)
+from ddpctl_worker.gang.wire import MAX_LINE, HubWire, MemberWire
+from ddpctl_worker.machine.strangers import Stranger
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record.outcome import Outcome
+
+HOSTS = ["hub", "a", "b"]
+
+
+def council() -> Council:
+    made = Council(HOSTS, "hub")
+    for host in HOSTS:
+        made.heard(host, 100.0)
+    return made
+
+
+def failure(host: str, victim: bool = False, suspect: bool = False) -> Outcome:
+    return outcomes.failed(outcomes.cause(host, "exited", f"{host} failed"), victim=victim, suspect=suspect)
+
+
+def decided(made: Council, now: float) -> str | None:
+    for host in HOSTS:
+        if made.seats[host].gone is None:
+            made.heard(host, now)
+    verdict = made.tick(now)
+    return None if verdict is None or verdict.cause is None else verdict.cause["host"]
+
+
+def test_a_culprit_is_named_after_a_moment() -> None:
+    made = council()
+    made.report(failure("a"), 0.0, 101.0)
+    assert decided(made, 101.0 + CULPRIT_S - 0.1) is None
+    assert decided(made, 101.0 + CULPRIT_S) == "a"
+
+
+def test_the_earliest_counts_not_the_first_to_arrive() -> None:
+    made = council()
+    made.report(failure("a"), 0.1, 101.0)
+    made.report(failure("b"), 3.0, 101.5)
+    assert decided(made, 103.0) == "b"
+
+
+def test_victims_wait_for_their_culprit() -> None:
+    made = council()
+    made.report(failure("a", victim=True), 0.0, 101.0)
+    assert decided(made, 101.0 + VICTIMS_S - 0.1) is None
+    made.report(failure("b"), 0.0, 101.0 + VICTIMS_S - 0.1)
+    assert decided(made, 101.0 + VICTIMS_S + CULPRIT_S) == "b"
+
+
+def test_only_victims_end_it_too() -> None:
+    made = council()
+    for host in HOSTS:
+        made.report(failure(host, victim=True), 0.1 if host == "a" else 0.0, 101.0)
+    assert decided(made, 101.0 + VICTIMS_S) == "a"
+
+
+def test_a_node_that_has_told_of_nothing_is_waited_for() -> None:
+    """Its rank is the culprit, and slow to die: it writes a core dump, or hangs in its exit for a while."""
+    made = council()
+    for host in ("hub", "a"):
+        made.report(failure(host, victim=True), 0.0, 101.0)
+    assert made.undecided
+    assert decided(made, 101.0 + MUTE_S - 0.1) is None
+    made.report(failure("b"), 0.0, 101.0 + MUTE_S - 0.1)
+    assert decided(made, 101.0 + MUTE_S - 0.1 + CULPRIT_S) == "b"
+    assert not made.undecided
+
+
+def test_a_node_that_has_told_of_nothing_is_not_waited_for_for_ever() -> None:
+    made = council()
+    made.report(failure("a", victim=True), 0.0, 101.0)
+    assert decided(made, 101.0 + MUTE_S) == "a"
+
+
+def test_victims_wait_until_a_node_whose_beats_have_stopped_is_given_up() -> None:
+    """It has lost its power; the switch says "No route to host" to the ranks of the others long before SILENT_S."""
+    made = council()
+    for host in ("hub", "a"):
+        made.report(failure(host, victim=True), 0.0, 108.0)
+    now = 108.0
+    while now < 100.0 + SILENT_S + SLACK_S:
+        made.heard("hub", now)
+        made.heard("a", now)
+        assert made.tick(now) is None
+        now += LATE_S - 0.5
+    for _ in range(3):
+        verdict = made.tick(now)
+        now += CULPRIT_S
+    assert verdict is not None
+    assert verdict.cause is not None
+    assert (verdict.cause["host"], verdict.cause["reason"]) == ("b", "node_lost")
+
+
+def test_a_suspect_comes_after_a_culprit_and_before_a_victim() -> None:
+    made = council()
+    made.report(failure("a", victim=True), 5.0, 101.0)
+    made.report(failure("b", suspect=True), 9.0, 101.1)
+    assert decided(made, 101.0 + VICTIMS_S - 0.1) is None
+    assert [one["host"] for one in made.causes()] == ["b", "a"]
+    made.report(failure("hub"), 0.0, 101.0 + VICTIMS_S - 0.1)
+    assert [one["host"] for one in made.causes()] == ["hub", "b", "a"]
+    made = council()
+    made.report(failure("a", victim=True), 5.0, 101.0)
+    made.report(failure("b", suspect=True), 9.0, 101.1)
+    assert decided(made, 101.0 + VICTIMS_S) == "b"
+
+
+def test_a_lost_supervisor_is_the_cause_of_its_victims() -> None:
+    made = council()
+    made.closed("b", 101.0)
+    made.report(failure("a", victim=True), 0.0, 101.2)
+    assert decided(made, 101.0 + REJOIN_S - 0.1) is None
+    assert decided(made, 101.0 + REJOIN_S + 0.1) is None  # found lost just now
+    verdict = made.tick(101.0 + REJOIN_S + 0.1 + CULPRIT_S)
+    assert verdict is not None
+    assert verdict.cause is not None
+    assert (verdict.cause["host"], verdict.cause["reason"]) == ("b", "supervisor_lost")
+
+
+def test_a_connection_that_comes_back_is_no_loss() -> None:
+    made = council()
+    made.closed("b", 101.0)
+    made.heard("b", 103.0)
+    assert decided(made, 101.0 + REJOIN_S + 2) is None
+
+
+def test_silence_is_a_loss() -> None:
+    made = council()
+    made.heard("a", 115.0)
+    made.tick(100.0 + SILENT_S + 0.1)
+    verdict = made.tick(100.0 + SILENT_S + 0.1 + CULPRIT_S)
+    assert verdict is not None
+    assert verdict.cause is not None
+    assert (verdict.cause["host"], verdict.cause["reason"]) == ("b", "node_lost")
+
+
+def test_a_node_that_said_goodbye_may_be_silent() -> None:
+    made = council()
+    made.goodbye("b")
+    made.closed("b", 101.0)
+    made.heard("a", 200.0)
+    assert made.tick(200.0) is None
+    assert not made.settled()
+    made.goodbye("a")
+    assert made.settled()
+
+
+def early(host: str, rank: int | None = 2) -> Outcome:
+    why = outcomes.ended_early(host, rank, "2026-11-22T12:01:07.123+00:00", 0.0)
+    return outcomes.failed(why, suspect=True)
+
+
+ENDED = "ended with exit code 0 at 12:01:07 UTC"
+QUESTION = "before the others failed: do all ranks run the same number of steps?"
+
+
+def test_a_rank_that_ended_too_early_is_the_cause_of_victims() -> None:
+    made = council()
+    made.report(failure("a", victim=True), 0.0, 120.0)
+    made.report(early("b"), 14.0, 120.5)
+    assert decided(made, 120.0 + MUTE_S - 0.1) is None  # the hub, that has told of nothing, may have the culprit
+    assert decided(made, 120.0 + MUTE_S) == "b"
+    assert made.verdict is not None
+    cause = made.verdict.cause
+    assert cause is not None
+    assert (cause["rank"], cause["exit_code"], cause["reason"]) == (2, 0, "exited")
+    assert cause["message"] == f"rank 2 on b {ENDED}, 14 s {QUESTION}"
+    assert cause["time"].startswith("2026-11-22T12:01:07")
+
+
+@pytest.mark.parametrize("culprit", [{}, {"suspect": True}], ids=["a culprit", "a suspect"])
+def test_one_that_has_failed_comes_before_one_that_ended_too_early(culprit: dict[str, bool]) -> None:
+    made = council()
+    made.report(failure("a", victim=True), 0.0, 120.0)
+    made.report(early("b"), 14.0, 120.5)
+    made.report(failure("hub", **culprit), 0.0, 121.0)
+    assert decided(made, 120.0 + MUTE_S) == "hub"
+
+
+def test_one_that_ended_after_the_first_failure_is_not_the_cause() -> None:
+    made = council()
+    made.report(failure("a", victim=True), 0.0, 120.0)
+    made.report(early("b"), 0.0, 120.0 + AFTER_S + 0.1)
+    assert decided(made, 120.0 + MUTE_S) == "a"
+
+
+def test_a_node_that_has_succeeded_too_early_is_the_cause_of_victims() -> None:
+    made = council()
+    made.goodbye("b", early("b", None), 110.0)
+    made.goodbye("b", early("b", None), 121.0)  # the same once more
+    assert decided(made, 115.0) is None
+    assert not made.undecided
+    made.report(failure("a", victim=True), 0.0, 120.0)
+    assert decided(made, 120.0 + MUTE_S) == "b"
+    assert made.verdict is not None
+    assert made.verdict.cause is not None
+    assert made.verdict.cause["message"] == f"every rank on b {ENDED}, 10 s {QUESTION}"
+
+
+@pytest.mark.parametrize("case", ["a culprit", "later"])
+def test_a_node_that_has_succeeded_is_not_to_blame_for_others(case: str) -> None:
+    made = council()
+    made.report(failure("a", victim=case == "later"), 0.0, 120.0)
+    made.goodbye("b", early("b", None), 110.0 if case == "a culprit" else 120.5)
+    assert decided(made, 120.0 + MUTE_S) == "a"
+
+
+def test_a_kill_ends_the_matter_at_once() -> None:
+    made = council()
+    made.report(failure("a"), 5.0, 101.0)
+    made.report(outcomes.killed("b", "alice"), 0.0, 101.1)
+    verdict = made.tick(101.1)
+    assert verdict is not None
+    assert verdict.state == "killed"
+    made.report(failure("a"), 50.0, 101.2)
+    assert made.tick(200.0) is verdict
+
+
+def test_missing_and_quiet() -> None:
+    made = Council(HOSTS, "hub")
+    made.heard("hub", 100.0)
+    assert made.missing() == ["a", "b"]
+    made.heard("a", 101.0, 0.5)
+    assert made.missing() == ["b"]
+    assert made.quiet(110.0) == pytest.approx(9.5)
+    made.heard("hub", 110.0, 2.0)
+    assert made.quiet(110.0) == pytest.approx(2.0)
+
+
+# --- the wire
+
+KEY = b"k" * 32
+
+
+def pair(key: bytes = KEY) -> tuple[MemberWire, HubWire]:
+    member, hub = MemberWire(key, "run", "a", "hub"), HubWire(KEY, "run", ["a", "b"])
+    hub.feed(member.hello())
+    member.feed(hub.reply)
+    return member, hub
+
+
+def test_both_talk_after_both_have_proved_the_key() -> None:
+    member, hub = pair()
+    assert member.peer == "hub"
+    assert hub.peer is None  # a hello alone may be a replay
+    assert hub.feed(member.pack({"k": "beat"})) == [{"k": "beat"}]
+    assert hub.peer == "a"
+    assert member.feed(hub.pack({"n": 1}) + hub.pack({"n": 2})) == [{"n": 1}, {"n": 2}]
+
+
+@given(st.lists(st.integers(1, 50), max_size=50))
+def test_messages_survive_any_cutting(cuts: list[int]) -> None:
+    member, hub = pair()
+    data = b"".join(member.pack({"n": n}) for n in range(5))
+    found = []
+    for cut in cuts:
+        found += hub.feed(data[:cut])
+        data = data[cut:]
+    assert found + hub.feed(data) == [{"n": n} for n in range(5)]
+
+
+def test_another_key_another_run_another_host() -> None:
+    with pytest.raises(Stranger):
+        pair(b"x" * 32)
+    for member in (MemberWire(KEY, "other", "a", "hub"), MemberWire(KEY, "run", "c", "hub")):
+        hub = HubWire(KEY, "run", ["a", "b"])
+        with pytest.raises(Stranger):
+            hub.feed(member.hello())
+        assert hub.reply == b""
+
+
+def test_a_hub_that_does_not_hold_the_key() -> None:
+    member = MemberWire(KEY, "run", "a", "hub")
+    with pytest.raises(Stranger):
+        member.feed(json.dumps({"nonce": "00", "mac": "00"}).encode() + b"\n")
+    assert not member.open
+
+
+def test_replay_reorder_reflect_change() -> None:
+    member, hub = pair()
+    first, second = member.pack({"n": 1}), member.pack({"n": 2})
+    hub.feed(first)
+    for bad in (first, member.pack({"n": 3}), hub.pack({"n": 1})):
+        _, fresh = member, hub
+        with pytest.raises(Stranger):
+            fresh.feed(bad)
+    member, hub = pair()
+    with pytest.raises(Stranger):
+        hub.feed(member.pack({"n": 1}).replace(b'"n":1', b'"n":9'))
+    # What was recorded on one connection is worth nothing on the next.
+    old, _ = pair()
+    _, hub = pair()
+    with pytest.raises(Stranger):
+        hub.feed(old.pack({"n": 1}))
+    del second
+
+
+def test_a_recorded_hello_gets_no_further() -> None:
+    member = MemberWire(KEY, "run", "a", "hub")
+    hello = member.hello()
+    hub = HubWire(KEY, "run", ["a"])
+    hub.feed(hello)
+    with pytest.raises(Stranger):
+        hub.feed(b"00 {}\n")
+    assert hub.peer is None
+
+
+@given(st.binary(max_size=300))
+def test_junk_is_a_stranger_and_never_an_error(junk: bytes) -> None:
+    for wire in (HubWire(KEY, "run", ["a"]), MemberWire(KEY, "run", "a", "hub"), *pair()):
+        data: Any = junk + b"\n"
+        with pytest.raises(Stranger):
+            wire.feed(data)
+
+
+def test_endless_lines_are_cut_off() -> None:
+    with pytest.raises(Stranger):
+        HubWire(KEY, "run", ["a"]).feed(b"x" * (MAX_LINE + 1))
+    with pytest.raises(Stranger):
+        HubWire(KEY, "run", ["a"]).feed(b"[" * 100_000 + b"\n")

@@ -1,0 +1,363 @@
+"""Links between two nodes: what the kernel's tables say of them, and when one counts as cut."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpctl_worker.gang.council import LATE_S, Council
+from ddpctl_worker.gang.cuts import DIAL_S, FRESH_S, SETTLE_S, UNACKED_S, Cuts
+from ddpctl_worker.gang.cutwatch import SUSPECT_S, answers, owned, telling
+from ddpctl_worker.gang.tcpstate import COUNTERS, Row, Table, Tracker, sent_again
+from tests.worker.gang.test_council import failure
+from tests.worker.node import eventually
+
+pytestmark = pytest.mark.skipif(sys.byteorder != "little", reason="the recorded rows are of a little-endian machine")
+
+# Rows of Linux 6.18 on node1 of three, between its rank and that of node2 in a steady all-reduce; written down on a
+# machine whose words begin with the low byte.
+HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode"
+LISTENS = (
+    "   1: 0C014D0A:87CB 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1611700 1 0 100 0 0"
+)
+STEADY = "   4: 0C014D0A:87CB 0D014D0A:8C30 01 00000000:00000000 00:00000000 00000000     0        0 1611715 2 0 20 4 1"
+CUT_3_S = "   4: 0C014D0A:87CB 0D014D0A:8C30 01 00000060:00000000 01:0000013E 00000004     0        0 1611715 2 0 326 4"
+CUT_10_S = (
+    "   4: 0C014D0A:87CB 0D014D0A:8C30 01 00000060:00000000 01:000000E4 00000005     0        0 1611715 2 0 652 4"
+)
+CUT_END = (
+    "   4: 0C014D0A:87CB 0D014D0A:8C30 01 00000030:00000000 01:00000014 00000000     0        0 1611715 3 0 20 4 1"
+)
+# Of a connection that a rank on node1 opens to node2, 3.5 s after the first packet.
+OPENING = (
+    "   5: 0C014D0A:0051 0D014D0A:8C30 02 00000001:00000000 01:00000150 00000002     0        0 1611720 2 0 400 0 0"
+)
+STOPPED = "   4: 0C014D0A:87CB 0D014D0A:8C30 01 00000000:00000060 00:00000000 00000000     0        0 1611715 1 0 20 4"
+FULL = "   4: 0C014D0A:87CB 0D014D0A:8C30 01 00055678:00000000 04:00000C11 00000003     0        0 1611715 1 0 20 4"
+MAPPED = (
+    "   0: 0000000000000000FFFF00000C014D0A:87CB 0000000000000000FFFF00000D014D0A:8C30 01 00000060:00000000 01:0000013E"
+    " 00000004  1000        0 1611716 2 0 326 4"
+)
+TABLE = Table({"10.77.1.13": "node2", "10.77.1.11": "node0", "fd00::1": "node0"})
+
+
+def rows(*lines: str) -> list[Row]:
+    return list(TABLE.rows("\n".join([HEAD, *lines, ""]).encode()))
+
+
+def test_a_row_of_the_kernels_table() -> None:
+    (found,) = rows(LISTENS, CUT_3_S)
+    assert (found.host, found.local, found.remote) == ("node2", "10.77.1.12", "10.77.1.13")
+    assert (found.port, found.far, found.queue, found.again, found.inode, found.uid) == (
+        0x87CB,
+        0x8C30,
+        0x60,
+        4,
+        1611715,
+        0,
+    )
+    (mapped,) = rows(MAPPED)
+    assert (mapped.host, mapped.local, mapped.remote, mapped.uid) == ("node2", "10.77.1.12", "10.77.1.13", 1000)
+
+
+@pytest.mark.parametrize(
+    ("line", "waits"),
+    [
+        (STEADY, False),
+        (CUT_3_S, True),
+        (CUT_10_S, True),
+        (CUT_END, False),
+        (STOPPED, False),
+        (FULL, False),
+        (OPENING, True),
+    ],
+    ids=["steady", "cut", "cut for long", "cut no more", "stopped receiver", "full receiver", "opening"],
+)
+def test_only_data_that_is_sent_again_waits(line: str, waits: bool) -> None:
+    assert len(rows(line)) == waits
+
+
+@pytest.mark.parametrize(
+    "line", ["", HEAD, LISTENS, CUT_3_S.replace("0D014D0A", "0D014D0B"), CUT_3_S[:60], CUT_3_S.replace(" 01 ", " 06 ")]
+)
+def test_other_rows_are_passed_over(line: str) -> None:
+    assert rows(line) == []
+    assert list(Table({}).rows(CUT_3_S.encode())) == []
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_read(junk: bytes) -> None:
+    assert list(TABLE.rows(junk + b"\n" + CUT_3_S.encode() + b"\n"))
+
+
+SNMP = b"""Ip: Forwarding DefaultTTL
+Ip: 1 64
+Tcp: RtoAlgorithm RtoMin ActiveOpens RetransSegs InErrs
+Tcp: 1 200 88 717 0
+Udp: InDatagrams
+Udp: 5
+"""
+
+
+def test_a_connection_that_is_not_answered_is_told_from_one_that_was() -> None:
+    assert [row.opening for row in rows(OPENING, CUT_3_S)] == [True, False]
+    assert (rows(OPENING)[0].again, rows(OPENING)[0].queue) == (2, 1)
+
+
+def test_how_many_segments_were_sent_again() -> None:
+    assert sent_again(SNMP) == 717
+    for nothing in (
+        b"",
+        b"Tcp: RetransSegs\n",
+        b"Tcp: RetransSegs\nTcp:\n",
+        b"Tcp: RetransSegs\nTcp: x\n",
+        b"Tcp:\nTcp: 1\n",
+    ):
+        assert sent_again(nothing) is None
+    with open(COUNTERS, "rb") as file:
+        assert sent_again(file.read()) is not None
+
+
+HOLDS = "import os, sys; print(os.fstat(0).st_ino, flush=True); sys.stdin.readline()"
+
+
+@pytest.mark.slow
+def test_only_sockets_of_processes_below_this_one_count() -> None:
+    ours, theirs = socket.socketpair()
+    with (
+        ours,
+        theirs,
+        subprocess.Popen([sys.executable, "-c", HOLDS], stdin=theirs.fileno(), stdout=subprocess.PIPE) as child,
+    ):
+        assert child.stdout is not None
+        held, own = int(child.stdout.readline()), os.fstat(ours.fileno()).st_ino
+        assert owned({held, own}) == {held}
+        ours.sendall(b"\n")
+
+
+def tracked(*looks: tuple[float, list[Row]]) -> float:
+    """For how long the connection has waited at the last look."""
+    tracker, found = Tracker(), []
+    for now, seen in looks:
+        found = tracker.look(iter(seen), now)
+    return max((one.seconds for one in found), default=0.0)
+
+
+def test_what_waits_is_timed_from_the_first_look_that_saw_it() -> None:
+    assert tracked((100, rows(STEADY)), (103, rows(CUT_3_S)), (113, rows(CUT_10_S))) == 10
+    assert tracked((103, rows(CUT_3_S)), (106, rows(CUT_END)), (113, rows(CUT_10_S))) == 0
+    assert tracked((103, rows(CUT_3_S)), (106, rows()), (113, rows(CUT_10_S))) == 0
+
+
+STATES = st.one_of(st.none(), st.tuples(st.integers(1, 1 << 20), st.integers(1, 9)))
+
+
+@given(st.lists(STATES, min_size=1, max_size=12))
+def test_progress_between_two_looks_begins_the_time_anew(states: list[tuple[int, int] | None]) -> None:
+    (row,) = rows(CUT_3_S)
+    looks = [[] if one is None else [row._replace(queue=one[0], again=one[1])] for one in states]
+    still = 0
+    for before, now in itertools.pairwise(states):
+        same = before is not None and now is not None and before[0] <= now[0] and before[1] <= now[1]
+        still = still + 1 if same else 0
+    assert tracked(*((3.0 * number, seen) for number, seen in enumerate(looks))) == 3.0 * still
+
+
+def test_an_address_that_several_nodes_have_says_nothing() -> None:
+    known = {"node1": ["10.0.0.2", "172.17.0.1"], "node2": ["10.0.0.3", "172.17.0.1", "10.0.0.1"]}
+    assert telling(["10.0.0.1"], known) == {"10.0.0.2": "node1", "10.0.0.3": "node2"}
+
+
+@pytest.fixture
+def full() -> Iterator[int]:
+    """A port of this machine that gives no answer: its queue of new connections is full."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = int(listener.getsockname()[1])
+
+        def silent() -> bool:
+            sock = stack.enter_context(socket.socket())
+            sock.settimeout(0.3)
+            return sock.connect_ex(("127.0.0.1", port)) != 0
+
+        eventually(silent, "the queue is full")
+        yield port
+
+
+@pytest.mark.slow
+def test_an_accepted_and_a_refused_connection_are_answers_and_silence_is_none(full: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as open_one, socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        ports = {"accepts": open_one.getsockname()[1], "refuses": bound.getsockname()[1], "silent": full}
+        targets = {name: [("127.0.0.1", port)] for name, port in ports.items()}
+        targets["one of two"] = [*targets["silent"], *targets["refuses"]]
+        found: list[set[str]] = []
+        asks = threading.Thread(target=lambda: found.append(answers(targets, 1.0)), daemon=True)
+        asks.start()
+        asks.join(60.0)  # the kernel alone would try for two minutes
+    assert found == [{"accepts", "refuses", "one of two"}]
+
+
+# --- what the hub makes of it
+
+HOSTS = ["hub", "a", "b", "c"]
+
+
+def finding(to: str, seconds: float = 12.0, silent: bool = True) -> dict[str, Any]:
+    return {"to": to, "silent": silent, "for": seconds, "end": ["10.0.0.1", 4000] if seconds else None}
+
+
+class Run:
+    """A council of four nodes that beat every second; ``cut`` is known at 120."""
+
+    def __init__(self) -> None:
+        self.council = Council(HOSTS, "hub")
+        self.now = 90.0
+        self.beat(30)
+
+    def beat(self, seconds: float, *hosts: str) -> None:
+        """All nodes, or these, are heard for so long."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 1
+            for host in hosts or HOSTS:
+                self.council.heard(host, self.now)
+
+    def told(self, origin: str, *args: Any, **keys: Any) -> None:
+        self.council.cuts.told(origin, finding(*args, **keys), self.now)
+
+    def cause(self) -> dict[str, Any] | None:
+        self.council.tick(self.now)
+        self.beat(2)
+        verdict = self.council.tick(self.now)
+        return verdict.cause if verdict else None
+
+
+def test_two_nodes_that_do_not_answer_each_other_are_a_cut_link() -> None:
+    run = Run()
+    run.told("a", "b")
+    assert run.council.cuts.questions(run.now) == [("b", "a", ("10.0.0.1", 4000))]
+    assert run.council.cuts.questions(run.now + 1) == []  # once
+    assert run.cause() is None
+    run.told("b", "a", seconds=0.0)
+    cause = run.cause()
+    assert cause is not None
+    assert (cause["host"], cause["peer"], cause["reason"]) == ("b", "a", "link_lost")
+    assert cause["message"] == (
+        "a and b cannot reach each other: data from a to b was not acknowledged for 14 s, and neither answered a new "
+        "connection of the other; both still reach hub: check the switch, cable and firewall between them"
+    )
+
+
+def test_nodes_whose_ranks_never_met_are_a_cut_link_too() -> None:
+    run = Run()
+    run.council.cuts.told("a", dict(finding("b"), opening=True), run.now)
+    run.told("b", "a", seconds=0.0)
+    cause = run.cause()
+    assert cause is not None
+    assert (cause["host"], cause["peer"], cause["reason"]) == ("b", "a", "link_lost")
+    assert cause["message"].startswith(
+        "a and b cannot reach each other: connections of ranks from a to b were not answered for 12 s, and neither"
+    )
+
+
+def test_the_node_with_most_links_cut_is_named() -> None:
+    run = Run()
+    run.told("a", "b")
+    run.told("b", "a")
+    run.told("c", "a")  # a has not told of it yet
+    assert run.cause() is None
+    run.told("a", "c", seconds=0.0)
+    cause = run.cause()
+    assert cause is not None
+    assert cause["host"] == "a"
+    assert cause["message"].startswith("a and each of b, c cannot reach each other: data from ")
+
+
+def test_a_link_to_the_hub_over_another_network_counts_too() -> None:
+    run = Run()
+    run.told("hub", "c")
+    run.told("c", "hub", seconds=0.0)
+    cause = run.cause()
+    assert cause is not None
+    assert cause["host"] == "c"
+    assert "they still reach each other on the port where the nodes watch each other" in cause["message"]
+
+
+def test_a_cut_is_older_than_the_failures_that_it_brings_about() -> None:
+    run = Run()
+    run.council.report(failure("b"), 1.0, run.now)
+    run.told("a", "b")
+    run.told("b", "a")
+    cause = run.cause()
+    assert cause is not None
+    assert cause["reason"] == "link_lost"
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["it answers", "not long enough", "old", "old answer", "an answer comes later", "asleep", "cut off", "gone"],
+)
+def test_what_is_no_cut(case: str) -> None:
+    run = Run()
+    if case == "asleep":  # for a while, within the time that the data waits
+        run.beat(LATE_S + 2, "hub", "a", "c")
+        run.beat(3)
+    run.told("a", "b", seconds=UNACKED_S - 0.1 if case == "not long enough" else 12.0)
+    if case == "old answer":
+        run.beat(FRESH_S + 1)
+        run.told("a", "b")
+        run.council.cuts.told("b", finding("a"), run.now - FRESH_S - 1)
+    else:
+        run.told("b", "a", seconds=0.0, silent=case != "it answers")
+    if case == "an answer comes later":
+        run.told("a", "b", seconds=0.0, silent=False)
+    if case == "old":
+        run.beat(FRESH_S + 1)
+    if case == "cut off":
+        run.beat(LATE_S + 2, "hub", "a", "c")
+    if case == "gone":
+        run.council.closed("b", run.now)
+        assert run.council.tick(run.now) is None
+        return
+    assert run.council.tick(run.now) is None
+    assert not run.council.undecided
+
+
+def test_the_times_fit() -> None:
+    """An end dials while it waits for the rest of UNACKED_S, and a finding lives until the other end has dialled."""
+    assert SUSPECT_S + DIAL_S <= UNACKED_S
+    assert DIAL_S < FRESH_S
+    assert SETTLE_S <= FRESH_S
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(HOSTS), st.sampled_from(HOSTS), st.booleans(), st.floats(0, 30)), max_size=30)
+)
+def test_one_end_alone_never_makes_a_cut(told: list[tuple[str, str, bool, float]]) -> None:
+    cuts = Cuts(HOSTS, "hub")
+    for origin, to, silent, seconds in told:
+        if HOSTS.index(origin) < HOSTS.index(to):
+            cuts.told(origin, finding(to, seconds, silent), 100.0)
+    assert cuts.decide(101.0, lambda host, since: True) is None
+
+
+@pytest.mark.parametrize("message", [{}, {"to": "x"}, {"to": "a"}, {"to": None, "for": None}])
+def test_odd_messages_are_passed_over(message: dict[str, Any]) -> None:
+    cuts = Cuts(HOSTS, "hub")
+    cuts.told("a", message, 100.0)
+    assert cuts.questions(100.0) == []
+    assert cuts.decide(100.0, lambda host, since: True) is None

@@ -1,0 +1,193 @@
+"""Records that survive SIGKILL, are written once, and are judged against the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ddpctl_worker.machine import fs
+from ddpctl_worker.record import record
+from ddpctl_worker.wire.channel import WorkerError
+from tests.worker.deadlines import shorten
+from tests.worker.node import WORKER, Node, eventually
+from tests.worker.programs import SLEEP
+
+
+@pytest.mark.slow
+def test_a_killed_writer_leaves_the_old_or_the_new_record(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    code = f"""
+import sys
+sys.path.insert(0, {WORKER!r})
+from ddpctl_worker.machine.fs import write_json
+n = 0
+while True:
+    n += 1
+    write_json({str(path)!r}, {{"n": n, "pad": "x" * 5000, "end": n}}, durable=False)
+"""
+    last = 0
+    for turn in range(30):
+        writer = subprocess.Popen([sys.executable, "-c", code])
+        eventually(lambda before=last: path.exists() and (fs.read_json(str(path)) or {})["n"] >= 1, "a record")  # type: ignore[misc]
+        time.sleep(0.002 * (turn % 10))
+        writer.kill()
+        writer.wait()
+        found = fs.read_json(str(path))
+        assert found is not None
+        assert found["n"] == found["end"]
+        last = found["n"]
+
+
+def test_the_exit_record_is_written_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "exit.json")
+    won = []
+    threads = [
+        threading.Thread(target=lambda n=n: won.append(n) if fs.write_once(path, {"n": n}) else None) for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert fs.read_json(path) == {"n": won[0]}
+    assert os.listdir(tmp_path) == ["exit.json"]
+
+
+def test_the_exit_record_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    path = str(tmp_path / "exit.json")
+    assert fs.write_once(path, {"n": 1})
+    assert not fs.write_once(path, {"n": 2})
+    assert fs.read_json(path) == {"n": 1}
+
+
+def test_unreadable_records_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    assert fs.read_json(str(path)) is None
+    path.write_text('{"n": 1')
+    with pytest.raises(WorkerError, match="not readable as JSON"):
+        fs.read_json(str(path))
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+    with pytest.raises(WorkerError, match="symbolic link"):
+        fs.read_json(str(path))
+
+
+def test_the_heartbeat_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = str(tmp_path / "heartbeat")
+    assert record.read_heartbeat(path) is None
+    heart = record.HeartbeatFile(path)
+    beat = record.Heartbeat(12.5, 0.0, 3, 2, 8)
+    heart.write(beat)
+    heart.close()
+    assert record.read_heartbeat(path) == beat
+    blob = bytearray(Path(path).read_bytes())
+    assert len(blob) == 36
+    blob[3] ^= 1
+    Path(path).write_bytes(blob)
+    assert record.read_heartbeat(path) is None
+
+
+def test_a_record_that_changes_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the room that was set aside, and sets some aside again once there is any."""
+    path, reserve = str(tmp_path / "agreed.json"), str(tmp_path / "agreed.reserve")
+    record.replace(path, {"n": 1}, reserve)
+    assert os.stat(reserve).st_size == record.RESERVE_BYTES
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fs, "_write_aside", full)
+        patch.setattr(os, "posix_fallocate", full)
+        record.replace(path, {"n": 2}, reserve)
+        assert fs.read_json(path) == {"n": 2}
+        with pytest.raises(OSError, match="No space"):
+            record.replace(path, {"n": 3}, reserve)
+    assert fs.read_json(path) == {"n": 2}
+    record.replace(path, {"n": 4}, reserve)
+    assert fs.read_json(path) == {"n": 4}
+    assert os.stat(reserve).st_size == record.RESERVE_BYTES
+    assert sorted(os.listdir(tmp_path)) == ["agreed.json", "agreed.reserve"]
+
+
+def test_status_fields(node: Node) -> None:
+    run = node.start(SLEEP)
+    status = node.wait_state(run, "running")
+    assert status["ranks"] == [0, 1]
+    assert status["attempt"] == 1
+    assert status["heartbeat_age_s"] < 5
+    assert status["pid"] == node.pid(run, "launcher")
+    assert status["record"]["run"] == run
+    assert (status["cause"], status["exit_code"], status["ended"]) == (None, None, None)
+    eventually(lambda: node.status(run)["last_output_age_s"] is not None, "output is noticed", pause=0.25)
+
+
+def test_runs_are_listed_newest_first_and_only_of_this_host(node: Node, make_node: object) -> None:
+    assert callable(make_node)
+    other = make_node("node9")
+    first = node.start("print(1)", node.record("r1", created="2026-01-01T00:00:00Z"))
+    node.wait_state(first)
+    second = node.start(SLEEP, node.record("r2", created="2026-01-02T00:00:00Z", job="other"))
+    third = node.start("print(1)", node.record("r3", created="2026-01-03T00:00:00Z"))
+    node.wait_state(third)
+    assert [one["run"] for one in node.call("status", all=True)["runs"]] == [third, second, first]
+    assert [one["run"] for one in node.call("status")["runs"]] == [third, second]
+    assert [one["run"] for one in node.call("status", job="job", all=True)["runs"]] == [third, first]
+    assert [one["run"] for one in node.call("status", job="r1", all=True)["runs"]] == [first]
+    assert other.call("status", all=True)["runs"] == []
+    assert node.call("status", run="nothing")["runs"] == []
+
+
+def test_a_hanging_supervisor_is_stale_and_can_be_stopped(node: Node) -> None:
+    shorten(node, "run/status.py", STALE_S=4.0)
+    run = node.start(SLEEP)
+    eventually(lambda: len(node.lines(run)) == 2, "the ranks are there")
+    pid = node.pid(run, "supervisor")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        status = node.wait_state(run, "stale", seconds=60)
+        assert status["heartbeat_age_s"] > 3.9
+        answer = node.call("stop", run=run, grace=0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    assert answer["survivors"] == []
+    assert answer["status"]["state"] in ("killed", "lost")
+
+
+def test_a_run_with_a_spoilt_state_can_be_stopped(node: Node) -> None:
+    run = node.start(SLEEP)
+    eventually(lambda: len(node.lines(run)) == 2, "the ranks are there")
+    (node.folder(run) / "state.json").write_text("{")
+    answer = node.call("stop", run=run, grace=5)
+    assert (answer["status"]["state"], answer["survivors"]) == ("killed", [])
+
+
+@pytest.mark.parametrize("spoilt", ["exit.json", "state.json", "run.json"])
+def test_a_spoilt_record_hides_no_other_run(node: Node, spoilt: str) -> None:
+    old = node.start("print(1)", node.record("old", created="2026-01-01T00:00:00Z"))
+    node.wait_state(old)
+    run = node.start(SLEEP)
+    if spoilt == "state.json":
+        (node.folder(old) / "exit.json").unlink()
+    (node.folder(old) / spoilt).write_text("{")
+    found = {one["run"]: one for one in node.call("status", all=True)["runs"]}
+    assert found[run]["state"] in ("starting", "running")
+    if spoilt != "run.json":
+        assert found[old]["state"] == "stale"
+        assert spoilt in found[old]["cause"]["message"]
+    (node.folder(old) / spoilt).write_text("{}")
+    node.started.remove(old)

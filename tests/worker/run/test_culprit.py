@@ -1,0 +1,246 @@
+"""Whose failure it was, found by real supervisors: slow culprits, ranks that hang in their exit, false OOMs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpctl_worker.machine import proc
+from tests.worker.deadlines import shorten
+from tests.worker.gang.test_gang import Trio
+from tests.worker.gang.test_gang import trio as trio
+from tests.worker.node import Node, eventually
+from tests.worker.programs import SLEEP, beats
+
+AFTER = """
+import os, time
+while not os.path.exists({flag!r}):
+    time.sleep(0.05)
+"""
+# The culprit says in a file that it is on its way out; its peers fail of that a while later.
+VICTIM = """
+import os, time
+while not os.path.exists({flag!r}):
+    time.sleep(0.05)
+time.sleep({later})
+raise RuntimeError("Connection closed by peer [10.9.0.11]:39583")
+"""
+HANGS = """
+import atexit, time
+atexit.register(time.sleep, 300)
+time.sleep(1)
+open({flag!r}, "w").close()
+raise ValueError("the reason")
+"""
+SLOW = """
+import os, sys, time
+open({flag!r}, "w").close()
+while not os.path.exists({go!r}):
+    time.sleep(0.05)
+sys.exit(7)
+"""
+
+
+ON_A_MEMBER = pytest.mark.full(
+    covered_by="tests/worker/run/test_culprit.py::test_the_rank_that_the_others_waited_for_is_the_cause"
+)
+
+
+def exit_of(node: Node, run: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((node.folder(run) / "exit.json").read_text())
+    return found
+
+
+def both(culprit: str, victim: str) -> str:
+    """Rank 0 does one thing, rank 1 another."""
+    return f"import os\nexec({culprit!r} if os.environ['RANK'] == '0' else {victim!r})"
+
+
+@pytest.mark.parametrize("culprit", [0, 2], ids=["hub", "member"])
+def test_a_rank_that_hangs_in_its_exit_on_another_node_is_the_cause(trio: Trio, tmp_path: Path, culprit: int) -> None:
+    flag = str(tmp_path / "flag")
+    scripts = [VICTIM.format(flag=flag, later=4)] * 3
+    scripts[culprit] = HANGS.format(flag=flag)
+    trio.start(*scripts)
+    for status in trio.ended(60):
+        assert (status["cause"]["host"], status["cause"]["rank"]) == (f"node{culprit}", culprit)
+        assert "ValueError: the reason" in status["cause"]["message"]
+    trio.supervisors_end()
+    kept = exit_of(trio.nodes[0], trio.run)["candidates"]
+    victims = {f"node{rank}" for rank in range(3) if rank != culprit}
+    assert {one["host"] for one in kept} == victims
+    assert all("a peer failed or hung first" in one["message"] for one in kept)
+
+
+def test_a_culprit_that_is_slow_to_die_is_waited_for(trio: Trio, tmp_path: Path) -> None:
+    flag, go, met = (tmp_path / name for name in ("flag", "go", "met"))
+    victim = AFTER.format(flag=str(met)) + VICTIM.format(flag=str(flag), later=0)
+    trio.start(victim, victim, AFTER.format(flag=str(met)) + SLOW.format(flag=str(flag), go=str(go)))
+    trio.joined()
+    trio.running()
+    met.touch()
+    victims = trio.nodes[:2]
+    launchers = [node.pid(trio.run, "launcher") for node in victims]
+    eventually(lambda: not any(proc.read_stat(pid) for pid in launchers), "the launchers of the victims end")
+    for node in victims:
+        beats(node, trio.run, 1)
+        assert not (node.folder(trio.run) / "exit.json").exists()
+    go.touch()
+    for status in trio.ended(60):
+        assert (status["cause"]["host"], status["cause"]["exit_code"]) == ("node2", 7)
+    trio.supervisors_end()
+
+
+def test_a_rank_that_hangs_in_its_exit_on_the_same_node_is_the_cause(node: Node, tmp_path: Path) -> None:
+    flag = str(tmp_path / "flag")
+    run = node.start(both(HANGS.format(flag=flag), VICTIM.format(flag=flag, later=4)))
+    status = node.wait_state(run, seconds=60)
+    assert (status["cause"]["rank"], status["cause"]["message"][-22:]) == (0, "ValueError: the reason")
+    (other,) = exit_of(node, run)["candidates"]
+    assert (other["rank"], other["exit_code"]) == (1, 1)
+    assert status["candidates"] == [other]
+
+
+TIMED_OUT = """
+import os, time
+while not os.path.exists({flag!r}):
+    time.sleep(0.05)
+time.sleep(3)
+raise RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 10000ms for recv operation to complete")
+"""
+PREPARES = """
+import time
+def prepare():
+    open({flag!r}, "w").close()
+    time.sleep(300)
+prepare()
+"""
+
+
+@pytest.mark.parametrize("late", [0, pytest.param(1, marks=ON_A_MEMBER)])
+def test_the_rank_that_the_others_waited_for_is_the_cause(trio: Trio, tmp_path: Path, late: int) -> None:
+    """All failures are time-outs of ranks that waited; the last look shows which one was elsewhere."""
+    flag = str(tmp_path / "flag")
+    scripts = [TIMED_OUT.format(flag=flag)] * 3
+    scripts[late] = PREPARES.format(flag=flag)
+    trio.start(*scripts, doctor={"stall": 30.0})
+    text = f"rank {late} on node{late} had not reached the collective of the others: it was at "
+    for status in trio.ended(60):
+        assert (status["cause"]["host"], status["cause"]["rank"]) == (f"node{late}", late), status["cause"]
+        assert status["cause"]["message"].startswith(text)
+        assert ".py:5 in prepare, asleep for another " in status["cause"]["message"]
+    trio.supervisors_end()
+
+
+def test_the_exit_code_is_the_failed_ranks_not_that_of_the_launcher(node: Node, trio: Trio) -> None:
+    run = node.start(both("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", SLEEP))
+    assert node.wait_state(run)["exit_code"] == -signal.SIGSEGV
+    trio.start("import sys, time; time.sleep(2); sys.exit(7)", SLEEP, SLEEP)
+    first, *others = trio.ended()
+    assert first["exit_code"] == 7
+    assert all(one["exit_code"] not in (0, 7) for one in others)  # nothing failed there: the launcher's
+
+
+def test_a_launcher_that_is_slow_to_end_does_not_give_the_exit_code(node: Node) -> None:
+    """Torch 1.13 waits for the other nodes: the supervisor stops it."""
+    request = node.request("import sys, time; time.sleep(2); sys.exit(7)")
+    slow = Path(request["argv"][1]).with_name("slow.py")
+    slow.write_text(
+        Path(request["argv"][1]).read_text().replace("                stop(0, None)", "                time.sleep(60)")
+    )
+    request["argv"][1] = str(slow)
+    node.started.append(request["run"]["run"])
+    node.call("start", **request)
+    status = node.wait_state(request["run"]["run"])
+    assert (status["cause"]["exit_code"], status["exit_code"]) == (7, 7)
+
+
+def test_a_rank_that_ended_early_is_the_cause_under_a_launcher_that_is_slow_to_end(node: Node, tmp_path: Path) -> None:
+    """The victim is reported before the launcher has ended; what is known by then is looked at again."""
+    go, flag = tmp_path / "go", str(tmp_path / "flag")
+    early = (
+        f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.05)\nopen({flag!r}, 'w').close()"
+    )
+    request = node.request(both(early, VICTIM.format(flag=flag, later=0.3)))
+    slow = Path(request["argv"][1]).with_name("slow.py")
+    slow.write_text(
+        Path(request["argv"][1]).read_text().replace("                stop(0, None)", "                time.sleep(2)")
+    )
+    request["argv"][1] = str(slow)
+    run = request["run"]["run"]
+    node.started.append(run)
+    node.call("start", **request)
+    eventually(lambda: ranks_seen(node, run) == {"0", "1"}, "the supervisor knows both ranks")
+    go.touch()
+    cause = node.wait_state(run)["cause"]
+    assert (cause["rank"], cause["exit_code"]) == (0, 0), cause
+    assert cause["message"].endswith("before the others failed: do all ranks run the same number of steps?")
+
+
+def ranks_seen(node: Node, run: str) -> set[str]:
+    """The ranks whose processes the supervisor has found and written down."""
+    path = node.folder(run) / "processes.json"
+    return set(json.loads(path.read_text())["ranks"]) if path.exists() else set()
+
+
+# A child of rank 0 that the kernel kills for memory; after a while rank 0 gets the same signal from somebody.
+OOM_EARLIER = """
+import os, signal, subprocess, sys, time
+child = subprocess.run([sys.executable, "-c", "x = b'x' * (1 << 30)"])
+print("the child ended with", child.returncode, flush=True)
+time.sleep(3)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def small(node: Node, tmp_path: Path) -> Iterator[Node]:
+    """A node whose runs have 256 MB."""
+    with open("/proc/self/cgroup", encoding="ascii") as file:
+        groups = dict(line.rstrip("\n").split(":", 2)[1:] for line in file)
+    old = "memory" in groups
+    parent = Path("/sys/fs/cgroup/memory" if old else "/sys/fs/cgroup" + groups[""])
+    group = parent / f"ddpctl-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(256 << 20))
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho $$ > {group}/cgroup.procs\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    node.python = str(python)
+    yield node
+    node.clean_up()
+    node.python = sys.executable
+    eventually(lambda: _removed(group), "the group is empty")
+
+
+def _removed(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+def test_an_oom_kill_of_something_else_some_time_ago_does_not_explain_a_kill(small: Node) -> None:
+    shorten(small, "run/cause.py", OOM_S=1.0)
+    run = small.start(both(OOM_EARLIER, SLEEP))
+    status = small.wait_state(run, seconds=60)
+    assert b"the child ended with -9" in small.text(run, 0)
+    assert (status["cause"]["rank"], status["cause"]["reason"]) == (0, "signaled")
+    assert "rank 0 was killed by SIGKILL, not by ddpctl (the OOM killer? see dmesg)" in status["cause"]["message"]
+
+
+def test_a_rank_that_the_kernel_kills_for_memory(small: Node) -> None:
+    run = small.start(both("import time; time.sleep(2); x = b'x' * (1 << 30)", SLEEP))
+    status = small.wait_state(run, seconds=60)
+    assert (status["cause"]["rank"], status["cause"]["reason"], status["exit_code"]) == (0, "oom", -9)

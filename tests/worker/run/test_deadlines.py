@@ -1,0 +1,78 @@
+"""Deadlines of a run on one node, and what they say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ddpctl_worker.record.ranks import Roster
+from tests.worker.node import Node, eventually, processes_of
+
+
+@pytest.mark.slow
+def test_a_rank_s_death_is_timed_by_a_clock_that_nobody_sets() -> None:
+    watched: dict[int, bool] = {}
+    roster = Roster({"ranks": [0], "rendezvous": "static"}, watched.__setitem__)
+    env = dict(os.environ, RANK="0", LOCAL_RANK="0")
+    with subprocess.Popen([sys.executable, "-c", "input(); exit(3)"], stdin=subprocess.PIPE, env=env) as rank:
+        while not roster.any:
+            roster.scan(os.getpid())
+        before = time.monotonic()
+        rank.communicate(b"\n")
+        for fd in [fd for fd, on in watched.items() if on]:
+            roster.ended(fd)
+        roster.look()  # where there are no pidfds
+    roster.deaths[0] = roster.deaths[0]._replace(status=3 << 8)  # collected already: its parent is this test
+    assert before <= (roster.first_failure() or 0.0) <= time.monotonic()
+
+
+def test_ranks_that_never_start(node: Node) -> None:
+    limits = {"start": 2, "stop": 1, "silence": None}
+    run = node.start("", node.record(timeouts=limits), argv=["/bin/sh", "-c", "sleep 300; true"])
+    status = node.wait_state(run)
+    assert (status["state"], status["cause"]["reason"]) == ("failed", "rendezvous_timeout")
+    assert "within 2 s" in status["cause"]["message"]
+    eventually(lambda: not processes_of(run), "everything is gone")
+
+
+def test_silence_that_is_enforced(node: Node) -> None:
+    limits = {"start": 30, "stop": 1, "silence": 2, "silence_enforced": True}
+    run = node.start("import time; print('here', flush=True); time.sleep(300)", node.record(timeouts=limits))
+    status = node.wait_state(run)
+    assert (status["state"], status["cause"]["reason"]) == ("failed", "silence")
+
+
+def test_silence_that_is_only_told(node: Node) -> None:
+    limits = {"start": 30, "stop": 1, "silence": 1, "silence_enforced": False}
+    run = node.start("import time; print('here', flush=True); time.sleep(300)", node.record(timeouts=limits))
+    eventually(lambda: (node.status(run)["last_output_age_s"] or 0) > 2, "the silence shows", pause=0.25)
+    assert node.status(run)["state"] == "running"
+
+
+def test_a_rank_that_dies_under_a_launcher_that_does_not_look(node: Node) -> None:
+    """As torch before 2.1 does: the failure is seen all the same, in seconds, with rank, code and traceback."""
+    launcher = """
+import os, subprocess, sys, time
+for local in range(2):
+    env = dict(os.environ, RANK=str(local), LOCAL_RANK=str(local))
+    subprocess.Popen([os.environ["PYTHON_EXEC"], "-u", sys.argv[-1]], env=env, start_new_session=True)
+time.sleep(300)
+"""
+    script = (
+        "import os, time\nif os.environ['RANK'] == '1':\n    time.sleep(0.5)\n    raise KeyError('x')\ntime.sleep(300)"
+    )
+    request = node.request(script)
+    path = node.scratch / "blind.py"
+    path.write_text(launcher)
+    request["argv"][1] = str(path)
+    run = request["run"]["run"]
+    node.started.append(run)
+    node.call("start", **request)
+    status = node.wait_state(run, seconds=120)  # the launcher itself would take 300 s
+    assert (status["state"], status["cause"]["rank"]) == ("failed", 1)
+    assert status["cause"]["message"] == "rank 1 exited with code 1: KeyError: 'x'"
+    eventually(lambda: not processes_of(run), "everything is gone")

@@ -1,0 +1,58 @@
+"""A node's own view of how a run ends, and a stop that comes before the nodes have agreed."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.run.ending import Ending
+from ddpctl_worker.run.findings import Findings
+from ddpctl_worker.wire.contract import FAILED, KILLED
+
+EARLY = outcomes.failed(outcomes.ended_early("node0", 0, "2026-01-02T03:04:05+00:00", 5.0), suspect=True)
+RAISED = outcomes.failed(outcomes.cause("node0", "exited", "rank 0 exited with code 1", rank=0, exit_code=1))
+VICTIM = RAISED._replace(victim=True)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "state"),
+    [(None, KILLED), (VICTIM, KILLED), (EARLY, KILLED), (RAISED, FAILED)],
+    ids=["nothing", "victim", "ended early", "failed"],
+)
+def test_a_stop_ends_what_has_not_failed_by_itself(candidate: Outcome | None, state: str) -> None:
+    """A rank that ended with exit code 0 is no failure while nobody has said that it was too early."""
+    told: list[str] = []
+    ending = Ending("node0", cast(Findings, None), None, lambda: told.append("told"))
+    if candidate is not None:
+        ending.propose(candidate)
+    ending.obey("ada")
+    outcome: Any = ending.outcome
+    assert outcome.state == state
+    assert told
+
+
+def test_the_rank_that_the_others_waited_for_comes_before_its_victims() -> None:
+    hung = outcomes.failed(outcomes.cause("node0", "exited", "rank 0 on node0 had not come", rank=0), suspect=True)
+    asked: list[Outcome | None] = []
+
+    class Nothing:
+        def closer(self, known: Outcome | None) -> None:
+            return None
+
+        def failure(self, status: int | None) -> None:
+            return None
+
+    def find(known: Outcome | None) -> Outcome | None:
+        asked.append(known)
+        return hung
+
+    ending = Ending("node0", cast(Findings, Nothing()), None, lambda: None, hung=find)
+    ending.look(None, stopping=False, overdue=lambda: None)
+    assert (asked, ending.candidate) == ([], None)  # nothing has failed
+    ending.propose(VICTIM)
+    ending.look(None, stopping=False, overdue=lambda: None)
+    assert asked == [VICTIM]
+    assert ending.candidate == hung

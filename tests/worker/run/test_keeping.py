@@ -1,0 +1,179 @@
+"""The keeper's loop: when it looks, with a clock that the test turns and a supervisor that says what the test wants."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpctl_worker.checkpoint import manifest
+from ddpctl_worker.checkpoint.folder import list_entries
+from ddpctl_worker.checkpoint.keeper import Keeper
+from ddpctl_worker.machine import proc
+from ddpctl_worker.run import keeping
+from tests.worker.checkpoint.test_whole import saved_by_torch
+
+
+class Supervised:
+    """A keeper's loop; ``keep`` runs it until ``script`` has said all. Each word is (seconds from the start, word)."""
+
+    def __init__(self, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.now, self.begun = top / "job" / "a", 100.0, time.time()
+        self.folder.mkdir(parents=True)
+        self.script: list[tuple[float, Mapping[str, Any] | Callable[[], object] | None]] = []
+        self.looks: list[float] = []
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.listing_s = 0.0  # that a listing takes
+
+        def listed(folder: str) -> Any:
+            self.now += self.listing_s
+            self.looks.append(self.now - 100.0)
+            return list_entries(folder)
+
+        monkeypatch.setattr("ddpctl_worker.checkpoint.keeper.look", listed)
+
+    def wait(self, timeout: float | None = None) -> Mapping[str, Any] | None:
+        """What the supervisor says next, as ``_Words`` has it."""
+        until = self.now + (timeout or 0.0)
+        while self.script and 100.0 + self.script[0][0] <= until:
+            at, word = self.script.pop(0)
+            self.now = max(self.now, 100.0 + at)
+            if not callable(word):
+                return word
+            word()
+        self.now = until
+        return {}
+
+    def keep(self, **order: Any) -> None:
+        given = {"folder": str(self.folder), "host": "a", "since": self.begun - 1, "keep": 3}
+        given.update(serial=1, run="r", attempt=1, lag=str(self.folder.parent / "saved.json"))
+        keeping.keep(self, {**given, "outputs": [], "timeout": 60.0, **order})  # type: ignore[arg-type]
+
+    def write(self, path: str, content: bytes = b"weights") -> Path:
+        file = self.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        return file
+
+    @property
+    def known(self) -> list[str]:
+        return sorted(one["entry"] for one in manifest.read_all(str(self.folder)))
+
+
+@pytest.fixture
+def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
+    return Supervised(tmp_path, monkeypatch)
+
+
+def hash_for(seconds: float, supervised: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = manifest.make
+
+    def make(*args: Any) -> Any:
+        supervised.now += seconds
+        return made(*args)
+
+    monkeypatch.setattr(manifest, "make", make)
+
+
+def test_a_long_hash_is_no_reason_to_look_away(supervised: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
+    hash_for(10.0, supervised, monkeypatch)
+    supervised.write("step_1.pt", saved_by_torch())
+    known: list[str] = []
+    supervised.script = [
+        (13, lambda: supervised.write("step_2.pt", saved_by_torch())),
+        (30, lambda: known.extend(supervised.known)),
+        (31, None),
+    ]
+    supervised.keep()
+    assert known == ["step_1.pt", "step_2.pt"]
+
+
+def test_looking_itself_takes_a_small_share_of_the_time(supervised: Supervised) -> None:
+    supervised.listing_s = 1.0
+    supervised.script = [(90, None)]
+    supervised.keep()
+    assert supervised.looks == [1, 22, 43, 64, 85]
+
+
+def test_it_looks_often_once_ranks_were_asked_to_save(supervised: Supervised) -> None:
+    supervised.listing_s = 1.0
+    supervised.script = [(5, lambda: keeping.hurry(str(supervised.folder))), (36, None)]
+    supervised.keep(timeout=20.0)
+    hurried = [at for at in supervised.looks if 5 < at < 27]
+    assert len(hurried) >= 5
+    assert supervised.looks[-1] < 30, "and not for ever"
+
+
+def test_words_do_not_put_a_look_off(supervised: Supervised) -> None:
+    supervised.script = [(at, {"died": None, "since": 0.0}) for at in range(1, 20)]
+    supervised.script.append((20, None))
+    supervised.keep()
+    assert len(supervised.looks) >= 9
+
+
+class KilledKeeper(BaseException):
+    """As SIGKILL: nothing is done after it."""
+
+
+def is_killed(*args: object) -> None:
+    raise KilledKeeper
+
+
+def next_start(supervised: Supervised) -> list[str]:
+    """What is complete after the look of the next start, in which nothing of this run can be seen any more."""
+    keeper = Keeper(str(supervised.folder), "a", since=time.time() + 60)
+    keeper.look(ended=False)
+    return supervised.known
+
+
+def while_hashing(supervised: Supervised, *words: Mapping[str, Any] | Callable[[], object]) -> None:
+    """These are said while a large file is hashed that came to rest under live ranks, and then the keeper is killed."""
+    supervised.write("large.bin", b"x" * (8 << 20))
+    supervised.script = [(2.0, {"servers": {}}), *((2.0, word) for word in words)]
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KilledKeeper):
+        patch.setattr(manifest, "write", is_killed)
+        supervised.script.append((30.0, None))
+        supervised.keep()
+    assert supervised.known == []
+
+
+def test_what_came_to_rest_under_live_ranks_is_hashed_by_the_next_start(supervised: Supervised) -> None:
+    supervised.write("step_1/weights.bin")
+    while_hashing(supervised)
+    supervised.write("late.bin")
+    assert next_start(supervised) == ["large.bin", "step_1"]
+
+
+def test_what_a_run_that_ended_well_has_left_is_hashed_by_the_next_start(supervised: Supervised) -> None:
+    while_hashing(supervised, lambda: supervised.write("final/weights.bin"), {"ended": True, "linger": True})
+    assert next_start(supervised) == ["final", "large.bin"]
+
+
+def test_what_changes_before_the_next_start_is_not(supervised: Supervised) -> None:
+    while_hashing(supervised)
+    supervised.write("large.bin", b"y" * 100)
+    assert next_start(supervised) == []
+
+
+def test_what_was_written_when_a_rank_died_is_not(supervised: Supervised) -> None:
+    while_hashing(supervised, {"died": time.time(), "since": 0.0}, {"ended": False, "linger": False})
+    assert next_start(supervised) == []
+
+
+def test_after_a_power_cut_it_is_not(supervised: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may have its size and its time, and not its content."""
+    while_hashing(supervised)
+    monkeypatch.setattr(proc, "boot_id", lambda: "another")
+    assert next_start(supervised) == []
+
+
+def test_a_death_that_is_heard_of_while_it_is_hashed_takes_it_back(supervised: Supervised) -> None:
+    supervised.write("large.bin", b"x" * (8 << 20))
+    died = time.time()
+    supervised.script = [(2.0, {"servers": {}}), (2.0, {"died": died, "since": 0.0}), (30.0, None)]
+    supervised.keep()
+    assert supervised.known == []

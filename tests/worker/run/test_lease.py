@@ -1,0 +1,107 @@
+"""How long the ranks of an attempt may run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from ddpctl_worker.agent.part import LocalPart
+from ddpctl_worker.machine.notes import boottime
+from ddpctl_worker.run.lease import GUARDIAN, SUPERVISOR, Lease, pipes, renew
+from tests.worker.node import Node, eventually
+
+
+class Pipes:
+    def __init__(self) -> None:
+        self.readers, self.writers = pipes()
+
+    def lease(self, seconds: float, reader: str = SUPERVISOR) -> Lease:
+        return Lease({**self.readers, "until": boottime() + seconds}, reader)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pipes]:
+    made = Pipes()
+    yield made
+    for fd in (*made.readers.values(), *made.writers):
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def test_a_run_without_restarts_has_no_end() -> None:
+    assert not Lease(None, SUPERVISOR).over()
+
+
+def test_it_ends_when_nobody_renews_it(pair: Pipes) -> None:
+    assert not pair.lease(60).over()
+    assert pair.lease(-1).over()
+
+
+def test_the_latest_end_counts(pair: Pipes) -> None:
+    lease = pair.lease(-1)
+    renew(pair.writers, boottime() + 60)
+    renew(pair.writers, boottime() + 5)
+    assert not lease.over()
+    assert not lease.abandoned
+    for fd in pair.writers:  # the agent is gone: what it has said still counts
+        os.close(fd)
+    assert lease.left() > 50
+    assert lease.abandoned
+
+
+def test_the_guardian_hears_it_too(pair: Pipes) -> None:
+    lease, guardians = pair.lease(-1), pair.lease(-1, GUARDIAN)
+    renew(pair.writers, boottime() + 60)
+    assert not lease.over()
+    assert not guardians.over()
+
+
+def test_who_takes_the_guardians_place_knows_what_the_guardian_has_read(pair: Pipes) -> None:
+    lease, guardians = pair.lease(-1), pair.lease(-1, GUARDIAN)
+    renew(pair.writers, boottime() + 60)
+    assert not lease.over()
+    assert not guardians.over()
+    heir = Lease(lease.for_heir(), GUARDIAN)
+    assert not heir.over()
+    renew(pair.writers, boottime() + 120)
+    assert heir.left() > 100
+
+
+def test_half_a_word_waits_for_the_rest(pair: Pipes) -> None:
+    lease = pair.lease(-1)
+    word = b"%.3f\n" % (boottime() + 60)
+    os.write(pair.writers[0], word[:4])
+    assert lease.over()
+    os.write(pair.writers[0], word[4:])
+    assert not lease.over()
+
+
+def test_who_does_not_read_holds_up_nobody(pair: Pipes) -> None:
+    for _ in range(20_000):
+        renew(pair.writers, 1.0)
+    guardians = pair.lease(-1, GUARDIAN)
+    assert guardians.over()
+    renew(pair.writers, boottime() + 60)
+    assert not guardians.over()  # one that is stuck costs the other nothing
+
+
+def test_no_rank_starts_once_the_lease_is_over(node: Node) -> None:
+    """The processes between agent and ranks were held up."""
+    run = node.record(f"lease-{secrets.token_hex(4)}")
+    attempt = {"attempt": 1, "hosts": [node.host], "master_port": 29500, "gang_port": 29501}
+    run["restart"] = {"hosts": [{"host": node.host, "address": "127.0.0.1", "nproc": 1}], "first": attempt}
+    request = node.request("pass", run, gang_key="ab" * 32)
+    node.base.mkdir(parents=True, exist_ok=True)
+    part = LocalPart(str(node.folder(run["run"])), 1)
+    part.start(request, str(node.base), attempt, 0o077, boottime() - 0.1)
+    eventually(lambda: os.path.exists(part.paths.exit), "it has ended")
+    part.look()
+    assert part.end is not None
+    assert part.end["cause"]["reason"] in ("node_lost", "supervisor_lost")  # the guardian may have been quicker
+    state = json.loads((node.folder(run["run"]) / "attempts" / "1" / "state.json").read_text())
+    assert state.get("launcher") is None

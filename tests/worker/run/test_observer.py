@@ -1,0 +1,87 @@
+"""The last look at ranks that are about to be stopped: it is kept in time, whole or not."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddpctl_worker.doctor.look import Looks
+from ddpctl_worker.doctor.process import vital
+from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.run import observer
+from ddpctl_worker.run.observer import Observer
+from tests.worker.node import eventually
+
+
+class Seen:
+    """An observer of one rank that sleeps, and of one that has ended; what it has put into the record, and when."""
+
+    def __init__(self, folder: Path, pid: int) -> None:
+        self.put: list[tuple[float, dict[str, Any]]] = []
+        living = SimpleNamespace(rank=0, local_rank=0, pid=pid)
+        dead = SimpleNamespace(rank=1, local_rank=1, pid=1 << 22)
+        roster: Any = SimpleNamespace(
+            alive=lambda: [living], dead=lambda: [(dead, SimpleNamespace(seen=time.monotonic()))]
+        )
+        drain: Any = SimpleNamespace(said=dict)
+        recorder: Any = SimpleNamespace(put=lambda path, value, durable: self.put.append((time.monotonic(), value)))
+        self.woken = threading.Event()
+        order = {"run": {"host": "node0", "nnodes": 1, "doctor": {"stall": 30.0}}}
+        self.observer = Observer(order, RunPaths(str(folder)), roster, drain, recorder, None, self.woken.set)
+
+    def until_kept(self) -> float:
+        """How long the ranks were not to be stopped."""
+        begun = time.monotonic()
+        while not self.observer.last_look():
+            assert time.monotonic() < begun + 20.0
+            self.woken.wait(0.01)
+        return time.monotonic() - begun
+
+    def states(self) -> list[str]:
+        return [one["state"] for one in self.put[0][1]["looks"]]
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Iterator[Seen]:
+    with subprocess.Popen(["sleep", "300"]) as process:
+        eventually(lambda: vital(process.pid).state == "sleeping", "it sleeps")  # type: ignore[union-attr]
+        yield Seen(tmp_path, process.pid)
+        process.kill()
+
+
+@pytest.mark.slow
+def test_the_ranks_may_be_stopped_once_it_is_kept(seen: Seen) -> None:
+    seen.until_kept()
+    assert seen.states() == ["sleeping", "ended"]
+    assert [one["host"] for one in seen.put[0][1]["looks"]] == ["node0", "node0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begun", [True, False], ids=["hangs", "not-begun"])
+def test_what_is_known_is_kept_when_a_look_hangs(seen: Seen, monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
+    """Whatever the look waits for, a disk or a processor: the stop waits no longer, and finds the record written."""
+    real, over = Looks.run, threading.Event()
+
+    def hangs(looks: Looks, seconds: float) -> None:
+        if begun:
+            real(looks, seconds)
+        over.wait(20.0)
+
+    monkeypatch.setattr(Looks, "run", hangs)
+    assert observer.LAST_S <= seen.until_kept() < 5.0
+    over.set()
+    assert seen.states() == ["sleeping" if begun else "unknown", "ended"]
+
+
+@pytest.mark.slow
+def test_a_look_that_cannot_be_kept_stops_no_stop(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observer, "shortened", lambda one: 1 / 0)
+    seen.until_kept()
+    assert seen.put == []

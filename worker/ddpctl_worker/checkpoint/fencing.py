@@ -1,0 +1,56 @@
+"""The last attempt that began on a host, in ``<folder>/.ddpctl/attempt``. The file is written before its ranks start:
+
+    {"serial": 7, "run": id, "attempt": 2, "before": {"serial", "run", "attempt"}: the attempt before it,
+     "files": {entry: {path within it: [size, mtime_ns, inode]}}: the files that were there when it began}
+
+The file is the fence, too: an older attempt begins here no more, and its files get no manifest.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Optional
+
+from ddpctl_worker.checkpoint.folder import list_entries
+from ddpctl_worker.machine import fs
+from ddpctl_worker.rules.attempts import AttemptId, Begun, attempt_of
+from ddpctl_worker.rules.entries import FOLDER, Stamp
+from ddpctl_worker.wire.channel import WorkerError
+from ddpctl_worker.wire.contract import BAD_REQUEST
+
+_NAME = "attempt"
+
+
+def read_begun(folder: str) -> Begun:
+    """The last attempt that began in ``folder``."""
+    told = fs.read_optional(os.path.join(folder, FOLDER, _NAME))
+    try:
+        files = {
+            str(entry): {str(name): Stamp(*map(int, stamp)) for name, stamp in known.items()}
+            for entry, known in told["files"].items()
+        }
+        return Begun(attempt_of(told), attempt_of(told["before"]), files)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return Begun()
+
+
+def begin(folder: str, attempt: AttemptId) -> None:
+    """Write down that ``attempt`` begins in ``folder``, before its ranks start.
+
+    Raises:
+        WorkerError: a newer attempt has begun here. OSError: it cannot be written.
+    """
+    known = read_begun(folder)
+    if known.attempt > attempt:
+        raise WorkerError(BAD_REQUEST, "a newer attempt has begun here: %s" % (known.attempt,), "start the job again")
+    if known.attempt == attempt:
+        return
+    value = {**attempt.to_json(), "before": known.attempt.to_json(), "files": list_entries(folder)}
+    fs.private_dir(os.path.join(folder, FOLDER))
+    fs.write_json(os.path.join(folder, FOLDER, _NAME), value)
+
+
+def fence(folder: str, attempt: AttemptId) -> Optional[AttemptId]:
+    """The attempt that has begun in ``folder`` since ``attempt`` did; None: there is none."""
+    newest = read_begun(folder).attempt
+    return newest if newest > attempt else None

@@ -1,0 +1,66 @@
+"""Reads a folder of checkpoints from the disk. ``rules.entries`` says which of its files and folders are entries."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Dict, List, Optional, Union
+
+from ddpctl_worker.rules.entries import Files, Stamp, Tree, entries_of, files_of, is_log, temporary
+
+_DEPTH = 8  # folders in folders; deeper is no checkpoint
+
+
+def list_entries(folder: str) -> Dict[str, Files]:
+    """The entries in ``folder`` as they are now, by name. What vanishes meanwhile is left out. A folder in it that
+    cannot be listed counts as a file that cannot be read, so nothing with one in it is complete.
+
+    Raises:
+        OSError: ``folder`` itself cannot be listed.
+    """
+    return entries_of(_tree(folder, _DEPTH))
+
+
+def files_in(folder: str, entry: str) -> Files:
+    """The files of one entry as they are now; none where it is gone."""
+    *above, name = entry.split("/")
+    found: Union[Stamp, Tree, None] = _tree(os.path.join(folder, *above), _DEPTH - len(above), [name]).get(name)
+    if found is None:
+        return {}
+    return {"": found} if isinstance(found, Stamp) else dict(files_of(found))
+
+
+def files_below(folder: str) -> Files:
+    """Every file in a folder as it is now, whatever its name says; none where it is gone."""
+    try:
+        return dict(files_of(_tree(folder, _DEPTH, sorted(os.listdir(folder)))))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+
+
+def _tree(folder: str, depth: int, only: Optional[List[str]] = None) -> Tree:
+    found: Tree = {}
+    for name in _names(folder) if only is None else only:
+        path = os.path.join(folder, name)
+        try:
+            about = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            found[name] = Stamp(0, 0, 0)
+            continue
+        if stat.S_ISREG(about.st_mode):
+            found[name] = Stamp(about.st_size, about.st_mtime_ns, about.st_ino)
+        elif stat.S_ISDIR(about.st_mode) and depth:
+            try:
+                found[name] = _tree(path, depth - 1)
+            except OSError:
+                found[name] = Stamp(0, about.st_mtime_ns, 0)
+    return found
+
+
+def _names(folder: str) -> List[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if not temporary(name) and not is_log(name))
+    except (FileNotFoundError, NotADirectoryError):
+        return []

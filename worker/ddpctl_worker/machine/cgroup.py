@@ -1,0 +1,162 @@
+"""The control group of a run, where one can be had (version 2, writable).
+
+The kernel ends all that is in it at once, and says when it is empty.
+
+Protocol: https://docs.kernel.org/admin-guide/cgroup-v2.html, ``cgroup.procs``, ``cgroup.events``, ``cgroup.kill``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from collections import deque
+from typing import Any, Deque, Iterator, List, Optional, Set, Tuple
+
+from ddpctl_worker.machine.fs import read_text
+
+ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")  # of version 2 alone, and beside version 1
+OOM_LOOK_S = 0.5
+
+
+class ControlGroup:
+    """A group that is there; its processes may make groups of their own below it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def pids(self) -> Set[int]:
+        found: Set[int] = set()
+        for folder in self._folders():
+            with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.procs"), encoding="ascii") as file:
+                found.update(int(line) for line in file)
+        return found
+
+    def empty(self) -> bool:
+        """Whether no process is left in it or below, zombies apart. A group that was removed was empty."""
+        try:
+            with open(os.path.join(self.path, "cgroup.events"), encoding="ascii") as file:
+                return "populated 0" in file.read().splitlines()
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENODEV):  # ENODEV: removed after it was opened
+                return True
+            raise
+
+    def kill(self) -> None:
+        """SIGKILL for all that is in it, whatever it forks meanwhile."""
+        try:
+            _write(os.path.join(self.path, "cgroup.kill"), b"1")
+        except OSError:  # Linux before 5.14
+            for pid in self.pids():
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def enter(self) -> None:
+        """The calling process, and what it starts from now on, belongs to it."""
+        _write(os.path.join(self.path, "cgroup.procs"), b"0")
+
+    def remove(self) -> None:
+        """Take it away if it is empty; one that is not stays, and shows where the survivors are."""
+        for folder in self._folders():
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+
+    def _folders(self) -> Iterator[str]:
+        """It and the groups below, the deepest first."""
+        for folder, _, _ in os.walk(self.path, topdown=False):
+            yield folder
+
+
+def make(run: str, host: str) -> Optional[ControlGroup]:
+    """A group for a run, below this process's own; None where there is no version 2, or none that we may write to."""
+    parent = _own()
+    if parent is None:
+        return None
+    group = ControlGroup(os.path.join(parent, "ddpctl-%s.%s" % (run, host)))
+    try:
+        os.mkdir(group.path, 0o755)
+    except FileExistsError:
+        pass  # of an earlier start of this very run
+    except OSError:
+        return None
+    return group
+
+
+def of_record(path: Any) -> Optional[ControlGroup]:
+    """The group that a record names; None for none, or for nonsense."""
+    inside = isinstance(path, str) and path == os.path.normpath(path) and path.startswith(ROOTS[0] + "/")
+    return ControlGroup(path) if inside and os.path.basename(path).startswith("ddpctl-") else None
+
+
+def _own() -> Optional[str]:
+    """The folder of this process's group of version 2."""
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+            path = next((line.rstrip("\n")[3:] for line in file if line.startswith("0::")), None)
+    except OSError:
+        return None
+    found = (root + path.rstrip("/") for root in ROOTS) if path is not None else iter(())
+    return next((one for one in found if os.path.exists(os.path.join(one, "cgroup.procs"))), None)
+
+
+def _write(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for memory: in this process's cgroup, or else on the whole machine."""
+    for path in _memory_events():
+        count = _field(path, "oom_kill")
+        if count is not None:
+            return count
+    return _field("/proc/vmstat", "oom_kill") or 0
+
+
+class OomHistory:
+    """When the kernel has killed something for memory here, seen by looking often: what matters is whether it did just
+    before a death, for anything else in the cgroup may be killed at any time."""
+
+    def __init__(self) -> None:
+        self._count, self._looked = oom_kills(), time.time()
+        self._rises: Deque[Tuple[float, float]] = deque(maxlen=16)
+
+    def look(self) -> None:
+        """To be called about once a second, or more often."""
+        if not 0.0 <= time.time() - self._looked < OOM_LOOK_S:
+            self._count_now()
+
+    def rises(self) -> List[Tuple[float, float]]:
+        """Between which times (wall clock) there was a kill, up to now."""
+        self._count_now()
+        return list(self._rises)
+
+    def _count_now(self) -> None:
+        count, now = oom_kills(), time.time()
+        if count > self._count:
+            self._rises.append((self._looked, now))
+        self._count, self._looked = count, now
+
+
+def _memory_events() -> List[str]:
+    entries = [line.split(":", 2) for line in read_text("/proc/self/cgroup").splitlines()]
+    found = []
+    for _, controllers, group in (entry for entry in entries if len(entry) == 3):
+        if "memory" in controllers.split(","):
+            found.append("/sys/fs/cgroup/memory%s/memory.oom_control" % group)
+        elif not controllers:
+            found.append("/sys/fs/cgroup%s/memory.events" % group)
+            found.append("/sys/fs/cgroup/unified%s/memory.events" % group)
+    return [path for path in found if os.path.exists(path)]
+
+
+def _field(path: str, name: str) -> Optional[int]:
+    for words in map(str.split, read_text(path).splitlines()):
+        if len(words) == 2 and words[0] == name and words[1].isdigit():
+            return int(words[1])
+    return None

@@ -1,0 +1,243 @@
+"""Files and folders below base_dir: whose they are, how they are written durably, and locks on them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import stat
+import time
+from typing import Any, ContextManager, Dict, Iterator, Optional
+
+from ddpctl_worker.wire.channel import Channel, WorkerError
+from ddpctl_worker.wire.contract import BUSY, CORRUPT, INTERRUPTED, UNSAFE_PATH
+
+ENVS = ".gc.lock"  # in the folder of environments: shared by all who install, for a gc alone
+FOREVER = float("inf")
+_PAUSE_S = 0.1
+
+
+def own_folder(base_dir: str, *names: str) -> str:
+    """``base_dir/names...``, made 0700 where it is missing; every level below and including base_dir is ours.
+
+    Raises:
+        WorkerError: unsafe_path, when a level is a symlink, no folder, or belongs to another user.
+    """
+    path = os.path.expanduser(base_dir)
+    os.makedirs(path, 0o700, exist_ok=True)
+    check_own(path)  # boot.py, which comes first on a node, asks for the same
+    for name in names:
+        path = private_dir(os.path.join(path, name))
+    return path
+
+
+def private_dir(path: str) -> str:
+    """Make sure that ``path`` is a folder of ours that nobody else can write to.
+
+    Raises:
+        WorkerError: UNSAFE_PATH, when it is a symlink, somebody else's or open to others.
+    """
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        check_own(path)
+    return path
+
+
+def check_own(path: str) -> None:
+    """Refuse a folder that is a symlink, another user's, or writable by others."""
+    found = os.lstat(path)
+    if stat.S_ISLNK(found.st_mode):
+        raise WorkerError(UNSAFE_PATH, "%s is a symbolic link" % path, "remove it")
+    if not stat.S_ISDIR(found.st_mode):
+        raise WorkerError(UNSAFE_PATH, "%s is not a folder" % path, "remove it")
+    if found.st_uid != os.geteuid():
+        raise WorkerError(UNSAFE_PATH, "%s belongs to uid %d" % (path, found.st_uid), "choose another base_dir")
+    if found.st_mode & 0o022:
+        raise WorkerError(UNSAFE_PATH, "%s is writable by others" % path, "chmod go-w %s" % path)
+
+
+def read_text(path: str, limit: int = 1 << 20) -> str:
+    """A small text file, at most ``limit`` bytes of it; empty when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(limit).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def read_number(path: str, base: int = 10) -> Optional[int]:
+    """The whole number that a small file holds; None when it cannot be read, or holds anything else."""
+    try:
+        return int(read_text(path, limit=64), base)
+    except ValueError:
+        return None
+
+
+def discard(path: str) -> None:
+    """Remove a file, if it is there and that is possible."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def is_folder(path: str) -> bool:
+    """Whether it is a folder, and no symlink to one."""
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def remove(path: str) -> None:
+    """A file or a whole folder, and what is gone already; a symlink is removed, never followed.
+
+    Raises:
+        OSError: some of it stays.
+    """
+    while os.path.lexists(path):
+        with contextlib.suppress(FileNotFoundError):  # somebody else removes it too
+            if is_folder(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+
+
+def sync_folder(path: str) -> None:
+    """A rename inside ``path`` survives a power cut from now on."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network filesystems cannot sync a folder
+            raise
+    finally:
+        os.close(fd)
+
+
+def write_json(path: str, value: Dict[str, Any], *, durable: bool = True) -> None:
+    """Replace ``path`` atomically; once this returns (and ``durable``) it survives a power loss."""
+    aside = _write_aside(path, value, durable)
+    try:
+        os.rename(aside, path)
+    except OSError:
+        discard(aside)
+        raise
+    if durable:
+        sync_folder(os.path.dirname(path))
+
+
+def write_once(path: str, value: Dict[str, Any], *, durable: bool = True) -> bool:
+    """Create ``path`` with ``value`` unless it is there already; False when somebody else was first."""
+    aside = _write_aside(path, value, durable)
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+            raise
+        # A filesystem without hard links: the claim is an empty file, the rename fills it.
+        try:
+            os.close(os.open(path + ".claim", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            return False
+        os.rename(aside, path)
+        sync_folder(os.path.dirname(path))
+        return True
+    finally:
+        if os.path.exists(aside):
+            os.unlink(aside)
+    if durable:
+        sync_folder(os.path.dirname(path))
+    return True
+
+
+def _write_aside(path: str, value: Dict[str, Any], durable: bool) -> str:
+    aside = "%s.%d.%s" % (path, os.getpid(), os.urandom(4).hex())
+    fd = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(json.dumps(value, indent=1).encode("ascii") + b"\n")
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+    except OSError:
+        discard(aside)
+        raise
+    return aside
+
+
+def read_json(path: str) -> Optional[Dict[str, Any]]:
+    """The record at ``path``; None when there is none.
+
+    Raises:
+        WorkerError: CORRUPT or UNSAFE_PATH.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise WorkerError(UNSAFE_PATH, "%s is a symbolic link" % path, "remove it") from None
+        raise
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid not in (os.geteuid(), 0) or not stat.S_ISREG(found.st_mode):
+            raise WorkerError(UNSAFE_PATH, "%s belongs to another user (uid %d)" % (path, found.st_uid))
+        try:
+            value = json.loads(file.read())
+        except (ValueError, RecursionError):
+            raise WorkerError(CORRUPT, "%s is not readable as JSON" % path, "remove the run's folder") from None
+    if not isinstance(value, dict):
+        raise WorkerError(CORRUPT, "%s holds no JSON object" % path, "remove the run's folder")
+    return value
+
+
+def read_optional(path: str) -> Dict[str, Any]:
+    """The record at ``path``; nothing where there is none or it cannot be read: after a power cut it may be empty."""
+    try:
+        return read_json(path) or {}
+    except (WorkerError, OSError):
+        return {}
+
+
+def shared(path: str, channel: Channel) -> ContextManager[None]:
+    """Hold ``path`` (made if need be) together with others who share it.
+
+    Raises:
+        WorkerError: interrupted, the controller disconnected.
+    """
+    return _locked(path, fcntl.LOCK_SH, channel, FOREVER)
+
+
+def alone(path: str, channel: Channel, patience: float = FOREVER) -> ContextManager[None]:
+    """Hold ``path`` (made if need be) alone, after ``patience`` seconds of waiting at most.
+
+    Raises:
+        WorkerError: interrupted, the controller disconnected; or busy, somebody else still holds it.
+    """
+    return _locked(path, fcntl.LOCK_EX, channel, patience)
+
+
+@contextlib.contextmanager
+def _locked(path: str, how: int, channel: Channel, patience: float) -> Iterator[None]:
+    deadline = time.monotonic() + patience
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        while not _taken(fd, how):
+            if time.monotonic() >= deadline:
+                raise WorkerError(BUSY, "an environment is being installed here", "try again when it is done")
+            if channel.closed.wait(_PAUSE_S):
+                raise WorkerError(INTERRUPTED, "the controller disconnected")
+        yield
+    finally:
+        os.close(fd)
+
+
+def _taken(fd: int, how: int) -> bool:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,84 @@
+"""How a run ended on a node: its terminal state, and the cause in the contract's words."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ddpctl_worker.machine import notes
+from ddpctl_worker.wire.contract import EXITED, FAILED, KILLED, KILLED_BY_USER
+
+MAX_CANDIDATES = 16
+MAX_TRACEBACK = 2 << 10  # of a candidate: the record must fit into the reserve of a full disk
+
+
+class Outcome(NamedTuple):
+    """A terminal state and its cause (null for success)."""
+
+    state: str
+    cause: Optional[Dict[str, Any]]
+    victim: bool = False  # another node's failure brought this one down
+    when: float = 0.0  # wall clock of the failure itself
+    suspect: bool = False  # it may have failed: told because others did
+
+    @property
+    def early(self) -> bool:
+        """It did not fail, but ended too early for the others."""
+        return self.suspect and (self.cause or {}).get("exit_code") == 0
+
+
+def cause(
+    host: str,
+    reason: str,
+    message: str,
+    *,
+    rank: Optional[int] = None,
+    exit_code: Optional[int] = None,
+    signal: Optional[str] = None,
+    traceback: Optional[str] = None,
+    when: Optional[float] = None,
+    peer: Optional[str] = None,
+) -> Dict[str, Any]:
+    """A cause as the contract fixes it; ``peer``: the second host of a link that is lost."""
+    link = {} if peer is None else {"peer": peer}
+    return {
+        **link,
+        "host": host,
+        "rank": rank,
+        "exit_code": exit_code,
+        "signal": signal,
+        "reason": reason,
+        "message": " ".join(message.split()),
+        "traceback": traceback,
+        "time": notes.iso(time.time() if when is None else when),
+    }
+
+
+def failed(
+    why: Dict[str, Any], *, victim: bool = False, when: Optional[float] = None, suspect: bool = False
+) -> Outcome:
+    return Outcome(FAILED, why, victim, time.time() if when is None else when, suspect)
+
+
+def ended_early(host: str, rank: Optional[int], at: str, seconds: float) -> Dict[str, Any]:
+    """The cause where all failures are those of peers: some rank (None: every one of ``host``) had ended with exit code
+    0 at ``at`` (ISO 8601), so long before the others failed."""
+    who = "every rank" if rank is None else "rank %d" % rank
+    before = "%.0f s" % seconds if seconds >= 1 else "just"
+    text = "%s on %s ended with exit code 0 at %s UTC, %s before the others failed" % (who, host, at[11:19], before)
+    text += ": do all ranks run the same number of steps?"
+    return dict(cause(host, EXITED, text, rank=rank, exit_code=0), time=at)
+
+
+def others(cause: Optional[Dict[str, Any]], found: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """What else may have been the cause: one entry a rank, with what its record has room for."""
+    kept: Dict[Tuple[Any, ...], Dict[str, Any]] = {}
+    for one in ([cause] if cause else []) + list(found):
+        kept.setdefault((one.get("host"), one.get("rank"), one.get("reason")), one)
+    rest = list(kept.values())[1 if cause else 0 :][:MAX_CANDIDATES]
+    return [dict(one, traceback=(one.get("traceback") or "")[-MAX_TRACEBACK:] or None) for one in rest]
+
+
+def killed(host: str, by: str, *, when: Optional[float] = None) -> Outcome:
+    why = cause(host, KILLED_BY_USER, "killed by %s" % (by or "a user"), when=when)
+    return Outcome(KILLED, why, False, time.time() if when is None else when)

@@ -1,0 +1,257 @@
+"""The parts of a run's record that are more than JSON files: room set aside, the heartbeat, the exit record."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import struct
+import time
+import zlib
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ddpctl_worker.machine import fs, notes
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.record.paths import RunPaths, base_of, run_paths
+from ddpctl_worker.wire.channel import WorkerError
+from ddpctl_worker.wire.contract import LOST, NO_SUCH_RUN, SCHEMA, SUPERVISOR_LOST
+
+RESERVE_BYTES = 128 << 10
+_HEARTBEAT = struct.Struct("<ddQIII")
+_OLD_HEARTBEAT = struct.Struct("<ddQII")  # without the number of ranks
+GONE_S = 20.0  # a folder that is away for so long was removed; a disk may be mounted again before
+PAUSE_S = 5.0  # at most, between two attempts to write
+
+
+def named_by(request: Dict[str, Any]) -> Tuple[RunPaths, Dict[str, Any]]:
+    """The run that a request names: its files here, and what was asked for.
+
+    Raises:
+        WorkerError: NO_SUCH_RUN.
+    """
+    paths = run_paths(base_of(request), request["run"], request["host"])
+    run = fs.read_json(paths.run)
+    if run is None:
+        raise WorkerError(NO_SUCH_RUN, "run %s is not on this node" % request["run"])
+    return paths, run
+
+
+def attempt_of(run: Mapping[str, Any]) -> int:
+    """Which attempt a run.json is about; of a run, the first one that is its own: it may continue another run."""
+    return int(run.get("attempt") or 1)
+
+
+def make_reserve(path: str, size: int = RESERVE_BYTES) -> None:
+    """Set room aside for a record, where the filesystem can do that.
+
+    Raises:
+        OSError: the disk is full: what is started there could not even tell its end.
+    """
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+    finally:
+        os.close(fd)
+
+
+def write_reserved(reserve: str, path: str, value: Dict[str, Any], *, once: bool = False) -> bool:
+    """Turn a reserve into the record ``path``, in the very room that was set aside: a full disk cannot prevent it, and
+    nobody can take the room in between. False when there is no reserve, or (``once``) a record.
+
+    Raises:
+        OSError: the disk takes nothing at all; the reserve is as it was.
+    """
+    mine = "%s.%d.%s" % (reserve, os.getpid(), os.urandom(4).hex())
+    try:
+        os.rename(reserve, mine)  # the second one finds none
+    except FileNotFoundError:
+        return False
+    try:
+        _overwrite(mine, value)
+        if once:
+            os.link(mine, path)
+        else:
+            os.rename(mine, path)
+    except FileExistsError:
+        return False
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.rename(mine, reserve)
+        raise
+    finally:
+        fs.discard(mine)
+    fs.sync_folder(os.path.dirname(path))
+    return True
+
+
+def replace(path: str, value: Dict[str, Any], reserve: str) -> None:
+    """Replace a record that has to change on a full disk, too. Room for the next change is set aside once there is any.
+
+    Raises:
+        OSError: the disk takes nothing, and nothing is left of the reserve.
+    """
+    try:
+        fs.write_json(path, value)
+    except OSError:
+        if not write_reserved(reserve, path, value):
+            raise
+    if not os.path.exists(reserve):
+        try:
+            make_reserve(reserve)
+        except OSError:
+            fs.discard(reserve)  # it may hold less than it should
+
+
+def _overwrite(path: str, value: Dict[str, Any]) -> None:
+    body = json.dumps(value, indent=1).encode("ascii") + b"\n"
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        done = 0
+        while done < len(body):
+            done += os.pwrite(fd, body[done:], done)
+        os.ftruncate(fd, len(body))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class Heartbeat(NamedTuple):
+    """One heartbeat. Times are seconds since boot, so their age is only known on the same boot."""
+
+    at: float
+    last_output: float  # 0.0: no output yet
+    dropped: int  # lines
+    attempt: int
+    ranks: int = 0  # that live
+
+
+class HeartbeatFile:
+    """The heartbeat file of a run, rewritten in place: it costs no room, so it beats on a full disk too."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def write(self, beat: Heartbeat) -> None:
+        body = _HEARTBEAT.pack(beat.at, beat.last_output, beat.dropped, beat.attempt, beat.ranks, 0)[:-4]
+        with contextlib.suppress(OSError):  # a missed beat shows as its age
+            os.pwrite(self._fd, body + struct.pack("<I", zlib.crc32(body)), 0)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def read_heartbeat(path: str) -> Optional[Heartbeat]:
+    """The last heartbeat; None when there is none or it was caught half written."""
+    try:
+        with open(path, "rb") as file:
+            blob = file.read(_HEARTBEAT.size)
+    except OSError:
+        return None
+    form = _HEARTBEAT if len(blob) == _HEARTBEAT.size else _OLD_HEARTBEAT
+    if len(blob) != form.size or zlib.crc32(blob[:-4]) != struct.unpack("<I", blob[-4:])[0]:
+        return None
+    return Heartbeat(*form.unpack(blob)[:-1])
+
+
+def exit_record(
+    outcome: Outcome,
+    *,
+    exit_code: Optional[int] = None,
+    signalled: int = 0,
+    forced: int = 0,
+    leftover: int = 0,
+    survivors: Optional[List[Dict[str, Any]]] = None,
+    attempt: int = 1,
+    dropped_lines: int = 0,
+    ended: Optional[str] = None,
+    candidates: Sequence[Dict[str, Any]] = (),
+) -> Dict[str, Any]:
+    """How a run ended, as exit.json says it; ``leftover`` counts what outlived the launcher and was ended."""
+    return {
+        "schema": SCHEMA,
+        "state": outcome.state,
+        "exit_code": exit_code,
+        "cause": outcome.cause,
+        "candidates": list(candidates),
+        "ended": ended or notes.now_iso(),
+        "signalled": signalled,
+        "forced": forced,
+        "leftover": leftover,
+        "survivors": survivors or [],
+        "attempt": attempt,
+        "dropped_lines": dropped_lines,
+    }
+
+
+def write(paths: RunPaths, outcome: Outcome, *, patience: float = 10.0, **numbers: Any) -> bool:
+    """Write the exit record unless there is one; False when there was one. ``numbers`` are those of ``exit_record``.
+
+    ``patience`` is how many seconds a disk that takes nothing is waited for.
+
+    Raises:
+        OSError: it took nothing until then.
+    """
+    body = exit_record(outcome, **numbers)
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return save(paths, body)
+        except OSError:
+            if time.monotonic() >= deadline or not os.path.isdir(paths.node):
+                raise
+            time.sleep(0.5)
+
+
+def lost(paths: RunPaths, host: str, detail: Optional[str] = None, *, when: Optional[float] = None) -> Outcome:
+    """How a run without a supervisor ended: as asked, if somebody had asked for its end, otherwise lost."""
+    if os.path.lexists(paths.stop):
+        return outcomes.killed(host, str(fs.read_optional(paths.stop).get("by") or ""), when=when)
+    text = detail or "the supervisor was killed, and so were the processes that it left"
+    return Outcome(LOST, outcomes.cause(host, SUPERVISOR_LOST, text, when=when), when=when or 0.0)
+
+
+class ExitWriter:
+    """Writes an exit record however long the disk is away. A run whose folder was removed needs none."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._gone_since: Optional[float] = None
+        self._pause = 0.2
+        self._told = ""
+        self.gone = GONE_S  # how long a folder must be away
+        self.again_at = 0.0  # when the next attempt is due (monotonic)
+
+    def wrote(self, body: Callable[[], Dict[str, Any]]) -> bool:
+        """One attempt; True once there is a record, or no folder for one."""
+        try:
+            if os.path.isdir(self._paths.node):
+                self._gone_since = None
+                return os.path.exists(self._paths.exit) or save(self._paths, body()) or True
+            now = time.monotonic()
+            self._gone_since = self._gone_since or now
+            if now - self._gone_since >= self.gone:
+                return True
+        except Exception as error:
+            if str(error) != self._told:
+                self._told = str(error)
+                notes.note("the run's end cannot be recorded yet: %r" % error)
+        self._pause = min(PAUSE_S, self._pause * 2)
+        self.again_at = time.monotonic() + self._pause
+        return False
+
+
+def save(paths: RunPaths, body: Dict[str, Any]) -> bool:
+    """One attempt to write the exit record; False when there was one."""
+    try:
+        first = fs.write_once(paths.exit, body)
+    except OSError:  # a full disk: this is what the reserve is for
+        if not write_reserved(paths.reserve, paths.exit, body, once=True) and not os.path.exists(paths.exit):
+            raise
+        return True
+    fs.discard(paths.reserve)  # nobody needs the room any more
+    return first

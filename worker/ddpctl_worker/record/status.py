@@ -1,0 +1,433 @@
+"""The status verb: what the records say, judged against the machine as it is now.
+
+To read is not to write: the judgement on a run that is lost is made again whenever somebody asks, and comes out the
+same each time, since it rests on records that nobody touches any more. Only ``settle``, for a verb that acts, writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+from ddpctl_worker.machine import fs, notes, proc, processes
+from ddpctl_worker.machine.cgroup import of_record
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record import record
+from ddpctl_worker.record.document import Document, Proposal
+from ddpctl_worker.record.lag import read_lag
+from ddpctl_worker.record.metrics import last_values
+from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.record.paths import RunPaths, base_of, job_id, known_runs, run_paths
+from ddpctl_worker.wire import contract
+from ddpctl_worker.wire.channel import Channel, WorkerError
+
+ANSWER_BYTES = 3 << 20  # of JSON: a message may have 4 MiB
+STALE_S = 15.0  # a heartbeat older than this: the supervisor hangs
+PROCESSES = ("agent", "supervisor", "keeper")  # those of a run that listen
+FEW = 10  # connections by strangers: fewer are not worth a line
+HERE, BEFORE, ELSEWHERE = "here", "before", "elsewhere"  # where a run's processes are, or were
+
+
+Recorded = Tuple[Dict[str, Any], RunPaths]  # a run.json, and the run's other files
+
+
+class Judgement(NamedTuple):
+    """What became of a run without an exit record: its state and, where it is over, the end to be written down.
+
+    ``trouble``: its record is damaged. ``note``: why it cannot be judged from here.
+    """
+
+    state: str
+    outcome: Optional[Outcome] = None
+    trouble: Optional[str] = None
+    note: Optional[str] = None
+
+
+def status(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """The verb: every run of this host that was asked for, newest first. ``run`` is an id; ``job`` a name or an id, or
+    the beginning of ids where it is neither.
+
+    The newest of each job comes with the last ``metrics`` of its ranks where a run or job was named. ``left_out``: how
+    many old runs one message had no room for.
+    """
+    base, host = base_of(request), request["host"]
+    run, job = request.get("run"), request.get("job")
+    if run:
+        paths = run_paths(base, run, host)
+        found = [one for one in [status_or_fault(paths)] if one is not None]
+        return {"runs": _with_metrics(found, base, host)}
+    listed = list(_records(base, host))
+    if job is not None:
+        listed = _meant(listed, str(job))
+    listed.sort(key=lambda entry: str(entry[0].get("created")), reverse=True)
+    states: List[Dict[str, Any]] = []
+    jobs: Set[str] = set()
+    for made, paths in listed:
+        name, one = job_id(made), status_or_fault(paths)
+        if one is None:
+            continue
+        # Without ``all``: what runs, and the newest run of every job (its other nodes may still run).
+        if request.get("all") or name not in jobs or one["state"] not in contract.TERMINAL:
+            states.append(one)
+        jobs.add(name)
+    states = _with_metrics(states, base, host) if job is not None else states
+    told = _within(states, ANSWER_BYTES)
+    return {"runs": told, "left_out": len(states) - len(told)}
+
+
+def _records(base: str, host: str) -> Iterator[Recorded]:
+    for paths in known_runs(base, host):
+        made = _readable(paths.run)
+        if made is not None and made.get("host") == host:
+            yield made, paths
+
+
+def _meant(listed: List[Recorded], word: str) -> List[Recorded]:
+    """The runs that ``word`` names; where it names none, those whose id begins with it."""
+    exact = [one for one in listed if word in (one[0].get("job"), one[0].get("run"))]
+    return exact or [one for one in listed if contract.begins(str(one[0].get("run")), word)]
+
+
+def unfinished(base: str, host: str) -> Iterator[Dict[str, Any]]:
+    """NodeStatus of every run of this host that has not ended. One that has is passed over without a look into it."""
+    for paths in known_runs(base, host):
+        found = None if os.path.exists(paths.exit) else status_or_fault(paths)
+        if found is not None and found["state"] not in contract.TERMINAL:
+            yield found
+
+
+def _within(states: List[Dict[str, Any]], limit: int) -> List[Dict[str, Any]]:
+    """As many as one message takes, in their order: what is not over first, then the newest."""
+    keep: Set[int] = set()
+    for one in sorted(states, key=lambda state: state["state"] in contract.TERMINAL):
+        limit -= len(json.dumps(one))
+        if limit < 0:
+            break
+        keep.add(id(one))
+    return [one for one in states if id(one) in keep]
+
+
+def _with_metrics(states: List[Dict[str, Any]], base: str, host: str) -> List[Dict[str, Any]]:
+    """Only the newest run of a job is worth reading files of its own: that is the one that is shown."""
+    jobs: Set[str] = set()
+    for one in states:
+        if job_id(one["record"]) in jobs:
+            continue
+        jobs.add(job_id(one["record"]))
+        paths = run_paths(base, str(one["run"]), host)
+        if paths.attempts():  # a host that is in the newest one no more has nothing to say of it
+            paths = paths.of_attempt(int(one.get("attempt") or 1))
+        one["metrics"] = last_values(paths)
+    return states
+
+
+def node_status(paths: RunPaths) -> Dict[str, Any]:
+    """NodeStatus of a run that is there; writes nothing."""
+    run = fs.read_json(paths.run)
+    if run is None:
+        raise WorkerError(contract.NO_SUCH_RUN, "there is no run in %s" % paths.node)
+    if run.get("restart") and paths.attempt is None:
+        return _with_attempts(paths, run)
+    return _status(paths, run)
+
+
+def _with_attempts(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
+    """That of a run with restarts: how the newest attempt that this host took part in stands, and what the agents have
+    ``agreed`` on (a Proposal of agent/document.py). Between two attempts it is starting."""
+    own = _status(paths, run)
+    told = fs.read_optional(paths.agreed).get("proposal")
+    proposal = Proposal.from_json(told) if told else Proposal(1, 1, Document.first(run["restart"]["first"]))
+    value = proposal.document.to_json()
+    last = value["attempts"][-1]
+    numbers = [one["attempt"] for one in value["attempts"] if run["host"] in one["hosts"]]
+    part = _readable_status(paths.of_attempt(numbers[-1])) if numbers else None
+    if part is None:
+        part = dict(own, state=contract.PENDING if own["state"] not in contract.TERMINAL else own["state"], ranks=[])
+    elif own["state"] == contract.LOST and part["state"] not in contract.TERMINAL:
+        part.update(state=contract.STALE)  # the agent is gone, and its lease not over yet
+    elif own["state"] in contract.TERMINAL or own["state"] in (contract.UNREACHABLE, contract.STALE):
+        part.update({name: own[name] for name in ("state", "cause", "ended", "note")})
+    elif part["state"] in contract.TERMINAL and part["state"] != contract.SUCCEEDED:
+        part.update(state=contract.STARTING, cause=None, ended=None)  # there may be another attempt
+    said = fs.read_optional(paths.state).get("note")  # by the agent: whom it waits for
+    if said and own["state"] in (contract.STARTING, contract.RUNNING):
+        part.update(note=said)
+    return dict(
+        part, attempt=last["attempt"], record=run, agreed=dict(value, term=proposal.term, version=proposal.version)
+    )
+
+
+def _readable_status(paths: RunPaths) -> Optional[Dict[str, Any]]:
+    """The status of an attempt; None where it has not begun here."""
+    run = fs.read_json(paths.run)
+    return None if run is None else _status(paths, run)
+
+
+def _status(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
+    end = fs.read_json(paths.exit)
+    found = Judgement(str(end["state"])) if end else judge(paths, run)
+    if found.outcome is not None:
+        # Its supervisor may have written the end just before it went.
+        end = fs.read_json(paths.exit) or end_of(found.outcome)
+    state = fs.read_optional(paths.state)
+    beat = record.read_heartbeat(paths.heartbeat)
+    now = notes.boottime()
+    beating = beat if beat and not end and whereabouts(paths, state) == HERE else None
+    launcher = processes.from_json(state.get("launcher"))
+    started = state.get("started")
+    if not end:
+        why = outcomes.cause(str(run.get("host")), contract.SUPERVISOR_LOST, found.trouble) if found.trouble else None
+        end = {"state": found.state, "cause": why}
+        if beat is not None:
+            end.update(attempt=beat.attempt, dropped_lines=beat.dropped)
+    return {
+        "run": run.get("run"),
+        "job": run.get("job"),
+        "cluster": run.get("cluster"),
+        "host": run.get("host"),
+        "node_rank": run.get("node_rank"),
+        "state": str(end["state"]),
+        "pid": launcher.pid if launcher else None,
+        "ranks": run.get("ranks") or _ranks_seen(paths),
+        "exit_code": end.get("exit_code"),
+        "heartbeat_age_s": round(max(0.0, now - beating.at), 3) if beating else None,
+        "attempt": max(int(end.get("attempt", 1)), record.attempt_of(run)),
+        "started": started if isinstance(started, str) else None,
+        "ended": end.get("ended"),
+        "cause": end.get("cause"),
+        "candidates": end.get("candidates") or [],
+        "note": found.note,
+        "lag": read_lag(paths.saved),
+        **_doctors_report(paths),
+        "last_output_age_s": round(max(0.0, now - beating.last_output), 3) if beating and beating.last_output else None,
+        "dropped_lines": end.get("dropped_lines", 0),
+        "survivors": end.get("survivors", []),
+        "strangers": _strangers(paths),
+        "record": run,
+    }
+
+
+def _strangers(paths: RunPaths) -> Optional[Dict[str, Any]]:
+    """Connections to this host's ports that proved nothing (``Tally.told``), over all processes of the run here; None
+    for a handful: a port that was scanned once."""
+    told = [fs.read_optional(paths.strangers(process)) for process in PROCESSES]
+    told = [one for one in told if one]
+    count = sum(int(one["count"]) for one in told)
+    if count < FEW:
+        return None
+    most: Dict[str, int] = {}
+    for one in told:
+        for address, number in one["most"].items():
+            most[address] = most.get(address, 0) + int(number)
+    last = max(str(one["last"]) for one in told)
+    return {"count": count, "addresses": max(int(one["addresses"]) for one in told), "most": most, "last": last}
+
+
+def _doctors_report(paths: RunPaths) -> Dict[str, Any]:
+    """``diagnosis``: why the run is stuck, or was when it ended; None when it moves. ``slow``: ranks that are slow.
+    ``reported``: when the node that decides said so, by its clock."""
+    report = fs.read_optional(paths.diagnosis)
+    found = report.get("diagnosis")
+    slow, reported = report.get("slow"), report.get("reported")
+    stuck = isinstance(found, dict) and bool(found.get("verdict")) and not found.get("over")
+    names = ("verdict", "suspects", "since", "time")
+    return {
+        "diagnosis": {name: found.get(name) for name in names} if stuck and found else None,
+        "slow": slow if isinstance(slow, list) else [],
+        "reported": reported if isinstance(reported, str) else None,
+    }
+
+
+def _readable(path: str) -> Optional[Dict[str, Any]]:
+    """One damaged record must not hide the other runs: without its run.json a folder is no run."""
+    try:
+        return fs.read_json(path)
+    except (WorkerError, OSError) as error:
+        notes.note("left out: %s" % error)
+        return None
+
+
+def status_or_fault(paths: RunPaths) -> Optional[Dict[str, Any]]:
+    """``node_status``, or where a record is damaged a status that says so; it is not called over."""
+    try:
+        return node_status(paths)
+    except (WorkerError, OSError) as error:
+        run = _readable(paths.run)
+        if run is None:  # removed just now
+            return None
+        why = outcomes.cause(str(run.get("host")), contract.SUPERVISOR_LOST, "its record cannot be read: %s" % error)
+        found = {key: run.get(key) for key in ("run", "job", "cluster", "host", "node_rank")}
+        return dict(found, state=contract.STALE, ranks=run.get("ranks") or [], cause=why, record=run)
+
+
+def _ranks_seen(paths: RunPaths) -> List[int]:
+    ranks = fs.read_optional(paths.processes).get("ranks")
+    return sorted(int(rank) for rank in ranks if rank.isdecimal() and len(rank) < 10) if isinstance(ranks, dict) else []
+
+
+def judge(paths: RunPaths, run: Dict[str, Any]) -> Judgement:
+    """A run without an exit record."""
+    try:
+        state = fs.read_json(paths.state) or {}
+    except (WorkerError, OSError) as error:
+        return Judgement(contract.STALE, trouble="its record cannot be read: %s" % error)
+    host = str(run.get("host"))
+    supervisor = processes.from_json(state.get("supervisor"))
+    guardian = processes.from_json(state.get("guardian"))
+    place, when = whereabouts(paths, state), last_sign(paths)
+    if place == ELSEWHERE:
+        return Judgement(contract.UNREACHABLE, note=_elsewhere(state))
+    if place == BEFORE:
+        why = outcomes.cause(host, contract.NODE_REBOOTED, "the node was rebooted while the job ran", when=when)
+        return Judgement(contract.LOST, Outcome(contract.LOST, why, when=when))
+    if processes.is_alive(supervisor):
+        beat = record.read_heartbeat(paths.heartbeat)
+        age = notes.boottime() - beat.at if beat else 0.0
+        live = [one for one in (contract.STARTING, contract.RUNNING, contract.STOPPING) if one == state.get("state")]
+        return Judgement(contract.STALE if age > STALE_S else live[0] if live else contract.STARTING)
+    if supervisor is None:
+        return _without_supervisor(paths, host, processes.from_json(state.get("starter")), when)
+    if processes.is_alive(guardian) or remains(paths, state):
+        return Judgement(contract.STALE)  # being cleaned up, or running on without anybody to watch it: kill ends it
+    text = "supervisor and guardian were killed; no process of the job is left"
+    outcome = record.lost(paths, host, text, when=when)
+    return Judgement(outcome.state, outcome)
+
+
+def _without_supervisor(paths: RunPaths, host: str, starter: Optional[processes.ProcessId], when: float) -> Judgement:
+    """No supervisor has said yet who it is. It comes from a guardian, and that from the starter, so once neither is
+    there nobody is on the way any more. In this order: the starter hands over to the guardian."""
+    if starter is None:
+        return Judgement(contract.STALE, trouble="%s does not say who runs it" % paths.state)
+    if processes.is_alive(starter) or _coming(paths, host):
+        return Judgement(contract.STARTING)
+    if remains(paths, holders(paths)):
+        return Judgement(contract.STALE)
+    if fs.read_optional(paths.state).get("supervisor"):  # came and went in between: the next look judges that
+        return Judgement(contract.STARTING)
+    text = "the start was interrupted before the launcher ran; start it again"
+    why = outcomes.cause(host, contract.SPAWN_FAILED, text, when=when)
+    return Judgement(contract.FAILED, outcomes.failed(why, when=when))
+
+
+def _coming(paths: RunPaths, host: str) -> bool:
+    claimed = processes.from_json(fs.read_optional(paths.claim).get("supervisor"))
+    run = os.path.basename(os.path.dirname(paths.top))
+    # Twice: the guardian forks once on its way up, and a look that begins before and ends after that finds neither.
+    return processes.is_alive(claimed) or any(processes.guardians(run, host) for _ in range(2))
+
+
+def settle(paths: RunPaths) -> None:
+    """Write down the end of a run that is over and has nobody left to do that; where the disk takes it.
+
+    Never for a reader: in a shared base_dir, or with a clock or a name that changed, a judgement may be wrong.
+    """
+    run = fs.read_json(paths.run)
+    if run is None or fs.read_json(paths.exit) is not None or judge(paths, run).outcome is None:
+        return
+    if processes.from_json(fs.read_optional(paths.state).get("supervisor")) is None:
+        cut_off(paths)
+    outcome = judge(paths, run).outcome  # the claim may have been lost to a supervisor
+    try:
+        if outcome is not None:
+            record.write(paths, outcome, ended=notes.iso(outcome.when), patience=0.0)
+    except OSError as error:
+        notes.note("the run's end could not be recorded: %s" % error)
+
+
+def end_of(outcome: Outcome) -> Dict[str, Any]:
+    """A judgement as the exit record would tell it."""
+    return {"state": outcome.state, "cause": outcome.cause, "ended": notes.iso(outcome.when)}
+
+
+def last_sign(paths: RunPaths) -> float:
+    """When something of the run was last written here (wall clock): for one that is lost, about when it ended."""
+    found = 0.0
+    for path in (paths.state, paths.heartbeat):
+        try:
+            found = max(found, os.stat(path).st_mtime)
+        except OSError:
+            continue
+    return found
+
+
+def whereabouts(paths: RunPaths, state: Dict[str, Any]) -> str:
+    """Whether the run's processes are to be found here, went with an earlier boot, or are another machine's.
+
+    A container that is started again keeps the boot of its machine and loses its pids: that is a reboot too. A heart
+    that beats although its process cannot be seen is another machine's, whatever id and name say.
+    """
+    now, known = proc.machine(), _machine(state)
+    if state.get("boot") in (None, now["boot"]) and known.get("pids", now["pids"]) == now["pids"]:
+        return HERE
+    return ELSEWHERE if _is_other(state) or abs(time.time() - last_sign(paths)) < STALE_S else BEFORE
+
+
+def _machine(state: Dict[str, Any]) -> Dict[str, Any]:
+    made = state.get("machine")
+    return made if isinstance(made, dict) else {}
+
+
+def _is_other(state: Dict[str, Any]) -> bool:
+    """Whether id or name say that this is not the machine of the run."""
+    now, known = proc.machine(), _machine(state)
+    return any(known.get(key, now[key]) != now[key] for key in ("id", "name"))
+
+
+def refuse_elsewhere(paths: RunPaths) -> None:
+    """For verbs that need the run's own machine. Raises WorkerError: contract.OTHER_MACHINE.
+
+    One that has just been restarted looks like another one of its image until its heart is seen to beat no more.
+    """
+    state = fs.read_optional(paths.state)
+    first = last_sign(paths)
+    while not os.path.exists(paths.exit) and whereabouts(paths, state) == ELSEWHERE:
+        if _is_other(state) or last_sign(paths) > first:
+            raise WorkerError(
+                contract.OTHER_MACHINE, _elsewhere(state), "correct the host's `address:` in the inventory"
+            )
+        time.sleep(0.5)
+
+
+def _elsewhere(state: Dict[str, Any]) -> str:
+    name, here = _machine(state).get("name"), os.uname().nodename
+    if not _is_other(state):
+        return (
+            "%s was restarted just now, or two machines of this name share one base_dir; ask again in a moment" % here
+        )
+    return "the run was started on %s and this is %s, with the same base_dir" % (name or "another machine", here)
+
+
+def holders(paths: RunPaths) -> Dict[str, Any]:
+    """state.json, and what the claim tells before the supervisor has saved its state: who runs it, how it is found."""
+    return {**fs.read_optional(paths.claim), **fs.read_optional(paths.state)}
+
+
+def remains(paths: RunPaths, state: Dict[str, Any]) -> Dict[int, proc.Stat]:
+    """Living processes of a run whose supervisor is gone."""
+    keep = [who.pid for who in watchers(state)]
+    group = of_record(state.get("group"))
+    return processes.members(str(state.get("cookie") or ""), (), keep, _tree_seen(paths, state), group)
+
+
+def _tree_seen(paths: RunPaths, state: Dict[str, Any]) -> List[List[int]]:
+    tree = fs.read_optional(paths.processes).get("tree") if state.get("boot") == proc.boot_id() else None
+    pairs = [one for one in tree if isinstance(one, list) and len(one) == 2] if isinstance(tree, list) else []
+    return [pair for pair in pairs if all(isinstance(number, int) for number in pair)]
+
+
+def watchers(state: Dict[str, Any]) -> List[processes.ProcessId]:
+    """Supervisor and guardian, as far as they live."""
+    found = (processes.from_json(state.get(name)) for name in ("supervisor", "guardian"))
+    return [who for who in found if who is not None and processes.is_alive(who)]
+
+
+def cut_off(paths: RunPaths) -> bool:
+    """Whether this call has taken the claim: a supervisor that is still on its way up finds that and ends."""
+    try:
+        return fs.write_once(paths.claim, {}, durable=False)
+    except OSError as error:  # a full or read-only disk
+        notes.note("the claim could not be taken: %s" % error)
+        return False

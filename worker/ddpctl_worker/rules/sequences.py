@@ -1,0 +1,106 @@
+"""Where the ranks' sequences of collectives part: who skipped one, repeated one, or called another. Pure."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Sequence
+
+from ddpctl_worker.rules.seen import SeenRank
+
+SKIPPED, REPEATED, EITHER, SIZE, OTHER = "skipped", "repeated", "either", "size", "other"
+Signatures = Dict[int, str]  # by number
+
+
+class Side(NamedTuple):
+    """Ranks that called the same thing."""
+
+    signature: str
+    ranks: List[SeenRank]
+
+
+class Difference(NamedTuple):
+    """The first number of a group at which ranks called different things; the largest side first."""
+
+    group: str
+    seq: int
+    sides: List[Side]
+
+    @property
+    def clear(self) -> bool:
+        """Whether one side is the majority."""
+        return len(self.sides[0].ranks) > len(self.sides[1].ranks)
+
+    def how(self, side: Side) -> str:
+        """What this side did other than the majority: OTHER where none of these is clear.
+
+        EITHER: it skipped the one, or repeated the one before.
+        """
+        most = _signatures(self.sides[0].ranks, self.group)
+        ways = {_shift(_signatures([one], self.group), most, self.seq) for one in side.ranks}
+        if len(ways) == 1 and ways != {OTHER}:
+            return ways.pop()
+        ops = {signature.partition(" ")[0] for signature in (side.signature, self.sides[0].signature)}
+        return SIZE if len(ops) == 1 else OTHER
+
+
+def first_difference(ranks: Sequence[SeenRank]) -> Optional[Difference]:
+    """Of a group in which somebody waits at that number or later."""
+    for group in sorted({name for one in ranks for name in one.head}):
+        found = _of_group(group, ranks)
+        if found is not None and any(
+            one.pending is not None and one.pending.group == group and one.pending.seq >= found.seq for one in ranks
+        ):
+            return found
+    return None
+
+
+def _of_group(group: str, ranks: Sequence[SeenRank]) -> Optional[Difference]:
+    """A number at which all are done and agree is proof that the numbers before it did no harm."""
+    by_seq: Dict[int, Dict[str, List[SeenRank]]] = {}
+    waiting = set()
+    for one in ranks:
+        for entry in one.entries:
+            if entry.group == group:
+                by_seq.setdefault(entry.seq, {}).setdefault(entry.signature, []).append(one)
+                if not entry.done:
+                    waiting.add(entry.seq)
+    found: Optional[Difference] = None
+    for seq in sorted(by_seq):
+        sides = [Side(signature, which) for signature, which in by_seq[seq].items()]
+        if len(sides) > 1 and found is None:
+            sides.sort(key=lambda side: (-len(side.ranks), side.ranks[0].rank))
+            found = Difference(group, seq, sides)
+        elif len(sides) == 1 and len(sides[0].ranks) > 1 and found is not None and seq not in waiting:
+            parted = {one.rank for side in found.sides for one in side.ranks}
+            found = None if parted <= {one.rank for one in sides[0].ranks} else found
+    return found
+
+
+def _signatures(ranks: Sequence[SeenRank], group: str) -> Signatures:
+    return {entry.seq: entry.signature for one in ranks for entry in one.entries if entry.group == group}
+
+
+def _shift(mine: Signatures, most: Signatures, seq: int) -> str:
+    """Whether mine are the majority's from ``seq`` on when moved by one: forward is skipped, back is repeated."""
+    ahead = dict(most)
+    if seq + 1 not in ahead:
+        after = _usually_after(most, seq)
+        if after is not None:
+            ahead[seq + 1] = after
+    skipped = _matches(mine, ahead, seq, +1)
+    repeated = _matches(mine, most, seq, -1)
+    if skipped and repeated:
+        return EITHER
+    return SKIPPED if skipped else REPEATED if repeated else OTHER
+
+
+def _matches(mine: Signatures, most: Signatures, seq: int, by: int) -> bool:
+    later = [at for at in mine if at >= seq and at + by in most]
+    return seq in later and all(mine[at] == most[at + by] for at in later)
+
+
+def _usually_after(most: Signatures, seq: int) -> Optional[str]:
+    """What followed the last time that the same two came one after the other: a training loop repeats itself."""
+    for at in range(seq - 1, seq - 1 - len(most), -1):
+        if at + 1 in most and all(at - back in most and most[at - back] == most.get(seq - back) for back in (0, 1)):
+            return most[at + 1]
+    return None

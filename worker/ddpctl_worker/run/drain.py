@@ -1,0 +1,186 @@
+"""Empties the pipes of the launcher and its ranks into memory, from a thread of its own: it touches no disk and waits
+for nothing but output, so no rank ever waits for anything else that happens here.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+import time
+from collections import deque
+from typing import Callable, Deque, Dict, List, Optional, Tuple
+
+from ddpctl_worker.machine.notes import boottime, note
+from ddpctl_worker.machine.wakeup import WakePipe
+from ddpctl_worker.record import lines
+from ddpctl_worker.record.logs import Writer
+
+READ_BYTES = 256 << 10
+FLUSH_S = 0.2  # an unfinished line is shown after this
+LAST_S = 20.0  # how long it takes what is left in the pipes of somebody who writes on and on
+FAULT_S = 0.05
+TAIL_BYTES = 64 << 10  # kept in memory of each stream, to explain a failure
+_TRACEBACK = b"Traceback (most recent call last)"
+
+
+class OutputPipe:
+    """One pipe: whose it is, what is unfinished of it, and the end of what it said."""
+
+    def __init__(self, fd: int, local_rank: Optional[int], stream: str) -> None:
+        self.fd, self.local_rank, self.stream = fd, local_rank, stream
+        self.splitter = lines.Splitter()
+        self.flush_at: Optional[float] = None
+        self.open = True
+        self.traceback_at: Optional[float] = None  # wall clock; when the last traceback came
+        self.said_at = 0.0  # wall clock; the last output
+        self._tail: Deque[bytes] = deque()
+        self._tail_size = 0
+
+    def remember(self, data: bytes) -> None:
+        self.said_at = time.time()
+        if _TRACEBACK in data:
+            self.traceback_at = self.said_at
+        self._tail.append(data)
+        self._tail_size += len(data)
+        while self._tail_size - len(self._tail[0]) >= TAIL_BYTES:
+            self._tail_size -= len(self._tail.popleft())
+
+    def tail(self) -> str:
+        """The last 64 KiB, as text."""
+        return b"".join(self._tail)[-TAIL_BYTES:].decode("utf-8", "replace")
+
+
+class Drain:
+    """All pipes of a run; ``changed`` is called when it is over."""
+
+    def __init__(
+        self, writer: Writer, rank_of: Callable[[int], Optional[int]], changed: Callable[[], None], attempt: int = 1
+    ) -> None:
+        self._writer, self._rank_of, self._changed, self._attempt = writer, rank_of, changed, attempt
+        self._sources: Dict[int, OutputPipe] = {}
+        self._selector = selectors.DefaultSelector()
+        self._pipe = WakePipe()
+        self._selector.register(self._pipe, selectors.EVENT_READ)
+        self._lock = threading.Lock()  # over what the sources remember, and who asked
+        self._asked: List[threading.Event] = []
+        self._closing = False
+        self.last_output = 0.0  # seconds since boot; 0.0: none yet
+        self.over = False  # closed, and nothing is left in the pipes
+        self._thread = threading.Thread(target=self._run, name="drain", daemon=True)
+
+    def add(self, fd: int, local_rank: Optional[int], stream: str) -> None:
+        """Before the start."""
+        self._sources[fd] = OutputPipe(fd, local_rank, stream)
+        self._selector.register(fd, selectors.EVENT_READ)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def catch_up(self, timeout: float) -> None:
+        """What is in the pipes now will be in the tails, unless it takes too long."""
+        done = threading.Event()
+        with self._lock:
+            self._asked.append(done)
+        self._pipe.wake()
+        done.wait(timeout)
+
+    def close(self) -> None:
+        """Nobody writes any more: take all that is left, and be ``over``. Does not wait for it."""
+        if not self._closing:
+            self._closing = True
+            self._pipe.wake()
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                self._turn()
+            except Exception as error:
+                note("drain: %r" % error)
+                time.sleep(FAULT_S)
+        try:
+            self._empty(time.monotonic() + LAST_S)
+            for source in self._sources.values():
+                self._record(source, source.splitter.flush(final=True))
+        finally:
+            self.over = True
+            self._changed()
+
+    def _turn(self) -> None:
+        with self._lock:
+            asked, self._asked = self._asked, []
+        if asked:
+            self._empty(time.monotonic() + 1.0)
+            for one in asked:
+                one.set()
+        for key, _ in self._selector.select(self._until_flush()):
+            if key.fileobj is self._pipe:
+                self._pipe.clear()
+            else:
+                self._ready(self._sources[key.fd])
+        self._flush()
+
+    def _empty(self, deadline: float) -> None:
+        for source in self._sources.values():
+            while time.monotonic() < deadline and source.open and self._ready(source):
+                pass
+
+    def _ready(self, source: OutputPipe) -> bool:
+        """Read what is there, once; True when there was something."""
+        try:
+            data = os.read(source.fd, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._finish(source)
+            return False
+        self.last_output = boottime()
+        with self._lock:
+            source.remember(data)
+        self._record(source, source.splitter.feed(data))
+        source.flush_at = time.monotonic() + FLUSH_S if source.splitter.pending else None
+        return True
+
+    def _until_flush(self) -> Optional[float]:
+        times = [one.flush_at for one in self._sources.values() if one.flush_at is not None]
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _flush(self) -> None:
+        """Write unfinished lines that are old enough."""
+        now = time.monotonic()
+        for source in self._sources.values():
+            if source.flush_at is not None and now >= source.flush_at:
+                self._record(source, source.splitter.flush())
+                source.flush_at = now + FLUSH_S if source.splitter.pending else None
+
+    def tails(self) -> Dict[Tuple[Optional[int], str], str]:
+        """(local rank or None for the launcher, stream) -> the end of what it said."""
+        with self._lock:
+            return {(one.local_rank, one.stream): one.tail() for one in self._sources.values()}
+
+    def tracebacks(self) -> Dict[int, float]:
+        """local rank -> when it wrote its last traceback, wall clock."""
+        return {
+            one.local_rank: one.traceback_at
+            for one in self._sources.values()
+            if one.local_rank is not None and one.traceback_at is not None and one.stream == lines.STDERR
+        }
+
+    def said(self) -> Dict[Tuple[int, str], float]:
+        """(local rank, stream) -> when it last wrote there, wall clock."""
+        own = (one for one in self._sources.values() if one.local_rank is not None)
+        return {(one.local_rank or 0, one.stream): one.said_at for one in own}
+
+    def _finish(self, source: OutputPipe) -> None:
+        source.open = False
+        self._selector.unregister(source.fd)
+        self._record(source, source.splitter.flush(final=True))
+        source.flush_at = None
+
+    def _record(self, source: OutputPipe, pieces: List[Tuple[bytes, bytes]]) -> None:
+        if not pieces:
+            return
+        rank = None if source.local_rank is None else self._rank_of(source.local_rank)
+        now, stream = time.time(), source.stream
+        blob = b"".join([lines.encode(now, rank, stream, text, end, self._attempt) for text, end in pieces])
+        self._writer.submit(blob, len(pieces))

@@ -1,1 +1,0 @@
-"""What ``ddpctl top`` shows of a node, every two seconds: the machine, its GPUs, its runs and their ranks."""

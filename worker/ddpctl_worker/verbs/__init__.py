@@ -1,0 +1,1 @@
+"""Verbs that only read or tidy: ``tail``, ``fetch``, ``history``, ``untracked``, ``top`` and ``gc``."""

@@ -1,0 +1,285 @@
+"""What lies below base_dir that nothing uses any more: old runs, environments, wheels, and unfinished transfers."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import glob
+import os
+import stat
+import time
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set
+
+import ddpctl_worker
+from ddpctl_worker.machine import fs, proc
+from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.record.status import last_sign
+from ddpctl_worker.store.install import MARKER
+from ddpctl_worker.store.remove import is_over, left_of, take
+from ddpctl_worker.wire.channel import Channel
+
+FRESH_S = 3600.0  # younger than this it may just be on its way into use, whatever is asked for
+DAY = 86400.0
+PATIENCE_S = 10.0
+
+
+class Unused(NamedTuple):
+    """Something that can go. ``bytes`` is what its removal frees, each file counted once however many names it has."""
+
+    kind: str
+    name: str
+    path: str
+    bytes: int
+    age_s: float
+
+
+def gc(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """``{"days": float, "delete": bool}`` -> ``{"items": [{"kind", "name", "bytes", "age_s"}], "freed", "kept"}``.
+
+    ``patience``: how many seconds an installation, or another gc, is waited for.
+
+    Without ``delete`` nothing is touched. A live run, its environment and its code are never in the list.
+    """
+    base = os.path.expanduser(request["base_dir"])
+    fs.own_folder(base)
+    days = float(request.get("days", 7))
+    # Nobody installs meanwhile, and no other gc is at work: hosts may share a base_dir, and take turns.
+    lock = os.path.join(fs.own_folder(base, "envs"), fs.ENVS)
+    with fs.alone(lock, channel, float(request.get("patience", PATIENCE_S))):
+        finder = Finder(base, request["host"], days * DAY)
+        items = list(finder.items())
+        freed = 0
+        for item in items if request.get("delete") else []:
+            if item.kind != "run":
+                fs.remove(item.path)
+            elif not take(item.path):
+                continue
+            freed += item.bytes
+        return {
+            "items": [
+                {"kind": item.kind, "name": item.name, "bytes": item.bytes, "age_s": round(item.age_s)}
+                for item in items
+            ],
+            "freed": freed,
+            "kept": sorted(finder.kept_environments),
+        }
+
+
+def parts_of(run: str) -> List[RunPaths]:
+    """What the hosts have of it."""
+    return [RunPaths(path) for path in glob.glob(os.path.join(glob.escape(run), "*")) if fs.is_folder(path)]
+
+
+class Finder:
+    """Walks base_dir once; ``max_age`` (seconds) is how long unused things are kept."""
+
+    def __init__(self, base: str, host: str, max_age: float) -> None:
+        self._base, self._host, self._now = base, host, time.time()
+        self._max_age = max(max_age, FRESH_S)
+        self._wheels: Set[str] = set()  # of environments that stay
+        self._codes: Set[str] = set()  # of runs that stay
+        self._live_since: Optional[float] = None  # when the oldest live run was asked for
+        self._staying: Set[int] = set()  # inodes of files in environments that stay
+        self._counted: Set[int] = set()
+        self.kept_environments: Set[str] = set()
+
+    def items(self) -> Iterator[Unused]:
+        """Runs before environments before wheels: what one keeps, the next one needs."""
+        yield from self._runs()
+        yield from self._environments()
+        yield from self._blobs()
+        yield from self._cache()
+        yield from self._leftovers()
+
+    def _old(self, path: str) -> bool:
+        return self._age(path) > self._max_age
+
+    def _in_use(self, path: str) -> bool:
+        """Whether what is touched at every start was touched for a run that is live."""
+        return self._live_since is not None and self._now - self._age(path) > self._live_since - FRESH_S
+
+    def _age(self, path: str) -> float:
+        try:
+            return self._now - os.lstat(path).st_mtime
+        except OSError:
+            return 0.0
+
+    def _item(self, kind: str, path: str, age: Optional[float] = None) -> Unused:
+        return Unused(kind, os.path.basename(path), path, self._freeable(path), self._age(path) if age is None else age)
+
+    def _freeable(self, path: str) -> int:
+        """Bytes of the files below ``path`` that neither stay under another name nor were counted before."""
+        total = 0
+        for info in files_of(path):
+            if info.st_ino not in self._staying and info.st_ino not in self._counted:
+                self._counted.add(info.st_ino)
+                total += info.st_blocks * 512
+        return total
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+    def _runs(self) -> Iterator[Unused]:
+        """A run goes when every host's part of it here is over and old (base_dir may be shared by several hosts), and
+        no process of it is left."""
+        for run in sorted(glob.glob(os.path.join(glob.escape(self._base), "runs", "*"))):
+            parts = parts_of(run)
+            over = all(is_over(paths, self._host) for paths in parts)
+            age = min((self._now - _ended(paths) for paths in parts), default=0.0)
+            old = over and age > self._max_age
+            if old and not any(left_of(paths) for paths in parts):
+                yield self._item("run", run, age)
+                continue
+            for paths in parts:
+                self._keep(fs.read_optional(paths.run), over and not old)
+            yield from self._broken_off(os.path.join("runs", glob.escape(os.path.basename(run)), ".*"))
+            if _is_empty(run) and self._old(run):
+                yield self._item("part", run)
+
+    def _keep(self, run: Dict[str, Any], over: bool) -> None:
+        code = run.get("code")
+        if code:
+            self._codes.add(code["hash"])
+        if not over:
+            created = _seconds(run.get("created")) or 0.0
+            self._live_since = min(created, created if self._live_since is None else self._live_since)
+
+    # --- environments -------------------------------------------------------------------------------------------------
+    def _environments(self) -> Iterator[Unused]:
+        running = mapped_paths()
+        going = []
+        for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "envs", "[0-9a-f]*"))):
+            marker = os.path.join(path, MARKER)
+            if path.endswith(".tmp") or not os.path.exists(marker):
+                if self._age(path) > FRESH_S:
+                    going.append((path, self._age(path)))
+                continue
+            # The marker is touched whenever the environment is used for a start.
+            if self._in_use(marker) or not self._old(marker) or any(used.startswith(path + os.sep) for used in running):
+                self._keep_environment(path, marker)
+            else:
+                going.append((path, self._age(marker)))
+        for path, age in going:
+            yield self._item("environment", path, age)
+
+    def _keep_environment(self, path: str, marker: str) -> None:
+        self.kept_environments.add(os.path.basename(path))
+        self._wheels.update(fs.read_optional(marker).get("wheels", ()))
+        self._staying.update(info.st_ino for info in files_of(path))
+
+    # --- files --------------------------------------------------------------------------------------------------------
+    def _blobs(self) -> Iterator[Unused]:
+        """Wheels that no environment that stays was made from, code that no run that stays was started with."""
+        for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "store", "[0-9a-f]*"))):
+            name = os.path.basename(path)
+            if name.endswith(".part"):
+                if self._age(path) > FRESH_S and not _is_locked(path):
+                    yield self._item("part", path)
+                continue
+            if name in self._wheels or name in self._codes or not self._old(path):
+                continue
+            folder = os.path.join(self._base, "wheels", name)
+            links = glob.glob(os.path.join(glob.escape(folder), "*")) or [path]
+            yield Unused(
+                "wheel" if os.path.isdir(folder) else "file",
+                os.path.basename(links[0]),
+                path,
+                sum(info.st_blocks * 512 for info in files_of(path)),
+                self._age(path),
+            )
+            if os.path.isdir(folder):
+                yield Unused("wheel", "link", folder, 0, self._age(folder))
+
+    def _cache(self) -> Iterator[Unused]:
+        """What uv unpacked, where no environment that stays has a file of it. (Installations are locked out.)"""
+        for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "uv-cache", "archive-*", "*"))):
+            if self._age(path) > FRESH_S and not any(info.st_ino in self._staying for info in files_of(path)):
+                yield self._item("cache", path)
+
+    def _leftovers(self) -> Iterator[Unused]:
+        yield from self._tools()
+        yield from self._packages()
+        for pattern in ("tools/*.part", "wheels/*.part", "worker/.new-*", "runs/.*"):
+            yield from self._broken_off(pattern)
+
+    def _tools(self) -> Iterator[Unused]:
+        """Programs that no live run may have been started with. A use touches them."""
+        for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "tools", "*"))):
+            if not path.endswith(".part") and self._old(path) and not self._in_use(path):
+                yield self._item("tool", path)
+
+    def _packages(self) -> Iterator[Unused]:
+        """Workers of other versions. A supervisor may need more of its own at any time, and no record says which that
+        is: as long as a run is not over they stay."""
+        own = os.path.realpath(os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__))))
+        for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "worker", "[0-9a-f]*"))):
+            if self._live_since is None and self._old(path) and os.path.realpath(path) != own:
+                yield self._item("worker", path)
+
+    def _broken_off(self, pattern: str) -> Iterator[Unused]:
+        """What a start, a stop or a transfer that was killed left below base_dir."""
+        for path in sorted(glob.glob(os.path.join(glob.escape(self._base), pattern))):
+            if self._age(path) > FRESH_S:
+                yield self._item("part", path)
+
+
+def mapped_paths() -> Set[str]:
+    """Files that processes of ours run from: first argument and mapped libraries."""
+    found: Set[str] = set()
+    for pid in proc.pids():
+        program = (proc.read(pid, "cmdline") or b"").split(b"\0")[0]
+        lines = (proc.read(pid, "maps") or b"").split(b"\n")
+        mapped = (line.split(None, 5)[5] for line in lines if line.count(b" ") >= 5 and b"/" in line)
+        found.update(map(os.fsdecode, [program, *mapped]))
+    return found
+
+
+def files_of(path: str) -> Iterator[os.stat_result]:
+    """Every regular file below ``path``, or itself."""
+    if not fs.is_folder(path):
+        with contextlib.suppress(OSError):
+            yield os.lstat(path)
+        return
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                info = os.lstat(os.path.join(folder, name))
+                if stat.S_ISREG(info.st_mode):
+                    yield info
+
+
+def _ended(paths: RunPaths) -> float:
+    """When a run that is over ended: one that was lost has no exit record unless somebody stopped it."""
+    try:
+        return os.lstat(paths.exit).st_mtime
+    except OSError:
+        return last_sign(paths)
+
+
+def _is_empty(folder: str) -> bool:
+    try:
+        return not os.listdir(folder)
+    except FileNotFoundError:  # it was removed just now
+        return False
+
+
+def _is_locked(path: str) -> bool:
+    """Whether a transfer writes this part now."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _seconds(text: Any) -> Optional[float]:
+    """An ISO 8601 moment as seconds since the epoch."""
+    try:
+        return datetime.datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return None

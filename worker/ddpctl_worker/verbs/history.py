@@ -1,0 +1,129 @@
+"""The history verb: what a report says of a run beyond its status, from this node's files.
+
+The metrics of a long training are millions of lines. They are read here, and what is sent is a few hundred points of
+each name, attempt and rank.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
+
+from ddpctl_worker.machine import fs
+from ddpctl_worker.record import record
+from ddpctl_worker.record.metrics import MOST_NAMES, files_of, is_finite, numbers_of, opened
+from ddpctl_worker.rules.thinned import LEAST, Thinned
+from ddpctl_worker.wire.channel import Channel
+
+POINTS = 500  # of one series
+ALL_POINTS = 40_000  # of an answer, which takes about a megabyte
+ATTEMPTS = 200  # the newest ones
+READ_BYTES = 128 << 20  # of all files together, two million lines or so: of more, parts are read that are spread evenly
+LINE_BYTES = 1 << 20  # of a longer line nothing is read
+EXACT = 1 << 53  # below it every whole number is a float
+PARTS = 64  # of a file that is not read as a whole
+LAUNCH = ("argv", "cwd", "torch", "environment", "created", "launcher")  # of run.json
+AXES = ("step", "epoch")  # what says how far a rank was; the first one that its first line has
+
+
+def history(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """The verb: ``launch``, what was started here; ``network``, what preflight saw of it; ``attempts``: number ->
+    rank -> its series; ``gpus``: number -> how busy they were (run/gpuwatch.py).
+
+    A rank's ``axis`` is what its points' x is: step, epoch, or line. ``sampled``: its file was too long to be read.
+    """
+    os.nice(10)  # ranks may be at work here
+    paths, run = record.named_by(request)
+    own = [*paths.attempts()[-ATTEMPTS:]] or [paths]
+    numbers = [str(one.attempt or record.attempt_of(run)) for one in own]
+    files = {number: files_of(one) for number, one in zip(numbers, own)}  # noqa: B905  (Python 3.8)
+    gpus = {number: fs.read_optional(one.gpus) for number, one in zip(numbers, own)}  # noqa: B905
+    share = READ_BYTES // max(1, sum(map(len, files.values())))
+    ranks = {number: {rank: RankSeries(path, share) for rank, path in found.items()} for number, found in files.items()}
+    most = sum(len(one.series) for found in ranks.values() for one in found.values())
+    points = min(POINTS, max(LEAST, ALL_POINTS // max(1, most)))
+    return {
+        "launch": {name: run.get(name) for name in LAUNCH},
+        "network": fs.read_optional(paths.network) or None,
+        "gpus": {number: seen for number, seen in gpus.items() if seen},
+        "attempts": {
+            number: {rank: one.to_json(points) for rank, one in found.items()} for number, found in ranks.items()
+        },
+    }
+
+
+class RankSeries:
+    """One rank's file of metrics: a series for each name."""
+
+    def __init__(self, path: str, most: int) -> None:
+        self.axis = ""
+        self.sampled = False
+        self.series: Dict[str, Thinned] = {}
+        self._not_finite: Dict[str, List[float]] = {}  # name -> how often it was no number, and the first x of that
+        self._at = 0.0
+        number = 0
+        for line in self._lines(path, most):
+            values = numbers_of(line)
+            if values:
+                number += 1
+                self._take(values, number)
+
+    def _lines(self, path: str, most: int) -> Iterator[bytes]:
+        file = opened(path)
+        if file is None:
+            return
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            self.sampled = size > most
+            for begin, end in _parts(size, most):
+                file.seek(begin)
+                if begin:
+                    file.readline(LINE_BYTES)  # the rest of a line whose beginning is not read
+                while file.tell() < end:
+                    line = file.readline(LINE_BYTES)
+                    if not line:  # it has become shorter meanwhile
+                        break
+                    yield line
+
+    def _take(self, values: Mapping[str, float], number: int) -> None:
+        self.axis = self.axis or next((name for name in AXES if name in values), "line")
+        at = float(number) if self.axis == "line" else values.get(self.axis, self._at)
+        self._at = _sendable(at) if is_finite(at) else self._at
+        for name, value in values.items():
+            if name == self.axis:
+                continue
+            if not is_finite(value):
+                self._note(name)
+            elif name in self.series or len(self.series) < MOST_NAMES:
+                self.series.setdefault(name, Thinned(POINTS)).add(self._at, _sendable(value))
+
+    def _note(self, name: str) -> None:
+        """A loss that is no number any more is the first thing that a person wants to know."""
+        if name in self._not_finite or len(self._not_finite) < MOST_NAMES:
+            self._not_finite.setdefault(name, [0, self._at])[0] += 1
+
+    def to_json(self, points: int) -> Dict[str, Any]:
+        names = [*self.series, *(name for name in self._not_finite if name not in self.series)]
+        return {
+            "axis": self.axis or "line",
+            "sampled": self.sampled,
+            "series": {name: self._one(name, points) for name in names},
+        }
+
+    def _one(self, name: str, points: int) -> Dict[str, Any]:
+        thinned = self.series.get(name) or Thinned(points)
+        count, at = self._not_finite.get(name, (0, None))
+        return {"points": thinned.points(points), "count": thinned.count, "not_finite": count, "not_finite_at": at}
+
+
+def _parts(size: int, most: int) -> List[Tuple[int, int]]:
+    """Where to read: the whole file, or parts of it with the beginning and the end among them."""
+    if size <= most:
+        return [(0, size)]
+    length = max(1, most // PARTS)
+    return [(begin, begin + length) for begin in ((size - length) * part // (PARTS - 1) for part in range(PARTS))]
+
+
+def _sendable(value: float) -> float:
+    """A message has no whole numbers of any size."""
+    return value if abs(value) < EXACT else float(value)

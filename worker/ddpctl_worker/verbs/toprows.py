@@ -1,0 +1,231 @@
+"""The runs of this host as their records say, and what each rank does: from small files and /proc.
+
+The folder of runs is listed when it has changed. A run that has ended is looked at once; of a file that grows only the
+new end is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+
+from ddpctl_worker.doctor.process import STATES
+from ddpctl_worker.machine import fs, proc
+from ddpctl_worker.record.logs import segments
+from ddpctl_worker.record.metrics import LAST_BYTES, Values, files_of, read_from
+from ddpctl_worker.record.paths import RunPaths, job_id, run_paths, runs_dir
+from ddpctl_worker.record.status import status_or_fault
+from ddpctl_worker.wire import contract
+from ddpctl_worker.wire.channel import WorkerError
+
+MOST = 100  # runs; the newest ones
+LOST_S = 60.0  # between two looks at a run that is over and has no exit record
+COMING_S = 600.0  # how long a folder of a run may be there before this host's part of it is
+SHOWN = ("step", "epoch", "loss", "samples_per_s")
+LOG_BYTES = 64 << 10  # of the end of a log, to see which rank wrote last
+_HEAD = re.compile(rb'^\{"t":([0-9]+\.[0-9]+),"r":([0-9]{1,7}),', re.MULTILINE)
+_PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+
+
+class Runs:
+    """What is not over, and the newest run of every job."""
+
+    def __init__(self, base: str, host: str) -> None:
+        self._base, self._host = base, host
+        self._listed: Optional[int] = None  # mtime of the folder of runs at its last listing
+        self._names: Set[str] = set()  # every run that has been seen
+        self._coming: Dict[str, float] = {}  # run -> when its folder was first seen without this host's part
+        self._jobs: Dict[str, str] = {}  # job -> its newest run
+        self._ended: Dict[str, Dict[str, Any]] = {}  # run -> its last status
+        self._live: Dict[str, _Live] = {}
+
+    def read(self) -> Dict[str, Any]:
+        """run -> ``status`` (a NodeStatus) and ``pulse``: ages, and the ranks; empty once it is over."""
+        self._find()
+        found = {}
+        for run in sorted({*self._live, *self._ended}, reverse=True)[:MOST]:
+            one = self._live.get(run)
+            status = self._ended.get(run) if one is None else one.status()
+            if status is None:  # removed
+                self._forget(run)
+                continue
+            over = status["state"] in contract.TERMINAL
+            if not over or one is None or run in self._jobs.values():
+                found[run] = {"status": status, "pulse": {} if one is None or over else one.pulse(status)}
+            if over and one is not None and os.path.exists(one.paths.exit):
+                del self._live[run]
+                self._ended[run] = status
+        return found
+
+    def _find(self) -> None:
+        """Runs that have come or gone since the last look."""
+        root = runs_dir(self._base)
+        try:
+            changed = os.stat(root).st_mtime_ns
+        except FileNotFoundError:
+            return
+        if changed != self._listed:
+            names = set(os.listdir(root))
+            for run in self._names - names:
+                self._forget(run)
+            self._coming.update(dict.fromkeys(names - self._names, time.monotonic()))
+            self._names, self._listed = names, changed
+        for run in sorted(self._coming, reverse=True):
+            if self._take(run) or time.monotonic() - self._coming[run] > COMING_S:
+                del self._coming[run]
+
+    def _take(self, run: str) -> bool:
+        """Whether this host's part of the run is there, or never will be."""
+        try:
+            paths = run_paths(self._base, run, self._host)
+        except WorkerError:
+            return True
+        made = fs.read_optional(paths.run)
+        if not made:
+            return False
+        job, over = job_id(made), os.path.exists(paths.exit)
+        newest = max(run, self._jobs.get(job, run))
+        before = self._jobs.get(job)
+        self._jobs[job] = newest
+        if newest == run and before != run:
+            self._ended.pop(before or "", None)
+        if not over or newest == run:
+            self._live[run] = _Live(paths)
+        return True
+
+    def _forget(self, run: str) -> None:
+        self._live.pop(run, None)
+        self._ended.pop(run, None)
+        self._coming.pop(run, None)
+        self._jobs = {job: newest for job, newest in self._jobs.items() if newest != run}
+
+
+class _Seen(NamedTuple):
+    """A rank's process at the last look."""
+
+    ticks: int
+    at: float
+
+
+class _Live:
+    """One run that may not be over."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self.paths = paths
+        self._metrics: Dict[str, _Grown] = {}
+        self._log = _Log(paths.logs)
+        self._seen: Dict[Tuple[int, int], _Seen] = {}  # pid and start time
+        self._status: Optional[Dict[str, Any]] = None
+        self._look_at = 0.0
+
+    def status(self) -> Optional[Dict[str, Any]]:
+        """None: it is gone. One that is over without an exit record is rarely looked at: that means all of /proc."""
+        if time.monotonic() >= self._look_at:
+            self._status = status_or_fault(self.paths)
+            if self._status is not None and self._status["state"] in contract.TERMINAL:
+                self._look_at = time.monotonic() + LOST_S
+        return self._status
+
+    def pulse(self, status: Dict[str, Any]) -> Dict[str, Any]:
+        """What changes all the time."""
+        attempts = self.paths.attempts()
+        part = self.paths.of_attempt(int(status["attempt"])) if attempts else self.paths
+        numbers = {name: status.get(name) for name in ("heartbeat_age_s", "last_output_age_s")}
+        return dict(numbers, ranks=self._ranks(part))
+
+    def _ranks(self, part: RunPaths) -> Dict[str, Dict[str, Any]]:
+        """By rank; the key "" holds the metrics where the ranks of this node share a file."""
+        metrics = self._values(part)
+        ages = self._log.ages()
+        seen, found = {}, {}
+        for rank, (pid, start) in _listed(part).items():
+            stat = proc.read_stat(pid)
+            alive = stat is not None and stat.start == start
+            one: Dict[str, Any] = {"pid": pid, "state": "ended"}
+            if stat is not None and alive:
+                one["state"] = STATES.get(stat.state, stat.state)
+                seen[(pid, start)] = now = _Seen(stat.ticks, time.monotonic())
+                one.update(cpu=_percent(self._seen.get((pid, start)), now), rss_mb=_resident(pid))
+            found[rank] = dict(one, output_age_s=ages.get(rank), metrics=metrics.pop(rank, {}))
+        self._seen = seen
+        if metrics.get(""):
+            found[""] = {"metrics": metrics[""]}
+        return found
+
+    def _values(self, part: RunPaths) -> Dict[str, Values]:
+        paths = files_of(part)
+        self._metrics = {path: self._metrics.get(path) or _Grown(path) for path in paths.values()}
+        return {rank: self._metrics[path].values() for rank, path in paths.items()}
+
+
+def _listed(part: RunPaths) -> Dict[str, Tuple[int, int]]:
+    """rank -> pid and start time of its process, as its supervisor saw it last."""
+    ranks = fs.read_optional(part.processes).get("ranks")
+    pairs = ranks.items() if isinstance(ranks, dict) else ()
+    return {rank: (int(pair[0]), int(pair[1])) for rank, pair in pairs if isinstance(pair, list) and len(pair) == 2}
+
+
+def _percent(before: Optional[_Seen], now: _Seen) -> Optional[float]:
+    """Of a core."""
+    if before is None or now.at <= before.at:
+        return None
+    return round(100.0 * (now.ticks - before.ticks) * _TICK_S / (now.at - before.at), 1)
+
+
+def _resident(pid: int) -> Optional[float]:
+    words = (proc.read(pid, "statm") or b"").split()
+    return round(int(words[1]) * _PAGE_MB, 1) if len(words) > 1 else None
+
+
+class _Grown:
+    """The last values in a file of metrics; only what is new in it is read."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._offset, self._size = path, -LAST_BYTES, -1
+        self._values: Values = {}
+
+    def values(self) -> Values:
+        with contextlib.suppress(OSError):
+            size = os.lstat(self._path).st_size
+            if size != self._size:
+                if size - self._offset > LAST_BYTES:
+                    self._offset = -LAST_BYTES
+                self._offset, lines = read_from(self._path, self._offset, LAST_BYTES)
+                self._size = size
+                for line in lines:
+                    self._values.update({name: line[name] for name in SHOWN if name in line})
+        return dict(self._values)
+
+
+class _Log:
+    """When each rank wrote last, from the ends of the log as it grows."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._last: Dict[str, float] = {}  # rank -> wall clock
+        self._read: Tuple[str, int] = ("", 0)  # file, and its size then
+
+    def ages(self) -> Dict[str, float]:
+        with contextlib.suppress(OSError):
+            self._look(segments(self._folder))
+        now = time.time()
+        return {rank: round(max(0.0, now - at), 1) for rank, at in self._last.items()}
+
+    def _look(self, found: List[Any]) -> None:
+        if not found:
+            return
+        path = found[-1].path
+        size = os.stat(path).st_size
+        before = self._read[1] if self._read[0] == path else 0
+        if size == before:
+            return
+        with open(path, "rb") as file:
+            file.seek(max(before, size - LOG_BYTES))
+            data = file.read(LOG_BYTES)
+        whole = data.rfind(b"\n") + 1
+        self._read = (path, size - (len(data) - whole))
+        self._last.update({match[2].decode(): float(match[1]) for match in _HEAD.finditer(data[:whole])})
