@@ -42,22 +42,22 @@ FAULTS = (
         "kill misses a child with a session and an environment of its own",
         (
             Edit(
-                f"{WORKER}/run/processes.py",
+                f"{WORKER}/machine/processes.py",
                 "return {pid: everyone[pid] for pid in found if everyone[pid].alive}",
                 "return {pid: everyone[pid] for pid in marked if everyone[pid].alive}",
             ),
             Edit(
-                f"{WORKER}/run/processes.py",
+                f"{WORKER}/machine/processes.py",
                 "marked = carriers(cookie, everyone.keys() - found)",
                 "marked = carriers(cookie, everyone.keys())",
             ),
             Edit(
-                f"{WORKER}/run/processes.py",
+                f"{WORKER}/machine/processes.py",
                 "        if self._group is not None and not self._group.empty():\n            return False\n",
                 "        return True\n",
             ),
             Edit(
-                f"{WORKER}/run/processes.py",
+                f"{WORKER}/machine/processes.py",
                 "    def kill(self) -> None:\n",
                 "    def kill(self) -> None:\n        return\n",
             ),
@@ -87,12 +87,12 @@ FAULTS = (
         "tail loses the last line",
         (
             Edit(
-                f"{WORKER}/output/drain.py",
+                f"{WORKER}/run/drain.py",
                 "                self._record(source, source.splitter.flush(final=True))",
                 "                source.splitter.flush(final=True)",
             ),
             Edit(
-                f"{WORKER}/output/drain.py",
+                f"{WORKER}/run/drain.py",
                 "        source.open = False\n        self._selector.unregister(source.fd)\n"
                 "        self._record(source, source.splitter.flush(final=True))",
                 "        source.open = False\n        self._selector.unregister(source.fd)\n"
@@ -121,7 +121,7 @@ FAULTS = (
         "a checkpoint without one of its shards is complete",
         (
             Edit(
-                f"{WORKER}/checkpoint/complete.py",
+                f"{WORKER}/rules/complete.py",
                 "    missing |= {path for path in references if path not in known}\n",
                 "",
             ),
@@ -130,7 +130,7 @@ FAULTS = (
     ),
     Fault(
         "the exit record is written twice",
-        (Edit(f"{WORKER}/fs.py", "        os.link(aside, path)\n", "        os.rename(aside, path)\n"),),
+        (Edit(f"{WORKER}/machine/fs.py", "        os.link(aside, path)\n", "        os.rename(aside, path)\n"),),
         ("tests/worker/record/test_records.py::test_the_exit_record_is_written_once",),
     ),
     Fault(

@@ -16,7 +16,7 @@ from ddpctl_worker.run import keeping
 from ddpctl_worker.run.start import _keeper
 from ddpctl_worker.wire import contract
 from tests.worker.checkpoints import JOB, OF_JOB
-from tests.worker.node import WORKER, Node, eventually
+from tests.worker.node import Node, eventually
 
 SETTINGS = {"paths": [], "signal": "SIGUSR1", "timeout": 120.0, "replicas": 1, "keep": 3}
 FOLDER = {
@@ -91,7 +91,7 @@ def test_a_keeper_ends_with_its_supervisor(node: Node) -> None:
 def begun(folder: Path) -> tuple[keeping.Keeping, int]:
     order: dict[str, Any] = {"folder": str(folder), "host": "node0", "keep": 3, "outputs": [], "timeout": 120.0}
     order.update(serial=1, run="r", attempt=1, lag=str(folder.parent / "saved.json"))
-    one = keeping.Keeping({"keeper": order, "code_path": WORKER, "top": str(folder)})
+    one = keeping.Keeping({"keeper": order, "top": str(folder)})
     one.start()
     return one, one.pids()[0]
 

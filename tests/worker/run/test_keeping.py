@@ -34,7 +34,7 @@ class Supervised:
             self.looks.append(self.now - 100.0)
             return list_entries(folder)
 
-        monkeypatch.setattr("ddpctl_worker.checkpoint.keeper.look", listed)
+        monkeypatch.setattr("ddpctl_worker.checkpoint.keeper.list_entries", listed)
 
     def wait(self, timeout: float | None = None) -> Mapping[str, Any] | None:
         """What the supervisor says next, as ``_Words`` has it."""

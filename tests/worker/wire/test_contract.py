@@ -27,7 +27,7 @@ def literals(path: Path, *callers: str) -> Iterator[str]:
 
 
 def test_boot_which_cannot_import_them_uses_the_same_words() -> None:
-    found = set(literals(PACKAGE / "boot.py", "Refusal", "say"))
+    found = set(literals(PACKAGE / "wire" / "boot.py", "Refusal", "say"))
     assert {"have", "need", "fail", "unsafe_path", "corrupt"} <= found
     assert {word.split()[0] for word in found} <= WORDS
 
