@@ -98,14 +98,17 @@ def _carried(facts: Facts, seen: restarts.Facts) -> Iterator[str]:
         yield f"end: it was carried on, and then ended as {facts.told.get('state')}: {facts.told.get('cause')}"
 
 
+def last_line(command: Command) -> str:
+    return (command.stderr.strip().splitlines() or [""])[-1]
+
+
 def _commands(facts: Facts) -> Iterator[str]:
     for one in facts.commands:
-        said = one.stderr.strip().splitlines()[-1:] or [""]
         if one.rc is None:
-            yield f"hang: `ddpctl {one.words}` did not end within {one.deadline:.0f} s: {said[0]}"
+            yield f"hang: `ddpctl {one.words}` did not end within {one.deadline:.0f} s: {last_line(one)}"
         elif one.rc not in one.codes:
             wanted = " or ".join(map(str, sorted(one.codes)))
-            yield f"exit code: `ddpctl {one.words}` ended with {one.rc}, not {wanted}: {said[0]}"
+            yield f"exit code: `ddpctl {one.words}` ended with {one.rc}, not {wanted}: {last_line(one)}"
         elif "Traceback (most recent call last)" in one.stderr and OWN_CODE in one.stderr:
             yield f"traceback: `ddpctl {one.words}` showed one to its user"
 
@@ -157,7 +160,7 @@ def _end(facts: Facts) -> Iterator[str]:
     for one in facts.commands:
         told = facts.acknowledged and one.words.startswith("up ") and one.rc is not None
         if told and (one.rc == 0) != (set(states.values()) == {SUCCEEDED}):
-            yield f"exit code: `ddpctl up` ended with {one.rc}, and the run like this: {states}"
+            yield f"exit code: `ddpctl up` ended with {one.rc}, and the run like this: {states}: {last_line(one)}"
 
 
 def _cause(facts: Facts) -> Iterator[str]:

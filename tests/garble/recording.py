@@ -34,7 +34,7 @@ from ddpctl.transport.base import Frame
 from ddpctl.transport.fleet import SSHFleet
 from ddpctl.transport.local import LocalTransport, ProcessPipe
 from ddpctl.transport.pipe import FrameReader
-from ddpctl_worker.wire.contract import BANNER, READY, TERMINAL
+from ddpctl_worker.wire.contract import BANNER, READY, SUCCEEDED, TERMINAL
 from tests.environment.support import BytesSource
 from tests.garble.replay import NoneWaits
 from tests.worker.looks import recorded
@@ -133,11 +133,12 @@ def record(folder: Path) -> Mapping[str, Mapping[str, list[Frame]]]:
     while (run := find_run(fleet, RUN)).state not in TERMINAL:
         assert time.monotonic() < until, run
         time.sleep(0.1)
+    assert run.state == SUCCEEDED, run
     for transport in recorders.values():
         transport.call("tail", {"run": RUN, "follow": False, "offset": 0})
         transport.call("fetch", {"run": RUN})
         transport.call("history", {"run": RUN})
-        _note_checkpoints(transport)
+        _note_checkpoints(transport, folder)
         transport.call("firewall")
         transport.call("rehearse", _rehearsal())
         transport.call("free_port", {"count": 2})
@@ -153,8 +154,10 @@ def record(folder: Path) -> Mapping[str, Mapping[str, list[Frame]]]:
     return {name: one.said for name, one in recorders.items()}
 
 
-def _note_checkpoints(transport: Recorder) -> None:
-    (one,) = transport.call("checkpoints", {"job_id": "default/default/train"})["manifests"]
+def _note_checkpoints(transport: Recorder, folder: Path) -> None:
+    manifests = transport.call("checkpoints", {"job_id": "default/default/train"})["manifests"]
+    assert len(manifests) == 1, [log.read_text() for log in folder.rglob("supervisor.log")]
+    one = manifests[0]
     asked = {
         "job_id": "default/default/train",
         "writer": transport.host,

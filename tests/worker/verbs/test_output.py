@@ -285,7 +285,7 @@ def test_a_full_disk_costs_lines_but_neither_the_job_nor_its_record(small_disk: 
     run = node.start(script, node.record(nproc=1, ranks=[0]))
     status = node.wait_state(run)
     assert status["state"] == "failed"
-    assert status["cause"]["exit_code"] == 4
+    assert status["cause"]["exit_code"] == 4, status["cause"]
     assert status["dropped_lines"] > 100_000
     found = [one["text"] for one in node.lines(run) if one["rank"] == 0]
     assert found[0].startswith("0 ")
