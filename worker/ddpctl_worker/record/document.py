@@ -1,17 +1,17 @@
-"""What the agents of a run agree on: one document, which is replaced as a whole. Pure data, and its form as JSON."""
+"""The document that the agents of a run agree on. Each change replaces the whole document. Pure data."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
-Mark = Tuple[int, int]  # term and version of a proposal: the greater one is the newer one
+Mark = Tuple[int, int]  # term and version of a proposal; a greater mark is newer
 Json = Dict[str, Any]
 Cause = Mapping[str, Any]  # outcome.py
 
 
 class AgreedAttempt(NamedTuple):
-    """``hosts`` in the order of their node ranks. ``cause``: why it ended; None: it succeeded, or has not ended.
-    ``set_aside``: {"host", "why"} of each host that does not take part in the next one."""
+    """One attempt. ``hosts`` are in the order of node ranks. ``cause`` is None after a success and before the end.
+    ``set_aside``: {"host", "why"} of each host that does not take part in the next attempt."""
 
     number: int
     hosts: Tuple[str, ...]
@@ -35,7 +35,7 @@ class AgreedAttempt(NamedTuple):
 
 
 class CheckpointChoice(NamedTuple):
-    """Which checkpoints an attempt resumes from: the names, and the SHA-256 of everything that the hosts do for it."""
+    """The checkpoints that an attempt resumes from: names, and the SHA-256 of the whole list of file transfers."""
 
     digest: str
     entries: Tuple[str, ...]
@@ -58,13 +58,16 @@ class ResumePlan(NamedTuple):
 
 
 def choice_from(told: Optional[Mapping[str, Any]]) -> Optional[CheckpointChoice]:
-    """A choice as JSON has it."""
+    """Return a choice from its JSON form."""
     return None if told is None else CheckpointChoice(str(told["digest"]), tuple(told["entries"]))
 
 
 class Document(NamedTuple):
-    """``live``: the newest attempt may have ranks. ``go``: the newest attempt whose ranks may start. ``aside``: hosts
-    that take no part in any later attempt, and why. ``over``: {"state", "cause"} of the run, once it has ended."""
+    """The state of a run with restarts.
+
+    ``live``: whether the newest attempt may have ranks. ``go``: number of the newest attempt whose ranks may start.
+    ``aside``: excluded host -> reason, for all later attempts. ``over``: {"state", "cause"} once the run has ended.
+    """
 
     attempts: Tuple[AgreedAttempt, ...]
     live: bool
@@ -98,13 +101,13 @@ class Document(NamedTuple):
 
     @classmethod
     def first(cls, attempt: Mapping[str, Any]) -> Document:
-        """That of a run which has just been started: its first attempt may begin."""
+        """Return the document of a run that has just been started: its first attempt may begin."""
         begun = AgreedAttempt.from_json(attempt)
         return cls((begun,), True, begun.number)
 
 
 class Proposal(NamedTuple):
-    """A document as a leader has written it. It counts once it is committed: a majority of the hosts has it on disk."""
+    """A document with the leader's term. It is committed once a majority of the hosts has it on disk."""
 
     term: int
     version: int
@@ -123,7 +126,7 @@ class Proposal(NamedTuple):
 
 
 class Ballot(NamedTuple):
-    """What a host must never forget: on disk before any other host hears of it."""
+    """The durable state of a host: on disk before any message that depends on it leaves the host."""
 
     term: int
     voted: Optional[str]
@@ -138,5 +141,5 @@ class Ballot(NamedTuple):
 
     @classmethod
     def first(cls, leader: str, document: Document) -> Ballot:
-        """What every host has before anything happens: all have voted for ``leader`` in term 1."""
+        """Return the state of every host at the start: each host has voted for ``leader`` in term 1."""
         return cls(1, leader, Proposal(1, 1, document))

@@ -1,7 +1,7 @@
 """Byte streams of processes into records of the log, and back. Pure.
 
-A record is one JSON line: ``t`` wall-clock seconds, ``r`` rank or null, ``s`` "o" or "e", ``x`` text, ``e`` what ended
-it: "\\n", "\\r" (a progress bar) or "" (cut: not ended yet, or very long), ``a`` the attempt, unless it is the first.
+A record is one JSON line: ``t`` wall-clock seconds, ``r`` rank or null, ``s`` "o" or "e", ``x`` text, ``e`` the end of
+the line: "\\n", "\\r" (a progress bar) or "" (not ended yet, or cut because it is long), ``a`` the attempt from 2 on.
 Bytes that are no UTF-8 survive as lone surrogates (PEP 383), which JSON can carry: ``text.encode("utf-8",
 "surrogateescape")`` gives the very bytes back.
 """
@@ -12,14 +12,15 @@ import json
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any, Dict, List, Optional, Tuple
 
-MAX_PIECE = 64 << 10  # bytes of text in one record
+from ddpctl_worker.record.limits import PIECE_BYTES
+
 STDOUT, STDERR = "o", "e"
 STREAMS = {STDOUT: "stdout", STDERR: "stderr"}
 _HEADS = {b"\n": '"\\n"}\n', b"\r": '"\\r"}\n', b"": '""}\n'}
 
 
 def encode(stamp: float, rank: Optional[int], stream: str, text: bytes, end: bytes, attempt: int = 1) -> bytes:
-    """One record as it lies in the log."""
+    """Return one record as it lies in the log."""
     words = quote(text.decode("utf-8", "surrogateescape"))
     where = "null" if rank is None else str(rank)
     if attempt > 1:
@@ -29,7 +30,7 @@ def encode(stamp: float, rank: Optional[int], stream: str, text: bytes, end: byt
 
 
 def decode(line: bytes) -> Optional[Dict[str, Any]]:
-    """A record from the log; None for a line that is none (torn by a crash)."""
+    """Return a record from the log; None for a line that a crash has torn."""
     try:
         value = json.loads(line)
     except ValueError:
@@ -38,7 +39,7 @@ def decode(line: bytes) -> Optional[Dict[str, Any]]:
 
 
 def decode_all(lines: List[bytes]) -> List[Optional[Dict[str, Any]]]:
-    """``decode`` of each: at once where every one is a record, which is much faster."""
+    """Return ``decode`` of each line. Where every line is a record, one parse decodes all: much faster."""
     try:
         values = json.loads(b"[" + b",".join(lines) + b"]")
     except ValueError:
@@ -50,7 +51,7 @@ def decode_all(lines: List[bytes]) -> List[Optional[Dict[str, Any]]]:
 
 
 def incomplete_tail(data: bytes) -> int:
-    """How many bytes at the end of ``data`` are the beginning of a UTF-8 character that is not all there (0 to 3)."""
+    """Return how many bytes at the end of ``data`` (0 to 3) begin a UTF-8 character that is incomplete."""
     for back in range(1, min(4, len(data) + 1)):
         byte = data[-back]
         if byte & 0xC0 == 0x80:  # continuation: look further back
@@ -61,16 +62,16 @@ def incomplete_tail(data: bytes) -> int:
 
 
 def _cut(text: bytes, pieces: List[Tuple[bytes, bytes]]) -> bytes:
-    """The end of ``text``; what a piece has no room for goes to ``pieces``. None ends in half a character."""
-    while len(text) > MAX_PIECE:
-        size = MAX_PIECE - incomplete_tail(text[:MAX_PIECE])
+    """Move full pieces of ``text`` to ``pieces`` and return the rest. No piece ends in half a character."""
+    while len(text) > PIECE_BYTES:
+        size = PIECE_BYTES - incomplete_tail(text[:PIECE_BYTES])
         pieces.append((text[:size], b""))
         text = text[size:]
     return text
 
 
 class Splitter:
-    """Cuts one stream into pieces at newlines and carriage returns; keeps the unfinished rest."""
+    """Cuts a stream into pieces at newlines and carriage returns; keeps the unfinished rest."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -81,10 +82,10 @@ class Splitter:
         return bool(self._rest)
 
     def feed(self, data: bytes) -> List[Tuple[bytes, bytes]]:
-        """The pieces that ``data`` completes, each with what ended it.
+        """Return the pieces that ``data`` completes, each with its end.
 
-        A "\\r\\n" stays together: the piece keeps its "\\r" and ends with "\\n". A "\\r" at the very end of the data
-        waits, for its "\\n" may be on the way.
+        A "\\r\\n" stays together: the piece keeps its "\\r" and ends with "\\n". A "\\r" at the end of the data waits,
+        because its "\\n" may be on the way.
         """
         whole = self._rest + data
         pieces: List[Tuple[bytes, bytes]] = []
@@ -99,7 +100,7 @@ class Splitter:
         return pieces
 
     def flush(self, final: bool = False) -> List[Tuple[bytes, bytes]]:
-        """The unfinished rest as a piece of its own, without half a character unless it was held back before."""
+        """Return the unfinished rest as a piece. Half a character is held back once, and given out the next time."""
         rest = self._rest
         if not rest:
             return []

@@ -1,8 +1,9 @@
-"""A run's log on a node: size-capped segments addressed by absolute offsets, one writer, any number of readers.
+"""A run's log on a node: segments of limited size with absolute offsets, one writer, any number of readers.
 
-A segment is a file named after the offset of its first byte. The first segment and the newest ones are kept: how a job
-began and how it ended matter most. Records never span segments. What could not be written (a full disk, or one that
-hangs for longer than the queue lasts) is counted, and a line in the log says so once writing works again.
+A segment is a file named after the offset of its first byte. The first segment and the newest segments are kept: the
+beginning and the end of a job matter most. Records never span segments. Lines that could not be written (the disk is
+full, or hangs for longer than the queue lasts) are counted, and a line in the log gives their number once writing works
+again.
 """
 
 from __future__ import annotations
@@ -15,11 +16,9 @@ from collections import deque
 from typing import Deque, Iterator, List, NamedTuple, Optional, Tuple
 
 from ddpctl_worker.machine.notes import note
+from ddpctl_worker.record.limits import LOG_BYTES, QUEUE_BYTES, SEGMENT_BYTES
 from ddpctl_worker.record.lines import STDERR, encode
 
-SEGMENT_BYTES = 16 << 20
-TOTAL_BYTES = 512 << 20
-QUEUE_BYTES = 64 << 20
 _SUFFIX = ".jsonl"
 
 
@@ -29,7 +28,7 @@ class Segment(NamedTuple):
 
 
 def segments(folder: str) -> List[Segment]:
-    """The segments that are there, in order."""
+    """Return the segments on disk, in order."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -39,10 +38,10 @@ def segments(folder: str) -> List[Segment]:
 
 
 class Writer:
-    """Appends records from a thread of its own. A disk that is slower than the ranks costs lines, never their time."""
+    """Appends records in a thread of its own. A disk slower than the ranks loses lines and never delays a rank."""
 
     def __init__(
-        self, folder: str, *, segment: int = SEGMENT_BYTES, total: int = TOTAL_BYTES, resume: bool = False
+        self, folder: str, *, segment: int = SEGMENT_BYTES, total: int = LOG_BYTES, resume: bool = False
     ) -> None:
         self._folder, self._resume = folder, resume
         self._segment, self._total = segment, max(total, 2 * segment)
@@ -52,19 +51,19 @@ class Writer:
         self._queued = 0
         self._closing = False
         self.dropped = 0  # lines, ever
-        self._untold = 0  # dropped lines that the log does not speak of yet
+        self._untold = 0  # dropped lines that no line of the log reports yet
         self._fd = -1
         self._offset = 0  # of the end of the log
         self._start = 0  # of the open segment
         self._kept: List[Tuple[int, int, str]] = []  # start, size, path of closed segments
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
-        self.over = False  # closed, and all is on disk that the disk took
+        self.over = False  # closed, and every record that the disk takes is on disk
 
     def start(self) -> None:
         self._thread.start()
 
     def submit(self, blob: bytes, lines: int) -> bool:
-        """Queue whole records, without waiting. False: the queue is full, and they were dropped."""
+        """Queue whole records without waiting; return False if the queue was full and the records were dropped."""
         with self._cond:
             if self._queued and self._queued + len(blob) > QUEUE_BYTES:
                 self._drop(lines)
@@ -75,7 +74,7 @@ class Writer:
         return True
 
     def close(self) -> None:
-        """Nothing will follow: write what is queued, sync, and be ``over``. Does not wait for it."""
+        """Tell the thread to write the queue, sync, and be ``over``; does not wait."""
         with self._cond:
             self._closing = True
             self._cond.notify()
@@ -96,7 +95,7 @@ class Writer:
             self.over = True
 
     def _continue(self) -> None:
-        """After the log of an earlier attempt. A record that was cut off by its end is taken away."""
+        """Continue the log of an earlier attempt, without the half record at its end."""
         try:
             there = segments(self._folder)
             sizes = [os.stat(one.path).st_size for one in there]
@@ -108,7 +107,7 @@ class Writer:
             note("log: %r" % error)
 
     def _turn(self) -> bool:
-        """One write; False when all is written and nothing will follow. A fault costs a write, never the thread."""
+        """Write once; return False after the last write. An error loses one write and never ends the thread."""
         with self._cond:
             while not self._queue and not self._closing:
                 self._cond.wait()
@@ -126,7 +125,6 @@ class Writer:
         return True
 
     def _take(self) -> Tuple[List[bytes], int]:
-        """The oldest records, enough for one write."""
         batch: List[bytes] = []
         size = 0
         while self._queue and size < self._chunk:
@@ -137,14 +135,14 @@ class Writer:
     def _tell_of_loss(self) -> None:
         if self._untold:
             with self._cond:
-                told, self._untold = self._untold, 0
-            text = "ddpctl: %d lines of output were dropped here: they could not be written to disk" % told
+                lines, self._untold = self._untold, 0
+            text = "ddpctl: %d lines of output were dropped here: they could not be written to disk" % lines
             if not self._append(encode(time.time(), None, STDERR, text.encode("ascii"), b"\n"), marker=True):
                 with self._cond:
-                    self._untold += told
+                    self._untold += lines
 
     def _append(self, blob: bytes, marker: bool = False) -> bool:
-        """Write whole records; what does not fit any more is dropped at a record's boundary."""
+        """Write whole records. On a full disk the rest is dropped from a record's boundary on."""
         done = 0
         try:
             self._ready()
@@ -165,12 +163,12 @@ class Writer:
         return True
 
     def _cut(self, size: int) -> None:
-        """Take half a record off the end; readers never consume one."""
+        """Remove half a record at the end; no reader has consumed it."""
         try:
             os.ftruncate(self._fd, size)
             os.lseek(self._fd, size, os.SEEK_SET)
         except OSError:
-            self._finish_segment()  # the next one begins where the log's whole records end
+            self._finish_segment()  # the next segment begins after the last whole record
 
     def _ready(self) -> None:
         if self._fd >= 0 and self._offset - self._start >= self._segment:
@@ -184,9 +182,9 @@ class Writer:
         if self._fd < 0:
             return
         fd, self._fd = self._fd, -1
-        with contextlib.suppress(OSError):  # the lines are as safe as this disk lets them be
+        with contextlib.suppress(OSError):  # the lines are as safe as this disk allows
             os.fdatasync(fd)
-        with contextlib.suppress(OSError):  # NFS tells only here that there was no room
+        with contextlib.suppress(OSError):  # NFS reports a full disk only here
             os.close(fd)
         path = os.path.join(self._folder, "%020d%s" % (self._start, _SUFFIX))
         self._kept.append((self._start, self._offset - self._start, path))
@@ -197,7 +195,7 @@ class Writer:
 
 
 class Batch(NamedTuple):
-    """What a reader got: whole records with the offset after each, where to continue, and bytes that are gone."""
+    """Whole records with the offset after each, the offset to continue at, and the number of bytes that are gone."""
 
     records: List[Tuple[int, bytes]]
     offset: int
@@ -205,7 +203,7 @@ class Batch(NamedTuple):
 
 
 class Reader:
-    """Reads the log from any offset, while it is being written, with or without a writer alive."""
+    """Reads the log from any offset, while a writer appends to it or without a writer."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -214,7 +212,7 @@ class Reader:
         self._open: Optional[Segment] = None
 
     def read(self, offset: int, limit: int = 1 << 20) -> Batch:
-        """Up to about ``limit`` bytes of whole records from ``offset``; none when there is nothing new."""
+        """Return about ``limit`` bytes of whole records from ``offset`` on; an empty batch if nothing is new."""
         skipped = 0
         for refresh in (False, True):
             if refresh or not self._known:
@@ -231,7 +229,7 @@ class Reader:
         return Batch([], offset, skipped)
 
     def end(self) -> int:
-        """The offset after the last whole record."""
+        """Return the offset after the last whole record."""
         self._known = segments(self._folder)
         if not self._known:
             return 0
@@ -244,13 +242,13 @@ class Reader:
         self._fd, self._open = -1, None
 
     def _segment_at(self, offset: int) -> Optional[Segment]:
-        """The segment to read ``offset`` from, or the first one after it."""
+        """Return the segment that holds ``offset``, or the first segment after it."""
         best: Optional[Segment] = None
         for one in self._known:
             if one.start <= offset:
                 best = one
             else:
-                # ``offset`` is at or after the end of ``best``: continue with the next one.
+                # ``offset`` is at or after the end of ``best``: continue with the next segment.
                 if best is None or not _covers(best, offset):
                     return one
                 break
@@ -285,14 +283,14 @@ def _covers(one: Segment, offset: int) -> bool:
 
 
 def backwards(segment: Segment) -> Iterator[Tuple[int, bytes]]:
-    """(offset, record) of every whole record in a segment, the last one first."""
+    """Yield (offset, record) of every whole record in a segment, from the last to the first."""
     try:
         file = open(segment.path, "rb")  # noqa: SIM115
     except FileNotFoundError:
         return
     with file:
         end = file.seek(0, os.SEEK_END)
-        rest = b""  # the end of a record that begins further up
+        rest = b""  # the end of a record that begins earlier
         while end > 0:
             step = min(end, 256 << 10)
             end -= step

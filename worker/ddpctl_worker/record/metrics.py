@@ -1,7 +1,10 @@
-"""The metrics verb: what the ranks of a run wrote to their DDPCTL_METRICS, one JSON object of numbers a line.
+"""The metrics verb: DDPCTL_METRICS of the ranks of a run, one JSON object of numbers per line.
 
-The files are the job's own. What is in them is taken for what it may be: a line that is no object, a value that is no
-finite number, and a file that is no plain file are passed over.
+The job writes these files, so their content is not trusted. The reader passes over:
+
+- a line that is not an object,
+- a value that is not a finite number,
+- a file that is not a plain file.
 """
 
 from __future__ import annotations
@@ -14,30 +17,32 @@ import re
 import stat
 from typing import Any, BinaryIO, Dict, List, Optional, Tuple
 
+from ddpctl_worker.record.limits import (
+    LAST_METRICS_BYTES,
+    METRIC_LETTERS,
+    METRIC_NAMES,
+    METRICS_CALL_BYTES,
+    METRICS_FILE_BYTES,
+)
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.record import named_by
 from ddpctl_worker.wire.channel import Channel
 
-LAST_BYTES = 16 << 10  # of a file: enough for the last value of everything
-CALL_BYTES = 1 << 20  # of all files in one call
-LEAST_BYTES = 8 << 10  # of one of them
-MOST_NAMES = 64  # in a line
-MOST_LETTERS = 64  # in a name
 _RANK = re.compile(r"rank-(\d{1,9})\.jsonl\Z")
 
 Values = Dict[str, float]
 
 
 def metrics(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: {"ranks": {rank: {"offset", "lines"}}} with the lines from each rank's ``offsets`` on.
+    """Return {"ranks": {rank: {"offset", "lines"}}}: the lines after each rank's ``offsets``.
 
-    What one call leaves out for its size the next one gives: it is asked again until no line comes.
+    One answer has a limited size. The caller asks again until no line comes.
     """
     paths = named_by(request)[0].newest()
     offsets = request.get("offsets") or {}
     ranks = {}
     files = files_of(paths)
-    share = max(LEAST_BYTES, CALL_BYTES // max(1, len(files)))
+    share = max(METRICS_FILE_BYTES, METRICS_CALL_BYTES // max(1, len(files)))
     for rank, path in files.items():
         offset, lines = read_from(path, int(offsets.get(rank, 0)), share)
         ranks[rank] = {"offset": offset, "lines": lines}
@@ -45,21 +50,21 @@ def metrics(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def last_values(paths: RunPaths) -> Dict[str, Values]:
-    """The last value of every name, by rank ("" where the ranks of this node share a file)."""
+    """Return the last value of every name, by rank ("" if the ranks of this node share a file)."""
     found = {}
     for rank, path in files_of(paths).items():
         values: Values = {}
-        for line in read_from(path, -LAST_BYTES, LAST_BYTES)[1]:
+        for line in read_from(path, -LAST_METRICS_BYTES, LAST_METRICS_BYTES)[1]:
             values.update(line)
         if values:
-            found[rank] = dict(list(values.items())[:MOST_NAMES])
+            found[rank] = dict(list(values.items())[:METRIC_NAMES])
     return found
 
 
 def read_from(path: str, offset: int, most: int) -> Tuple[int, List[Values]]:
-    """The whole lines from ``offset`` on (below 0: from the end) and where the next one begins; ``most`` bytes of them.
+    """Return the offset after the last whole line, and the lines from ``offset`` on (below 0: from the end).
 
-    A line longer than ``most`` is passed over.
+    Reads ``most`` bytes. A longer line is passed over.
     """
     file = opened(path)
     if file is None:
@@ -77,9 +82,9 @@ def read_from(path: str, offset: int, most: int) -> Tuple[int, List[Values]]:
 
 
 def opened(path: str) -> Optional[BinaryIO]:
-    """None where it is no plain file."""
+    """Open a file for reading; None if it is not a plain file."""
     try:
-        # Looked at first: a FIFO or a device could hold up the reader.
+        # Before the open: a FIFO or a device could block the reader.
         if not stat.S_ISREG(os.lstat(path).st_mode):
             return None
         return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
@@ -88,20 +93,19 @@ def opened(path: str) -> Optional[BinaryIO]:
 
 
 def _values(line: bytes) -> Values:
-    """The finite numbers of one line."""
     return {name: value for name, value in numbers_of(line).items() if is_finite(value)}
 
 
 def numbers_of(line: bytes) -> Values:
-    """All numbers of one line, by their names; also those that are not finite."""
+    """Return the numbers of one line by name, infinite numbers included."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return {}
     if not isinstance(found, dict):
         return {}
-    some = list(found.items())[:MOST_NAMES]
-    return {name: value for name, value in some if len(name) <= MOST_LETTERS and _is_number(value)}
+    some = list(found.items())[:METRIC_NAMES]
+    return {name: value for name, value in some if len(name) <= METRIC_LETTERS and _is_number(value)}
 
 
 def _is_number(value: Any) -> bool:
@@ -114,7 +118,7 @@ def is_finite(value: float) -> bool:
 
 
 def files_of(paths: RunPaths) -> Dict[str, str]:
-    """The files by rank; where the launcher could not give each rank its own, the node's one file is under ""."""
+    """Return the files by rank. If the launcher could not give each rank a file, the node's only file is under ""."""
     found = {}
     for path in sorted(glob.glob(os.path.join(glob.escape(paths.metrics), "*.jsonl"))):
         match = _RANK.match(os.path.basename(path))

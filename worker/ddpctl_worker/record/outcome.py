@@ -1,4 +1,4 @@
-"""How a run ended on a node: its terminal state, and the cause in the contract's words."""
+"""The end of a run on a node: a terminal state, and a cause in the fields of the contract."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker.machine import notes
+from ddpctl_worker.record.limits import MAX_CANDIDATES, MAX_TRACEBACK
 from ddpctl_worker.wire.contract import EXITED, FAILED, KILLED, KILLED_BY_USER
-
-MAX_CANDIDATES = 16
-MAX_TRACEBACK = 2 << 10  # of a candidate: the record must fit into the reserve of a full disk
 
 
 class Outcome(NamedTuple):
-    """A terminal state and its cause (null for success)."""
+    """A terminal state and its cause (None for success)."""
 
     state: str
     cause: Optional[Dict[str, Any]]
-    victim: bool = False  # another node's failure brought this one down
+    victim: bool = False  # the failure of another node ended this node
     when: float = 0.0  # wall clock of the failure itself
-    suspect: bool = False  # it may have failed: told because others did
+    suspect: bool = False  # this node may have failed; its cause counts only because other nodes failed
 
     @property
     def early(self) -> bool:
-        """It did not fail, but ended too early for the others."""
+        """Whether the ranks ended well, but too early for the other ranks."""
         return self.suspect and (self.cause or {}).get("exit_code") == 0
 
 
@@ -39,7 +37,7 @@ def cause(
     when: Optional[float] = None,
     peer: Optional[str] = None,
 ) -> Dict[str, Any]:
-    """A cause as the contract fixes it; ``peer``: the second host of a link that is lost."""
+    """Return a cause with the fields of the contract. ``peer`` is the second host of a lost link."""
     link = {} if peer is None else {"peer": peer}
     return {
         **link,
@@ -61,8 +59,8 @@ def failed(
 
 
 def ended_early(host: str, rank: Optional[int], at: str, seconds: float) -> Dict[str, Any]:
-    """The cause where all failures are those of peers: some rank (None: every one of ``host``) had ended with exit code
-    0 at ``at`` (ISO 8601), so long before the others failed."""
+    """Return the cause of a run in which all failures are victims': ``rank`` (None: every rank of ``host``) ended with
+    exit code 0 at ``at`` (ISO 8601), ``seconds`` before the other ranks failed."""
     who = "every rank" if rank is None else "rank %d" % rank
     before = "%.0f s" % seconds if seconds >= 1 else "just"
     text = "%s on %s ended with exit code 0 at %s UTC, %s before the others failed" % (who, host, at[11:19], before)
@@ -71,7 +69,7 @@ def ended_early(host: str, rank: Optional[int], at: str, seconds: float) -> Dict
 
 
 def others(cause: Optional[Dict[str, Any]], found: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """What else may have been the cause: one entry a rank, with what its record has room for."""
+    """Return the other possible causes, one per rank and reason, cut to the size of the reserve."""
     kept: Dict[Tuple[Any, ...], Dict[str, Any]] = {}
     for one in ([cause] if cause else []) + list(found):
         kept.setdefault((one.get("host"), one.get("rank"), one.get("reason")), one)

@@ -1,36 +1,36 @@
-"""Where everything of a run lies on a node. No path is spelt anywhere else.
+"""Every path of a run on a node. No other module spells a path.
 
     <base_dir>/runs/<run>/<host>/      one node's folder of one run (base_dir may be a home shared by all nodes)
-        run.json        what was asked for; never changes
-        network.json    what preflight measured between the hosts, for a report
-        state.json      what runs now: state, and the identities of guardian, supervisor and launcher
-        exit.json       how it ended; written once
-        claim.json      the supervisor that took the run on, or word that it came too late; written once
-        stop.json       somebody asked for a stop
+        run.json        the order; never changes
+        network.json    links as preflight measured them, for a report
+        state.json      the present state, and the identities of guardian, supervisor and launcher
+        exit.json       the end; written once
+        claim.json      the supervisor of the run, or {} where a stop came first; written once
+        stop.json       a user asked for a stop
         heartbeat       36 bytes, rewritten in place every second
         processes.json  the ranks and the process tree as last seen
-        reserve         room kept free so that exit.json can be written on a full disk, and stop.reserve for stop.json
+        reserve         bytes kept free so that exit.json can be written on a full disk; stop.reserve for stop.json
         logs/           segments of the run's log        pipes/   a FIFO for each rank's stdout and stderr
         code/           the unpacked code archive        output/  DDPCTL_OUTPUT_DIR
-        metrics/        what each rank writes to its DDPCTL_METRICS
-        doctor/         what lets the doctor see the ranks: boot/ is first on their PYTHONPATH, PID.sock torch's
-                        debug server in a rank, PID.stack what a rank writes of its own stack, desk.sock the
-                        supervisor's, nccl/rank_RANK torch's dump of NCCL's record
+        metrics/        DDPCTL_METRICS of each rank
+        doctor/         boot/ is first on the PYTHONPATH of the ranks, PID.sock is torch's debug server in a rank,
+                        PID.stack the stack that a rank writes of itself, desk.sock the supervisor's server,
+                        nccl/rank_RANK torch's dump of NCCL's record
         diagnosis.json  why the run was or is stuck, and which ranks are slow
-        gpus.json       how busy the GPUs were, for a report
-        saved.json      how far the checkpoints with all of their copies are behind the saves (checkpoint/lag.py)
+        gpus.json       use of the GPUs over time, for a report
+        saved.json      how far the checkpoints with all copies are behind the saves (lag.py)
         last_look.json  where each rank stood before the run's end
-        attempts/N/     a run with restarts: what is here of code/, logs/, output/ and supervisor.log belongs
-                        to all attempts, everything else of the Nth attempt is in its own folder
-        peers.json      ... where the agents of the other hosts are; agreed.json what they have agreed on,
-                        with agreed.reserve for its next change
-        notified-EVENT-ATTEMPT.json  the claim of who notifies of that, written before anybody is notified
-        strangers-PROCESS.json  connections to the ports of agent, supervisor or keeper that proved nothing
-        notify.log      what became of each notifier
-    <base_dir>/.names.lock             held by a start that may be the only one of its name
+        attempts/N/     the Nth attempt of a run with restarts: every file above except code/, logs/, output/ and
+                        supervisor.log, which belong to all attempts
+        peers.json      with restarts: addresses of the other agents
+        agreed.json     with restarts: the document of the agents; agreed.reserve is kept free for its next change
+        notified-EVENT-ATTEMPT.json  the claim of a notification, written before any notifier starts
+        strangers-PROCESS.json  connections to the ports of agent, supervisor or keeper without a proof
+        notify.log      the end of each notifier
+    <base_dir>/.names.lock             held by a start that must be the only start of its name
     <base_dir>/checkpoints/<cluster>/<project>/<job>/<host>/
-                        DDPCTL_CHECKPOINT_DIR: outlives the job's runs, and gc leaves it alone. That of another host
-                        holds copies of what that host wrote
+                        DDPCTL_CHECKPOINT_DIR: outlives the job's runs, and gc leaves it alone. The folder of another
+                        host holds copies of that host's files
         .ddpctl/        a manifest for each checkpoint (checkpoint/manifest.py)
         ../.<host>.starts   the last runs that were started with this folder (checkpoint/starts.py)
 
@@ -50,7 +50,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 
 
 class RunPaths:
-    """The files of one run on one node, or of one attempt: ``node`` is its folder, ``top`` that of the run."""
+    """The files of one run on one node, or of one attempt. ``node`` is the folder, ``top`` the folder of the run."""
 
     def __init__(self, top: str, attempt: Optional[int] = None) -> None:
         self.top, self.attempt = top, attempt
@@ -88,15 +88,15 @@ class RunPaths:
         self.agreed_reserve = os.path.join(top, "agreed.reserve")
 
     def of_attempt(self, number: int) -> RunPaths:
-        """The files of an attempt, the first one being 1."""
+        """Return the files of attempt ``number``, from 1 on."""
         return RunPaths(self.top, number)
 
     def newest(self) -> RunPaths:
-        """The files of the newest attempt that this host took part in; of the run itself where it has none."""
+        """Return the files of this host's newest attempt, or of the run itself if it has no attempts."""
         return [self, *self.attempts()][-1]
 
     def attempts(self) -> List[RunPaths]:
-        """Those that this host took part in, the oldest first; none of a run without restarts."""
+        """Return the files of each attempt of this host, oldest first; [] for a run without restarts."""
         try:
             names = os.listdir(os.path.join(self.top, "attempts"))
         except OSError:
@@ -104,27 +104,35 @@ class RunPaths:
         return [self.of_attempt(number) for number in sorted(int(name) for name in names if name.isdigit())]
 
     def strangers(self, process: str) -> str:
-        """How many strangers have connected to this process of the run (strangers.py)."""
+        """Return the file that counts connections by strangers to ``process`` (machine/strangers.py)."""
         return os.path.join(self.top, "strangers-%s.json" % process)
 
     def fifo(self, local_rank: int, stream: str) -> str:
-        """The FIFO of a rank's ``stream`` (``out`` or ``err``)."""
+        """Return the FIFO of a rank's ``stream`` (``out`` or ``err``)."""
         return os.path.join(self.pipes, "%d.%s" % (local_rank, stream))
 
     def notified(self, event: str, attempt: int) -> str:
-        """The claim that comes before the notifiers of ``event``."""
+        """Return the claim that is written before the notifiers of ``event`` start."""
         return os.path.join(self.node, "notified-%s-%d.json" % (event, attempt))
 
 
 def name(value: Any, what: str) -> str:
-    """``value`` when it is a plain name that cannot leave its folder."""
+    """Return ``value`` if it is a plain name that cannot leave its folder.
+
+    Raises:
+        WorkerError: it is not.
+    """
     if not isinstance(value, str) or not _NAME.match(value):
         raise WorkerError(BAD_REQUEST, "%r is not a %s" % (value, what))
     return value
 
 
 def base_of(request: Dict[str, Any]) -> str:
-    """The request's base_dir, ``~`` expanded."""
+    """Return the request's base_dir with ``~`` expanded.
+
+    Raises:
+        WorkerError: it is not an absolute path.
+    """
     base = os.path.expanduser(str(request.get("base_dir") or ""))
     if not os.path.isabs(base):
         raise WorkerError(BAD_REQUEST, "base_dir must be an absolute path, not %r" % (request.get("base_dir"),))
@@ -136,18 +144,18 @@ def runs_dir(base: str) -> str:
 
 
 def run_paths(base: str, run: str, host: str) -> RunPaths:
-    """The files of ``run`` on ``host``; nothing is created."""
+    """Return the files of ``run`` on ``host``; creates nothing."""
     return RunPaths(os.path.join(runs_dir(base), name(run, "run id"), name(host, "host name")))
 
 
 def job_id(run: Mapping[str, Any]) -> str:
-    """The identity of a run's job, ``CLUSTER/PROJECT/JOB``: many projects have a job ``train``."""
+    """Return the identity of a run's job, ``CLUSTER/PROJECT/JOB``: many projects have a job ``train``."""
     return "/".join(str(run.get(key) or "") for key in ("cluster", "project", "job"))
 
 
 def checkpoints_dir(base: str, job: str) -> str:
-    """The folder for all checkpoints of ``job`` (a ``job_id``) on this machine: one folder in it for each host that
-    wrote some."""
+    """Return the folder for all checkpoints of ``job`` (a ``job_id``) on this machine. Each host that wrote checkpoints
+    has a folder in it."""
     parts = str(job).split("/")
     if len(parts) != 3:
         raise WorkerError(BAD_REQUEST, "%r is not CLUSTER/PROJECT/JOB" % (job,))
@@ -155,12 +163,12 @@ def checkpoints_dir(base: str, job: str) -> str:
 
 
 def checkpoint_dir(base: str, job: str, host: str) -> str:
-    """The folder for the checkpoints of ``job`` (a ``job_id``) that ``host`` wrote; nothing is created."""
+    """Return the folder for the checkpoints of ``job`` (a ``job_id``) by ``host``; creates nothing."""
     return os.path.join(checkpoints_dir(base, job), name(host, "host name"))
 
 
 def known_runs(base: str, host: str) -> List[RunPaths]:
-    """Every run that has a folder for ``host`` below ``base``, in no order."""
+    """Return every run with a folder for ``host`` below ``base``, in no order."""
     found = []
     root = runs_dir(base)
     try:

@@ -1,8 +1,8 @@
-"""The ranks of a run on this node: who they are, when each died and how.
+"""The ranks of a run on this node: their processes, and when and how each rank ended.
 
 Launchers before torch 2.1 look at their ranks every few seconds only, and then wait up to 300 s for the other nodes
-before they say that one has failed. The kernel tells at once (a pidfd), and a dead rank's wait status can be read from
-/proc until its launcher has collected it.
+before they report a failure. A pidfd reports a death at once, and the wait status of a dead rank can be read from /proc
+until its launcher has reaped it.
 """
 
 from __future__ import annotations
@@ -12,28 +12,26 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ddpctl_worker.machine import proc, processes
+from ddpctl_worker.record.limits import LAUNCHER_DEPTH, NO_PIDFD_LOOK_S, TREE_PROCESSES
 from ddpctl_worker.record.record import attempt_of
 from ddpctl_worker.wire.contract import PLAIN
 
-MAX_DEPTH = 3  # a launcher may run inside a wrapper
-NO_PIDFD_LOOK_S = 0.5  # how often ranks are looked at where the kernel or Python has no pidfds
-
 
 class RankProcess(NamedTuple):
-    """A rank's own process."""
+    """The process of a rank."""
 
     rank: int
     local_rank: int
     pid: int
     start: int
-    attempt: int  # 1-based: torchrun's restarts count up
+    attempt: int  # from 1 on; each restart by torchrun adds 1
 
 
-Known = Dict[Tuple[int, int], Optional[RankProcess]]  # pid and start time -> the rank that it is
+Known = Dict[Tuple[int, int], Optional[RankProcess]]  # (pid, start time) -> its rank, or None
 
 
 def of_run(run: Mapping[str, Any], launcher: int, known: Known) -> List[RankProcess]:
-    """The ranks of a run on this node, by rank."""
+    """Return the ranks of a run on this node, in the order of their numbers."""
     if run.get("launcher") != PLAIN:
         return find(launcher, known)
     stat = proc.read_stat(launcher)
@@ -43,13 +41,13 @@ def of_run(run: Mapping[str, Any], launcher: int, known: Known) -> List[RankProc
 
 
 def find(launcher: int, known: Known) -> List[RankProcess]:
-    """The ranks below ``launcher``, by rank: processes that were started with RANK and LOCAL_RANK.
+    """Return the ranks below ``launcher`` in the order of their numbers: processes with RANK and LOCAL_RANK.
 
-    ``known`` remembers who was looked at: reading the environment of a process that waits for a hung disk may wait too.
+    ``known`` caches the answers: reading the environment of a process that waits for a hung disk may wait too.
     """
     found: Dict[int, RankProcess] = {}
     level = [launcher]
-    for _ in range(MAX_DEPTH):
+    for _ in range(LAUNCHER_DEPTH):
         below: List[int] = []
         for parent in level:
             for pid in proc.children_of(parent):
@@ -64,8 +62,8 @@ def find(launcher: int, known: Known) -> List[RankProcess]:
     return [found[rank] for rank in sorted(found)]
 
 
-def tree(root: int, limit: int = 4096) -> List[List[int]]:
-    """[pid, start] of ``root`` and everything below it."""
+def tree(root: int, limit: int = TREE_PROCESSES) -> List[List[int]]:
+    """Return [pid, start time] of ``root`` and of all processes below it."""
     found: List[List[int]] = []
     todo = [root]
     while todo and len(found) < limit:
@@ -100,7 +98,7 @@ def _rank_of(pid: int, start: int) -> Optional[RankProcess]:
 
 
 class Death(NamedTuple):
-    """How a rank ended: wait status (None: its launcher was quicker), wall clock, and monotonic clock."""
+    """The end of a rank: wait status (None if its launcher reaped it first), wall clock, and monotonic clock."""
 
     status: Optional[int]
     at: float
@@ -108,7 +106,7 @@ class Death(NamedTuple):
 
 
 class Roster:
-    """Knows the ranks; ``watch(fd, on)`` is told which descriptors should wake the supervisor's loop."""
+    """The ranks of this node. ``watch(fd, on)`` registers descriptors that should wake the supervisor's loop."""
 
     def __init__(self, run: Dict[str, Any], watch: Callable[[int, bool], None]) -> None:
         self._run = run
@@ -119,7 +117,7 @@ class Roster:
         self._watch = watch
         self._ranks: Dict[int, RankProcess] = {}  # by local rank
         self._pidfds: Dict[int, int] = {}  # descriptor -> local rank
-        self._listed: Dict[str, Any] = {"ranks": {}, "tree": []}  # as last told
+        self._listed: Dict[str, Any] = {"ranks": {}, "tree": []}  # content of processes.json
         self._known: Known = {}
         self._look_at = 0.0
         self.deaths: Dict[int, Death] = {}  # by local rank
@@ -127,24 +125,24 @@ class Roster:
 
     @property
     def any(self) -> bool:
-        """Whether a rank was ever seen."""
+        """Whether a rank has ever been seen."""
         return bool(self._ranks)
 
     def living(self) -> int:
-        """How many of the ranks that were seen have not died."""
+        """Return the number of living ranks among the ranks that were seen."""
         return sum(local not in self.deaths for local in list(self._ranks))
 
     def alive(self) -> List[RankProcess]:
-        """The ranks that were seen and have not died; also for other threads."""
+        """Return the living ranks among the ranks that were seen; also for other threads."""
         return [one for local, one in sorted(self._ranks.items()) if local not in self.deaths]
 
     def dead(self) -> List[Tuple[RankProcess, Death]]:
-        """The ranks that have died, and how; also for other threads."""
+        """Return the dead ranks, each with its death; also for other threads."""
         found = [(one, self.deaths.get(local)) for local, one in sorted(self._ranks.items())]
         return [(one, death) for one, death in found if death is not None]
 
     def all_ended(self) -> bool:
-        """Whether every rank that was seen is dead, and its launcher has no reason to start it again."""
+        """Whether every rank that was seen is dead, and the launcher has no reason to start a rank again."""
         deaths = [self.deaths.get(local) for local in self._ranks]
         return bool(deaths) and all(one is not None and (self._static or one.status == 0) for one in deaths)
 
@@ -152,8 +150,8 @@ class Roster:
         return max([self._first, *(one.attempt for one in self._ranks.values())])
 
     def rank_of(self, local: int, launcher: Optional[int]) -> Optional[int]:
-        """The rank of a pipe. Under an elastic rendezvous only the rank's own environment tells, below a ``launcher``
-        that runs: what follows a rank that has died may have another number."""
+        """Return the rank of a pipe. With an elastic rendezvous, only the environment of a process below a running
+        ``launcher`` has the number: the successor of a dead rank may have another number."""
         known = self._ranks.get(local)
         if known is not None and (self._static or local not in self.deaths):
             return known.rank
@@ -163,13 +161,13 @@ class Roster:
         return next((one.rank for one in below if one.local_rank == local), None if known is None else known.rank)
 
     def numbers(self) -> Dict[int, int]:
-        """local rank -> rank, as planned or, better, as seen."""
+        """Return local rank -> rank, as seen, or else as planned."""
         found = dict(enumerate(self._planned))
         found.update({local: one.rank for local, one in self._ranks.items()})
         return found
 
     def scan(self, launcher: int) -> None:
-        """See who is there."""
+        """Find new and restarted ranks."""
         for one in of_run(self._run, launcher, self._known):
             if self._ranks.get(one.local_rank) != one:
                 if one.local_rank in self._ranks:
@@ -182,12 +180,12 @@ class Roster:
         return fd in self._pidfds
 
     def ended(self, fd: int) -> None:
-        """A pidfd is readable: that rank has died."""
+        """Note a death: the pidfd ``fd`` is readable."""
         self._note(self._pidfds[fd])
         self._unfollow(fd)
 
     def look(self) -> None:
-        """For ranks without a pidfd: see whether they have died, once in a while."""
+        """Look for deaths of ranks without a pidfd, every ``NO_PIDFD_LOOK_S`` seconds."""
         now = time.monotonic()
         if now < self._look_at:
             return
@@ -200,31 +198,33 @@ class Roster:
                     self._note(local)
 
     def first_death(self) -> Optional[float]:
-        """When the first of the ranks of now ended, however it did (wall-clock time); None: all that were seen live."""
+        """Return the wall-clock time of the first death among the present ranks; None if all ranks live."""
         return min((death.at for death in list(self.deaths.values())), default=None)
 
     def restarted(self) -> float:
-        """When the last of the ranks of now was started again (wall-clock time); 0.0: none was."""
+        """Return the wall-clock time of the last restart of a rank; 0.0 if no rank was restarted."""
         return max(self._restarted.values(), default=0.0)
 
     def first_failure(self) -> Optional[float]:
-        """When the first rank died of a failure that its launcher will not repair; None: none has.
+        """Return when the first rank died of a failure after which the launcher does not restart it; None: no rank did.
 
-        On the monotonic clock: anybody may set the other one.
+        The time is monotonic, because a user may set the wall clock.
         """
         if not self._static:
             return None
         return min((death.seen for death in self.deaths.values() if death.status), default=None)
 
     def of_now(self, times: Dict[int, float]) -> Dict[int, float]:
-        """Those of ``times`` (by local rank) that are not from before a restart."""
+        """Return ``times`` (by local rank) without the entries from before a restart."""
         return {local: at for local, at in times.items() if at >= self._restarted.get(local, 0.0)}
 
     def changed(self, keep: List[int]) -> Optional[Dict[str, Any]]:
-        """processes.json: word of every process, for a stop after this supervisor is gone, and for ``doctor``. None
-        when it is as it was."""
-        found = [one for one in tree(os.getpid()) if one[0] not in keep]  # with orphans: they are adopted here
-        # A process may have been there before it was seen to be a rank: then only the ranks have changed.
+        """Return the new content of processes.json, or None if nothing has changed. A stop needs the file after the
+        supervisor's death, and so does ``doctor``."""
+        found = [
+            one for one in tree(os.getpid()) if one[0] not in keep
+        ]  # orphans included, since this process adopts them
+        # A known process may turn out to be a rank: then only the ranks have changed.
         ranks = {str(one.rank): [one.pid, one.start] for one in self._ranks.values()}
         if {"ranks": ranks, "tree": found} == self._listed:
             return None

@@ -1,4 +1,4 @@
-"""The parts of a run's record that are more than JSON files: room set aside, the heartbeat, the exit record."""
+"""The parts of a run's record that are more than JSON files: the reserve, the heartbeat, the exit record."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 from ddpctl_worker.machine import fs, notes
 from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record.limits import GONE_S, RESERVE_BYTES, WRITE_PATIENCE_S, WRITE_PAUSE_S
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths, base_of, run_paths
 from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import LOST, NO_SUCH_RUN, SCHEMA, SUPERVISOR_LOST
 
-RESERVE_BYTES = 128 << 10
 _HEARTBEAT = struct.Struct("<ddQIII")
-_OLD_HEARTBEAT = struct.Struct("<ddQII")  # without the number of ranks
-GONE_S = 20.0  # a folder that is away for so long was removed; a disk may be mounted again before
-PAUSE_S = 5.0  # at most, between two attempts to write
 
 
 def named_by(request: Dict[str, Any]) -> Tuple[RunPaths, Dict[str, Any]]:
-    """The run that a request names: its files here, and what was asked for.
+    """Return the files of the run that a request names, and its run.json.
 
     Raises:
         WorkerError: NO_SUCH_RUN.
@@ -39,15 +36,15 @@ def named_by(request: Dict[str, Any]) -> Tuple[RunPaths, Dict[str, Any]]:
 
 
 def attempt_of(run: Mapping[str, Any]) -> int:
-    """Which attempt a run.json is about; of a run, the first one that is its own: it may continue another run."""
+    """Return the attempt of a run.json. For a run: its first attempt, which is above 1 if it continues another run."""
     return int(run.get("attempt") or 1)
 
 
 def make_reserve(path: str, size: int = RESERVE_BYTES) -> None:
-    """Set room aside for a record, where the filesystem can do that.
+    """Allocate ``size`` bytes for a later record, where the file system can do that.
 
     Raises:
-        OSError: the disk is full: what is started there could not even tell its end.
+        OSError: the disk is full. A run that starts there could not even record its end.
     """
     fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -60,15 +57,16 @@ def make_reserve(path: str, size: int = RESERVE_BYTES) -> None:
 
 
 def write_reserved(reserve: str, path: str, value: Dict[str, Any], *, once: bool = False) -> bool:
-    """Turn a reserve into the record ``path``, in the very room that was set aside: a full disk cannot prevent it, and
-    nobody can take the room in between. False when there is no reserve, or (``once``) a record.
+    """Turn a reserve into the record ``path``. The record is written into the allocated bytes themselves: a full disk
+    does not prevent it, and no other writer can take the bytes. Return False if there is no reserve, or (``once``) if
+    there is a record.
 
     Raises:
         OSError: the disk takes nothing at all; the reserve is as it was.
     """
     mine = "%s.%d.%s" % (reserve, os.getpid(), os.urandom(4).hex())
     try:
-        os.rename(reserve, mine)  # the second one finds none
+        os.rename(reserve, mine)  # a second caller finds no reserve
     except FileNotFoundError:
         return False
     try:
@@ -90,10 +88,10 @@ def write_reserved(reserve: str, path: str, value: Dict[str, Any], *, once: bool
 
 
 def replace(path: str, value: Dict[str, Any], reserve: str) -> None:
-    """Replace a record that has to change on a full disk, too. Room for the next change is set aside once there is any.
+    """Replace a record that has to change on a full disk, too. A new reserve is allocated as soon as the disk has room.
 
     Raises:
-        OSError: the disk takes nothing, and nothing is left of the reserve.
+        OSError: the disk takes nothing, and the reserve is used up.
     """
     try:
         fs.write_json(path, value)
@@ -121,17 +119,17 @@ def _overwrite(path: str, value: Dict[str, Any]) -> None:
 
 
 class Heartbeat(NamedTuple):
-    """One heartbeat. Times are seconds since boot, so their age is only known on the same boot."""
+    """One heartbeat. Times are seconds since boot: an age has a meaning on the same boot only."""
 
     at: float
     last_output: float  # 0.0: no output yet
     dropped: int  # lines
     attempt: int
-    ranks: int = 0  # that live
+    ranks: int = 0  # living ranks
 
 
 class HeartbeatFile:
-    """The heartbeat file of a run, rewritten in place: it costs no room, so it beats on a full disk too."""
+    """The heartbeat file of a run. It is rewritten in place, so a full disk does not stop it."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -146,16 +144,15 @@ class HeartbeatFile:
 
 
 def read_heartbeat(path: str) -> Optional[Heartbeat]:
-    """The last heartbeat; None when there is none or it was caught half written."""
+    """Return the last heartbeat; None if there is no file, or if it was read half written."""
     try:
         with open(path, "rb") as file:
             blob = file.read(_HEARTBEAT.size)
     except OSError:
         return None
-    form = _HEARTBEAT if len(blob) == _HEARTBEAT.size else _OLD_HEARTBEAT
-    if len(blob) != form.size or zlib.crc32(blob[:-4]) != struct.unpack("<I", blob[-4:])[0]:
+    if len(blob) != _HEARTBEAT.size or zlib.crc32(blob[:-4]) != struct.unpack("<I", blob[-4:])[0]:
         return None
-    return Heartbeat(*form.unpack(blob)[:-1])
+    return Heartbeat(*_HEARTBEAT.unpack(blob)[:-1])
 
 
 def exit_record(
@@ -171,7 +168,7 @@ def exit_record(
     ended: Optional[str] = None,
     candidates: Sequence[Dict[str, Any]] = (),
 ) -> Dict[str, Any]:
-    """How a run ended, as exit.json says it; ``leftover`` counts what outlived the launcher and was ended."""
+    """Return the content of exit.json. ``leftover``: processes that outlived the launcher and were ended."""
     return {
         "schema": SCHEMA,
         "state": outcome.state,
@@ -188,13 +185,13 @@ def exit_record(
     }
 
 
-def write(paths: RunPaths, outcome: Outcome, *, patience: float = 10.0, **numbers: Any) -> bool:
-    """Write the exit record unless there is one; False when there was one. ``numbers`` are those of ``exit_record``.
+def write(paths: RunPaths, outcome: Outcome, *, patience: float = WRITE_PATIENCE_S, **numbers: Any) -> bool:
+    """Write the exit record; return False if there was a record already. ``numbers``: arguments of ``exit_record``.
 
-    ``patience`` is how many seconds a disk that takes nothing is waited for.
+    ``patience``: seconds to wait for a disk that takes nothing.
 
     Raises:
-        OSError: it took nothing until then.
+        OSError: the disk took nothing within that time.
     """
     body = exit_record(outcome, **numbers)
     deadline = time.monotonic() + patience
@@ -208,7 +205,7 @@ def write(paths: RunPaths, outcome: Outcome, *, patience: float = 10.0, **number
 
 
 def lost(paths: RunPaths, host: str, detail: Optional[str] = None, *, when: Optional[float] = None) -> Outcome:
-    """How a run without a supervisor ended: as asked, if somebody had asked for its end, otherwise lost."""
+    """Return the end of a run without a supervisor: killed if a user had asked for a stop, otherwise lost."""
     if os.path.lexists(paths.stop):
         return outcomes.killed(host, str(fs.read_optional(paths.stop).get("by") or ""), when=when)
     text = detail or "the supervisor was killed, and so were the processes that it left"
@@ -216,18 +213,18 @@ def lost(paths: RunPaths, host: str, detail: Optional[str] = None, *, when: Opti
 
 
 class ExitWriter:
-    """Writes an exit record however long the disk is away. A run whose folder was removed needs none."""
+    """Writes an exit record, however long the disk is away. A run whose folder was removed needs no record."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
         self._gone_since: Optional[float] = None
         self._pause = 0.2
-        self._told = ""
-        self.gone = GONE_S  # how long a folder must be away
+        self._noted = ""
+        self.gone = GONE_S
         self.again_at = 0.0  # when the next attempt is due (monotonic)
 
     def wrote(self, body: Callable[[], Dict[str, Any]]) -> bool:
-        """One attempt; True once there is a record, or no folder for one."""
+        """Try once; return True once there is a record, or no folder for a record."""
         try:
             if os.path.isdir(self._paths.node):
                 self._gone_since = None
@@ -237,21 +234,21 @@ class ExitWriter:
             if now - self._gone_since >= self.gone:
                 return True
         except Exception as error:
-            if str(error) != self._told:
-                self._told = str(error)
+            if str(error) != self._noted:
+                self._noted = str(error)
                 notes.note("the run's end cannot be recorded yet: %r" % error)
-        self._pause = min(PAUSE_S, self._pause * 2)
+        self._pause = min(WRITE_PAUSE_S, self._pause * 2)
         self.again_at = time.monotonic() + self._pause
         return False
 
 
 def save(paths: RunPaths, body: Dict[str, Any]) -> bool:
-    """One attempt to write the exit record; False when there was one."""
+    """Try once to write the exit record; return False if there was a record already."""
     try:
         first = fs.write_once(paths.exit, body)
-    except OSError:  # a full disk: this is what the reserve is for
+    except OSError:  # a full disk: the reserve is for this case
         if not write_reserved(paths.reserve, paths.exit, body, once=True) and not os.path.exists(paths.exit):
             raise
         return True
-    fs.discard(paths.reserve)  # nobody needs the room any more
+    fs.discard(paths.reserve)  # not needed any more
     return first

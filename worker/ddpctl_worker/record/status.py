@@ -1,7 +1,7 @@
-"""The status verb: what the records say, judged against the machine as it is now.
+"""The status verb: the records of a run, judged against the present state of the machine.
 
-To read is not to write: the judgement on a run that is lost is made again whenever somebody asks, and comes out the
-same each time, since it rests on records that nobody touches any more. Only ``settle``, for a verb that acts, writes.
+Reading writes nothing. A lost run is judged again at every question, with the same result each time: its records do not
+change any more. Only ``settle``, for verbs that act, writes the judgement down.
 """
 
 from __future__ import annotations
@@ -17,26 +17,24 @@ from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record import record
 from ddpctl_worker.record.document import Document, Proposal
 from ddpctl_worker.record.lag import read_lag
+from ddpctl_worker.record.limits import ANSWER_BYTES, FEW_STRANGERS, STALE_S
 from ddpctl_worker.record.metrics import last_values
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths, base_of, job_id, known_runs, run_paths
 from ddpctl_worker.wire import contract
 from ddpctl_worker.wire.channel import Channel, WorkerError
 
-ANSWER_BYTES = 3 << 20  # of JSON: a message may have 4 MiB
-STALE_S = 15.0  # a heartbeat older than this: the supervisor hangs
-PROCESSES = ("agent", "supervisor", "keeper")  # those of a run that listen
-FEW = 10  # connections by strangers: fewer are not worth a line
-HERE, BEFORE, ELSEWHERE = "here", "before", "elsewhere"  # where a run's processes are, or were
+LISTENERS = ("agent", "supervisor", "keeper")  # processes of a run with ports
+HERE, BEFORE, ELSEWHERE = "here", "before", "elsewhere"  # on this boot, on an earlier boot, on another machine
 
-
-Recorded = Tuple[Dict[str, Any], RunPaths]  # a run.json, and the run's other files
+Recorded = Tuple[Dict[str, Any], RunPaths]  # run.json and the paths of the run
 
 
 class Judgement(NamedTuple):
-    """What became of a run without an exit record: its state and, where it is over, the end to be written down.
+    """The state of a run without an exit record.
 
-    ``trouble``: its record is damaged. ``note``: why it cannot be judged from here.
+    ``outcome``: the end to record, if the run is over. ``trouble``: how the record is damaged. ``note``: why the run
+    cannot be judged from here.
     """
 
     state: str
@@ -46,11 +44,11 @@ class Judgement(NamedTuple):
 
 
 def status(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: every run of this host that was asked for, newest first. ``run`` is an id; ``job`` a name or an id, or
-    the beginning of ids where it is neither.
+    """Return the runs of this host that match the request, newest first.
 
-    The newest of each job comes with the last ``metrics`` of its ranks where a run or job was named. ``left_out``: how
-    many old runs one message had no room for.
+    ``run`` is a run id. ``job`` is the name of a job, a run id, or the beginning of run ids. If the request names a run
+    or a job, the newest run of each job comes with the last ``metrics`` of its ranks. ``left_out``: number of old runs
+    that did not fit into one message.
     """
     base, host = base_of(request), request["host"]
     run, job = request.get("run"), request.get("job")
@@ -68,13 +66,13 @@ def status(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         name, one = job_id(made), status_or_fault(paths)
         if one is None:
             continue
-        # Without ``all``: what runs, and the newest run of every job (its other nodes may still run).
+        # Without ``all``: live runs, and the newest run of every job (its other nodes may still run).
         if request.get("all") or name not in jobs or one["state"] not in contract.TERMINAL:
             states.append(one)
         jobs.add(name)
     states = _with_metrics(states, base, host) if job is not None else states
-    told = _within(states, ANSWER_BYTES)
-    return {"runs": told, "left_out": len(states) - len(told)}
+    sent = _within(states, ANSWER_BYTES)
+    return {"runs": sent, "left_out": len(states) - len(sent)}
 
 
 def _records(base: str, host: str) -> Iterator[Recorded]:
@@ -85,13 +83,13 @@ def _records(base: str, host: str) -> Iterator[Recorded]:
 
 
 def _meant(listed: List[Recorded], word: str) -> List[Recorded]:
-    """The runs that ``word`` names; where it names none, those whose id begins with it."""
+    """Return the runs with the name or id ``word``, or else the runs whose id begins with it."""
     exact = [one for one in listed if word in (one[0].get("job"), one[0].get("run"))]
     return exact or [one for one in listed if contract.begins(str(one[0].get("run")), word)]
 
 
 def unfinished(base: str, host: str) -> Iterator[Dict[str, Any]]:
-    """NodeStatus of every run of this host that has not ended. One that has is passed over without a look into it."""
+    """Yield the NodeStatus of every live run of this host. An exit record is not opened: its run has ended."""
     for paths in known_runs(base, host):
         found = None if os.path.exists(paths.exit) else status_or_fault(paths)
         if found is not None and found["state"] not in contract.TERMINAL:
@@ -99,7 +97,7 @@ def unfinished(base: str, host: str) -> Iterator[Dict[str, Any]]:
 
 
 def _within(states: List[Dict[str, Any]], limit: int) -> List[Dict[str, Any]]:
-    """As many as one message takes, in their order: what is not over first, then the newest."""
+    """Return the states that fit into ``limit`` bytes, in their order. Live runs come before ended runs."""
     keep: Set[int] = set()
     for one in sorted(states, key=lambda state: state["state"] in contract.TERMINAL):
         limit -= len(json.dumps(one))
@@ -110,21 +108,25 @@ def _within(states: List[Dict[str, Any]], limit: int) -> List[Dict[str, Any]]:
 
 
 def _with_metrics(states: List[Dict[str, Any]], base: str, host: str) -> List[Dict[str, Any]]:
-    """Only the newest run of a job is worth reading files of its own: that is the one that is shown."""
+    """Add the last metrics to the newest run of each job: only that run is shown."""
     jobs: Set[str] = set()
     for one in states:
         if job_id(one["record"]) in jobs:
             continue
         jobs.add(job_id(one["record"]))
         paths = run_paths(base, str(one["run"]), host)
-        if paths.attempts():  # a host that is in the newest one no more has nothing to say of it
+        if paths.attempts():  # a host outside the newest attempt has no metrics of it
             paths = paths.of_attempt(int(one.get("attempt") or 1))
         one["metrics"] = last_values(paths)
     return states
 
 
 def node_status(paths: RunPaths) -> Dict[str, Any]:
-    """NodeStatus of a run that is there; writes nothing."""
+    """Return the NodeStatus of a run; writes nothing.
+
+    Raises:
+        WorkerError: NO_SUCH_RUN; or a record cannot be read.
+    """
     run = fs.read_json(paths.run)
     if run is None:
         raise WorkerError(contract.NO_SUCH_RUN, "there is no run in %s" % paths.node)
@@ -134,11 +136,11 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
 
 
 def _with_attempts(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
-    """That of a run with restarts: how the newest attempt that this host took part in stands, and what the agents have
-    ``agreed`` on (a Proposal of agent/document.py). Between two attempts it is starting."""
+    """Return the NodeStatus of a run with restarts: the state of this host's newest attempt, and the document that the
+    agents have ``agreed`` on (a Proposal of document.py). Between two attempts the state is starting."""
     own = _status(paths, run)
-    told = fs.read_optional(paths.agreed).get("proposal")
-    proposal = Proposal.from_json(told) if told else Proposal(1, 1, Document.first(run["restart"]["first"]))
+    agreed = fs.read_optional(paths.agreed).get("proposal")
+    proposal = Proposal.from_json(agreed) if agreed else Proposal(1, 1, Document.first(run["restart"]["first"]))
     value = proposal.document.to_json()
     last = value["attempts"][-1]
     numbers = [one["attempt"] for one in value["attempts"] if run["host"] in one["hosts"]]
@@ -146,12 +148,12 @@ def _with_attempts(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
     if part is None:
         part = dict(own, state=contract.PENDING if own["state"] not in contract.TERMINAL else own["state"], ranks=[])
     elif own["state"] == contract.LOST and part["state"] not in contract.TERMINAL:
-        part.update(state=contract.STALE)  # the agent is gone, and its lease not over yet
+        part.update(state=contract.STALE)  # the agent has died, and its lease has not ended yet
     elif own["state"] in contract.TERMINAL or own["state"] in (contract.UNREACHABLE, contract.STALE):
         part.update({name: own[name] for name in ("state", "cause", "ended", "note")})
     elif part["state"] in contract.TERMINAL and part["state"] != contract.SUCCEEDED:
-        part.update(state=contract.STARTING, cause=None, ended=None)  # there may be another attempt
-    said = fs.read_optional(paths.state).get("note")  # by the agent: whom it waits for
+        part.update(state=contract.STARTING, cause=None, ended=None)  # another attempt may follow
+    said = fs.read_optional(paths.state).get("note")  # by the agent: the hosts that it waits for
     if said and own["state"] in (contract.STARTING, contract.RUNNING):
         part.update(note=said)
     return dict(
@@ -160,7 +162,7 @@ def _with_attempts(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _readable_status(paths: RunPaths) -> Optional[Dict[str, Any]]:
-    """The status of an attempt; None where it has not begun here."""
+    """Return the status of an attempt; None if it has not begun here."""
     run = fs.read_json(paths.run)
     return None if run is None else _status(paths, run)
 
@@ -169,7 +171,7 @@ def _status(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
     end = fs.read_json(paths.exit)
     found = Judgement(str(end["state"])) if end else judge(paths, run)
     if found.outcome is not None:
-        # Its supervisor may have written the end just before it went.
+        # The supervisor may have recorded the end just before its own end.
         end = fs.read_json(paths.exit) or end_of(found.outcome)
     state = fs.read_optional(paths.state)
     beat = record.read_heartbeat(paths.heartbeat)
@@ -210,24 +212,25 @@ def _status(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _strangers(paths: RunPaths) -> Optional[Dict[str, Any]]:
-    """Connections to this host's ports that proved nothing (``Tally.told``), over all processes of the run here; None
-    for a handful: a port that was scanned once."""
-    told = [fs.read_optional(paths.strangers(process)) for process in PROCESSES]
-    told = [one for one in told if one]
-    count = sum(int(one["count"]) for one in told)
-    if count < FEW:
+    """Return the connections without a proof to all ports of the run on this host (``Tally``); None for a few
+    connections: they come from a port scan."""
+    read = (fs.read_optional(paths.strangers(process)) for process in LISTENERS)
+    tallies = [tally for tally in read if tally]
+    count = sum(int(tally["count"]) for tally in tallies)
+    if count < FEW_STRANGERS:
         return None
     most: Dict[str, int] = {}
-    for one in told:
-        for address, number in one["most"].items():
+    for tally in tallies:
+        for address, number in tally["most"].items():
             most[address] = most.get(address, 0) + int(number)
-    last = max(str(one["last"]) for one in told)
-    return {"count": count, "addresses": max(int(one["addresses"]) for one in told), "most": most, "last": last}
+    last = max(str(tally["last"]) for tally in tallies)
+    addresses = max(int(tally["addresses"]) for tally in tallies)
+    return {"count": count, "addresses": addresses, "most": most, "last": last}
 
 
 def _doctors_report(paths: RunPaths) -> Dict[str, Any]:
-    """``diagnosis``: why the run is stuck, or was when it ended; None when it moves. ``slow``: ranks that are slow.
-    ``reported``: when the node that decides said so, by its clock."""
+    """Return ``diagnosis``: why the run is stuck, or was stuck at its end; None if it moves. ``slow``: the slow ranks.
+    ``reported``: time of the report, by the clock of the hub."""
     report = fs.read_optional(paths.diagnosis)
     found = report.get("diagnosis")
     slow, reported = report.get("slow"), report.get("reported")
@@ -241,7 +244,7 @@ def _doctors_report(paths: RunPaths) -> Dict[str, Any]:
 
 
 def _readable(path: str) -> Optional[Dict[str, Any]]:
-    """One damaged record must not hide the other runs: without its run.json a folder is no run."""
+    """Read run.json; None if it is damaged, so that one damaged record does not hide the other runs."""
     try:
         return fs.read_json(path)
     except (WorkerError, OSError) as error:
@@ -250,7 +253,7 @@ def _readable(path: str) -> Optional[Dict[str, Any]]:
 
 
 def status_or_fault(paths: RunPaths) -> Optional[Dict[str, Any]]:
-    """``node_status``, or where a record is damaged a status that says so; it is not called over."""
+    """Return ``node_status``. For a damaged record, return a status that names the damage and is not terminal."""
     try:
         return node_status(paths)
     except (WorkerError, OSError) as error:
@@ -268,7 +271,7 @@ def _ranks_seen(paths: RunPaths) -> List[int]:
 
 
 def judge(paths: RunPaths, run: Dict[str, Any]) -> Judgement:
-    """A run without an exit record."""
+    """Judge a run without an exit record."""
     try:
         state = fs.read_json(paths.state) or {}
     except (WorkerError, OSError) as error:
@@ -290,22 +293,23 @@ def judge(paths: RunPaths, run: Dict[str, Any]) -> Judgement:
     if supervisor is None:
         return _without_supervisor(paths, host, processes.from_json(state.get("starter")), when)
     if processes.is_alive(guardian) or remains(paths, state):
-        return Judgement(contract.STALE)  # being cleaned up, or running on without anybody to watch it: kill ends it
+        return Judgement(contract.STALE)  # being cleaned up, or running without a supervisor: kill ends it
     text = "supervisor and guardian were killed; no process of the job is left"
     outcome = record.lost(paths, host, text, when=when)
     return Judgement(outcome.state, outcome)
 
 
 def _without_supervisor(paths: RunPaths, host: str, starter: Optional[processes.ProcessId], when: float) -> Judgement:
-    """No supervisor has said yet who it is. It comes from a guardian, and that from the starter, so once neither is
-    there nobody is on the way any more. In this order: the starter hands over to the guardian."""
+    """Judge a run whose supervisor has not recorded itself yet. The starter starts the guardian, which starts the
+    supervisor. So once neither starter nor guardian lives, no supervisor will come. The starter is checked first,
+    because it hands over to the guardian."""
     if starter is None:
         return Judgement(contract.STALE, trouble="%s does not say who runs it" % paths.state)
     if processes.is_alive(starter) or _coming(paths, host):
         return Judgement(contract.STARTING)
     if remains(paths, holders(paths)):
         return Judgement(contract.STALE)
-    if fs.read_optional(paths.state).get("supervisor"):  # came and went in between: the next look judges that
+    if fs.read_optional(paths.state).get("supervisor"):  # it has come and gone meanwhile: the next look judges that
         return Judgement(contract.STARTING)
     text = "the start was interrupted before the launcher ran; start it again"
     why = outcomes.cause(host, contract.SPAWN_FAILED, text, when=when)
@@ -315,14 +319,15 @@ def _without_supervisor(paths: RunPaths, host: str, starter: Optional[processes.
 def _coming(paths: RunPaths, host: str) -> bool:
     claimed = processes.from_json(fs.read_optional(paths.claim).get("supervisor"))
     run = os.path.basename(os.path.dirname(paths.top))
-    # Twice: the guardian forks once on its way up, and a look that begins before and ends after that finds neither.
+    # Twice: the guardian forks once while it starts, and a look during the fork finds neither parent nor child.
     return processes.is_alive(claimed) or any(processes.guardians(run, host) for _ in range(2))
 
 
 def settle(paths: RunPaths) -> None:
-    """Write down the end of a run that is over and has nobody left to do that; where the disk takes it.
+    """Record the end of a run that is over and has no process left to do so, if the disk takes it.
 
-    Never for a reader: in a shared base_dir, or with a clock or a name that changed, a judgement may be wrong.
+    Verbs that only read do not call this function: in a shared base_dir, or after a change of clock or host name, a
+    judgement may be wrong.
     """
     run = fs.read_json(paths.run)
     if run is None or fs.read_json(paths.exit) is not None or judge(paths, run).outcome is None:
@@ -338,12 +343,12 @@ def settle(paths: RunPaths) -> None:
 
 
 def end_of(outcome: Outcome) -> Dict[str, Any]:
-    """A judgement as the exit record would tell it."""
+    """Return a judgement in the form of an exit record."""
     return {"state": outcome.state, "cause": outcome.cause, "ended": notes.iso(outcome.when)}
 
 
 def last_sign(paths: RunPaths) -> float:
-    """When something of the run was last written here (wall clock): for one that is lost, about when it ended."""
+    """Return the wall-clock time of the last write of the run here: about the end of a lost run."""
     found = 0.0
     for path in (paths.state, paths.heartbeat):
         try:
@@ -354,10 +359,10 @@ def last_sign(paths: RunPaths) -> float:
 
 
 def whereabouts(paths: RunPaths, state: Dict[str, Any]) -> str:
-    """Whether the run's processes are to be found here, went with an earlier boot, or are another machine's.
+    """Return where the run's processes are: HERE, BEFORE (they ended with an earlier boot) or ELSEWHERE.
 
-    A container that is started again keeps the boot of its machine and loses its pids: that is a reboot too. A heart
-    that beats although its process cannot be seen is another machine's, whatever id and name say.
+    A restarted container keeps the boot id of its machine and loses its pids: that counts as a reboot. A heartbeat
+    whose process cannot be seen here comes from another machine, even if id and name are equal.
     """
     now, known = proc.machine(), _machine(state)
     if state.get("boot") in (None, now["boot"]) and known.get("pids", now["pids"]) == now["pids"]:
@@ -371,15 +376,18 @@ def _machine(state: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _is_other(state: Dict[str, Any]) -> bool:
-    """Whether id or name say that this is not the machine of the run."""
+    """Whether machine id or name differ from the machine of the run."""
     now, known = proc.machine(), _machine(state)
     return any(known.get(key, now[key]) != now[key] for key in ("id", "name"))
 
 
 def refuse_elsewhere(paths: RunPaths) -> None:
-    """For verbs that need the run's own machine. Raises WorkerError: contract.OTHER_MACHINE.
+    """Return only on the run's own machine.
 
-    One that has just been restarted looks like another one of its image until its heart is seen to beat no more.
+    A restarted machine looks like another machine of the same image, until its old heartbeat has become stale.
+
+    Raises:
+        WorkerError: OTHER_MACHINE.
     """
     state = fs.read_optional(paths.state)
     first = last_sign(paths)
@@ -401,12 +409,12 @@ def _elsewhere(state: Dict[str, Any]) -> str:
 
 
 def holders(paths: RunPaths) -> Dict[str, Any]:
-    """state.json, and what the claim tells before the supervisor has saved its state: who runs it, how it is found."""
+    """Return state.json, or the claim before the supervisor has saved its state: the processes that run the part."""
     return {**fs.read_optional(paths.claim), **fs.read_optional(paths.state)}
 
 
 def remains(paths: RunPaths, state: Dict[str, Any]) -> Dict[int, proc.Stat]:
-    """Living processes of a run whose supervisor is gone."""
+    """Return the living processes of a run whose supervisor has died."""
     keep = [who.pid for who in watchers(state)]
     group = of_record(state.get("group"))
     return processes.members(str(state.get("cookie") or ""), (), keep, _tree_seen(paths, state), group)
@@ -419,13 +427,13 @@ def _tree_seen(paths: RunPaths, state: Dict[str, Any]) -> List[List[int]]:
 
 
 def watchers(state: Dict[str, Any]) -> List[processes.ProcessId]:
-    """Supervisor and guardian, as far as they live."""
+    """Return supervisor and guardian, if they live."""
     found = (processes.from_json(state.get(name)) for name in ("supervisor", "guardian"))
     return [who for who in found if who is not None and processes.is_alive(who)]
 
 
 def cut_off(paths: RunPaths) -> bool:
-    """Whether this call has taken the claim: a supervisor that is still on its way up finds that and ends."""
+    """Take the claim; return whether this call took it. A supervisor that starts later finds the claim and ends."""
     try:
         return fs.write_once(paths.claim, {}, durable=False)
     except OSError as error:  # a full or read-only disk

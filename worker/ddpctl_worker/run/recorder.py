@@ -16,6 +16,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 from ddpctl_worker.machine import fs, notes
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record import record
+from ddpctl_worker.record.limits import GONE_S
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.wire.contract import SUPERVISOR_LOST
@@ -178,7 +179,7 @@ class Recorder:
 class FolderWatch:
     """Looked at now and then by the record writer, for the supervisor."""
 
-    def __init__(self, paths: RunPaths, host: str, gone: float = record.GONE_S) -> None:
+    def __init__(self, paths: RunPaths, host: str, gone: float = GONE_S) -> None:
         self._paths, self._host, self._gone = paths, host, gone
         self._look_at = 0.0
         self._gone_since: Optional[float] = None

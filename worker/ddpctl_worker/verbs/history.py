@@ -11,7 +11,8 @@ from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 from ddpctl_worker.machine import fs
 from ddpctl_worker.record import record
-from ddpctl_worker.record.metrics import MOST_NAMES, files_of, is_finite, numbers_of, opened
+from ddpctl_worker.record.limits import METRIC_NAMES
+from ddpctl_worker.record.metrics import files_of, is_finite, numbers_of, opened
 from ddpctl_worker.rules.thinned import LEAST, Thinned
 from ddpctl_worker.wire.channel import Channel
 
@@ -94,12 +95,12 @@ class RankSeries:
                 continue
             if not is_finite(value):
                 self._note(name)
-            elif name in self.series or len(self.series) < MOST_NAMES:
+            elif name in self.series or len(self.series) < METRIC_NAMES:
                 self.series.setdefault(name, Thinned(POINTS)).add(self._at, _sendable(value))
 
     def _note(self, name: str) -> None:
         """A loss that is no number any more is the first thing that a person wants to know."""
-        if name in self._not_finite or len(self._not_finite) < MOST_NAMES:
+        if name in self._not_finite or len(self._not_finite) < METRIC_NAMES:
             self._not_finite.setdefault(name, [0, self._at])[0] += 1
 
     def to_json(self, points: int) -> Dict[str, Any]:
