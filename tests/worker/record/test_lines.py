@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.record import lines
+from ddpctl_worker.record import limits, lines
 
 CHUNKS = st.lists(
     st.one_of(
@@ -86,7 +86,7 @@ def test_very_long_lines_are_cut_between_characters() -> None:
     text = "é".encode() * 200_000
     pieces = splitter.feed(b"x" + text) + splitter.feed(b"\n")
     assert joined(pieces) == b"x" + text + b"\n"
-    assert all(len(body) <= lines.MAX_PIECE for body, _ in pieces)
+    assert all(len(body) <= limits.PIECE_BYTES for body, _ in pieces)
     for body, _ in pieces:
         body.decode()
     assert [end for _, end in pieces][-1] == b"\n"

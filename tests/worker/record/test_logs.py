@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddpctl_worker.record import logs
+from ddpctl_worker.record import limits, logs
 from ddpctl_worker.record.lines import STDOUT, decode, decode_all, encode
 from ddpctl_worker.verbs import tail
 from tests.worker.node import eventually
@@ -195,7 +195,7 @@ def test_a_disk_that_hangs_costs_lines_and_not_a_moment(tmp_path: Path) -> None:
     taken = 0
     while writer.submit(big, 20_000):
         taken += 20_000
-    assert taken * 1000 <= logs.QUEUE_BYTES
+    assert taken * 1000 <= limits.QUEUE_BYTES
     assert not writer.submit(big, 20_000)
     assert writer.dropped == 40_000
     with open(fifo, "rb") as reader:

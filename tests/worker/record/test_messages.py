@@ -10,7 +10,7 @@ import pytest
 from ddpctl.transport.base import Frame
 from ddpctl.transport.pipe import FrameReader
 from ddpctl_worker.mesh.firewall import firewall
-from ddpctl_worker.record.status import ANSWER_BYTES
+from ddpctl_worker.record.limits import ANSWER_BYTES
 from ddpctl_worker.wire.channel import Channel
 from tests.worker.node import Node
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl_worker.record import status
-from ddpctl_worker.record.metrics import CALL_BYTES, read_from
+from ddpctl_worker.record.limits import METRICS_CALL_BYTES
+from ddpctl_worker.record.metrics import read_from
 from tests.worker.checkpoints import JOB, OF_JOB
 from tests.worker.node import Node
 
@@ -88,7 +89,7 @@ def test_what_is_no_plain_file_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/dev/zero")
     (tmp_path / "folder").mkdir()
     for name in ("fifo", "link", "folder", "none"):
-        assert read_from(str(tmp_path / name), 0, CALL_BYTES) == (0, [])
+        assert read_from(str(tmp_path / name), 0, METRICS_CALL_BYTES) == (0, [])
 
 
 def test_a_line_without_end_does_not_stop_the_reader(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_every_finite_number_arrives(written: list[dict[str, Any]]) -> None:
     path = Path("/dev/shm") / f"ddpctl-metrics-{os.getpid()}"
     try:
         path.write_text("".join(json.dumps(line) + "\n" for line in written))
-        lines = read_from(str(path), 0, CALL_BYTES)[1]
+        lines = read_from(str(path), 0, METRICS_CALL_BYTES)[1]
     finally:
         path.unlink()
     numbers = [{name: value for name, value in line.items() if is_number(value)} for line in written]

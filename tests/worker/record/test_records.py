@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ddpctl_worker.machine import fs
-from ddpctl_worker.record import record
+from ddpctl_worker.record import limits, record
 from ddpctl_worker.wire.channel import WorkerError
 from tests.worker.deadlines import shorten
 from tests.worker.node import WORKER, Node, eventually
@@ -104,7 +104,7 @@ def test_a_record_that_changes_on_a_full_disk(tmp_path: Path, monkeypatch: pytes
     """It takes the room that was set aside, and sets some aside again once there is any."""
     path, reserve = str(tmp_path / "agreed.json"), str(tmp_path / "agreed.reserve")
     record.replace(path, {"n": 1}, reserve)
-    assert os.stat(reserve).st_size == record.RESERVE_BYTES
+    assert os.stat(reserve).st_size == limits.RESERVE_BYTES
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -119,7 +119,7 @@ def test_a_record_that_changes_on_a_full_disk(tmp_path: Path, monkeypatch: pytes
     assert fs.read_json(path) == {"n": 2}
     record.replace(path, {"n": 4}, reserve)
     assert fs.read_json(path) == {"n": 4}
-    assert os.stat(reserve).st_size == record.RESERVE_BYTES
+    assert os.stat(reserve).st_size == limits.RESERVE_BYTES
     assert sorted(os.listdir(tmp_path)) == ["agreed.json", "agreed.reserve"]
 
 
@@ -152,7 +152,7 @@ def test_runs_are_listed_newest_first_and_only_of_this_host(node: Node, make_nod
 
 
 def test_a_hanging_supervisor_is_stale_and_can_be_stopped(node: Node) -> None:
-    shorten(node, "run/status.py", STALE_S=4.0)
+    shorten(node, "record/limits.py", STALE_S=4.0)
     run = node.start(SLEEP)
     eventually(lambda: len(node.lines(run)) == 2, "the ranks are there")
     pid = node.pid(run, "supervisor")

@@ -22,7 +22,7 @@ if os.environ["RANK"] == "1":
         file.write(str(os.getpid()))
 time.sleep(120)
 """
-HELPER = "ddpctl_worker.run.gpuwatch import main"
+HELPER = "ddpctl_worker.run.gpuwatch"
 
 
 def gpu(index: int = 0, use: float | None = 50.0, **changed: Any) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from ddpctl_worker.machine import fs, notes, processes
 from ddpctl_worker.machine.cgroup import of_record
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record import record
+from ddpctl_worker.record.limits import STALE_S
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths, base_of, checkpoint_dir, job_id, run_paths
 from ddpctl_worker.record.status import (
     HERE,
-    STALE_S,
     cut_off,
     holders,
     node_status,

@@ -14,8 +14,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ddpctl_worker.doctor.process import STATES
 from ddpctl_worker.machine import fs, proc
+from ddpctl_worker.record.limits import LAST_METRICS_BYTES
 from ddpctl_worker.record.logs import segments
-from ddpctl_worker.record.metrics import LAST_BYTES, Values, files_of, read_from
+from ddpctl_worker.record.metrics import Values, files_of, read_from
 from ddpctl_worker.record.paths import RunPaths, job_id, run_paths, runs_dir
 from ddpctl_worker.record.status import status_or_fault
 from ddpctl_worker.wire import contract
@@ -185,16 +186,16 @@ class _Grown:
     """The last values in a file of metrics; only what is new in it is read."""
 
     def __init__(self, path: str) -> None:
-        self._path, self._offset, self._size = path, -LAST_BYTES, -1
+        self._path, self._offset, self._size = path, -LAST_METRICS_BYTES, -1
         self._values: Values = {}
 
     def values(self) -> Values:
         with contextlib.suppress(OSError):
             size = os.lstat(self._path).st_size
             if size != self._size:
-                if size - self._offset > LAST_BYTES:
-                    self._offset = -LAST_BYTES
-                self._offset, lines = read_from(self._path, self._offset, LAST_BYTES)
+                if size - self._offset > LAST_METRICS_BYTES:
+                    self._offset = -LAST_METRICS_BYTES
+                self._offset, lines = read_from(self._path, self._offset, LAST_METRICS_BYTES)
                 self._size = size
                 for line in lines:
                     self._values.update({name: line[name] for name in SHOWN if name in line})
