@@ -1,10 +1,10 @@
-"""What the keeper knows to be all there and has not hashed yet, in ``<folder>/.ddpctl/believed``.
+"""Versions that the keeper has accepted and not hashed yet, in ``<folder>/.ddpctl/believed``.
 
     {"boot": the boot of this machine, "entries": {entry: {path within it: [size, mtime_ns, inode]}}}
 
-That an entry came to rest while every rank lived, or that its run ended well, can only be seen once. To hash it may
-take longer than the run, so it is written down before. It holds as long as no file has changed, and only for this
-boot: after a power cut a file may have its size and its time, and not its content.
+The keeper can see only once that an entry stopped changing while every rank lived, or that the run ended well. Hashing
+may take longer than the run, so the keeper notes the version first. A note holds as long as no file has changed, and on
+this boot only: after a power cut a file may have its size and its time, but not its content.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ NAME = "believed"
 
 
 class Beliefs:
-    """Those of one folder. A disk that does not take them raises OSError; they hold for this process all the same."""
+    """The noted versions of one folder. They hold for this process even if the disk does not take them.
+
+    Every method that writes raises OSError if the disk does not take the notes.
+    """
 
     def __init__(self, folder: str) -> None:
         self._path = os.path.join(folder, FOLDER, NAME)
@@ -27,11 +30,11 @@ class Beliefs:
         self._entries = self._read()
 
     def hold(self, entry: str, files: Files) -> bool:
-        """Whether these very files are all of it."""
+        """Whether exactly these files were noted as the whole entry."""
         return bool(files) and self._entries.get(entry) == files
 
     def note(self, found: Dict[str, Files], standing: Iterable[str]) -> None:
-        """These are. What is none of ``standing`` has been hashed, has changed or is gone."""
+        """Note whole versions. Notes of entries outside ``standing`` go: hashed, changed or removed."""
         if all(self.hold(entry, files) for entry, files in found.items()):
             return
         wanted = set(standing)
@@ -40,7 +43,7 @@ class Beliefs:
         self._write()
 
     def drop(self, entries: Iterable[str]) -> None:
-        """Of these it is not so after all."""
+        """Remove the notes of ``entries``."""
         gone = [entry for entry in entries if self._entries.pop(entry, None) is not None]
         if gone:
             self._write()
@@ -50,13 +53,13 @@ class Beliefs:
         fs.write_json(self._path, {"boot": self._boot, "entries": self._entries})
 
     def _read(self) -> Dict[str, Files]:
-        told = fs.read_optional(self._path)
-        if told.get("boot") != self._boot:
+        notes = fs.read_optional(self._path)
+        if notes.get("boot") != self._boot:
             return {}
         try:
             return {
                 str(entry): {str(name): Stamp(*map(int, stamp)) for name, stamp in files.items()}
-                for entry, files in told["entries"].items()
+                for entry, files in notes["entries"].items()
             }
         except (KeyError, TypeError, ValueError, AttributeError):
             return {}

@@ -22,20 +22,20 @@ _NAME = "attempt"
 
 
 def read_begun(folder: str) -> Begun:
-    """The last attempt that began in ``folder``."""
-    told = fs.read_optional(os.path.join(folder, FOLDER, _NAME))
+    """Return the last attempt that began in ``folder``."""
+    written = fs.read_optional(os.path.join(folder, FOLDER, _NAME))
     try:
         files = {
             str(entry): {str(name): Stamp(*map(int, stamp)) for name, stamp in known.items()}
-            for entry, known in told["files"].items()
+            for entry, known in written["files"].items()
         }
-        return Begun(attempt_of(told), attempt_of(told["before"]), files)
+        return Begun(attempt_of(written), attempt_of(written["before"]), files)
     except (KeyError, TypeError, ValueError, AttributeError):
         return Begun()
 
 
 def begin(folder: str, attempt: AttemptId) -> None:
-    """Write down that ``attempt`` begins in ``folder``, before its ranks start.
+    """Record that ``attempt`` begins in ``folder``, before its ranks start.
 
     Raises:
         WorkerError: a newer attempt has begun here. OSError: it cannot be written.
@@ -51,6 +51,6 @@ def begin(folder: str, attempt: AttemptId) -> None:
 
 
 def fence(folder: str, attempt: AttemptId) -> Optional[AttemptId]:
-    """The attempt that has begun in ``folder`` since ``attempt`` did; None: there is none."""
+    """Return the newer attempt that has begun in ``folder`` since ``attempt`` began; None: no newer attempt has."""
     newest = read_begun(folder).attempt
     return newest if newest > attempt else None

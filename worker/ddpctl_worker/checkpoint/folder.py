@@ -12,8 +12,10 @@ _DEPTH = 8  # folders in folders; deeper is no checkpoint
 
 
 def list_entries(folder: str) -> Dict[str, Files]:
-    """The entries in ``folder`` as they are now, by name. What vanishes meanwhile is left out. A folder in it that
-    cannot be listed counts as a file that cannot be read, so nothing with one in it is complete.
+    """Return the present entries in ``folder`` by name. Files that vanish meanwhile are left out.
+
+    A subfolder that cannot be listed counts as a file that cannot be read, so an entry with such a subfolder is not
+    complete.
 
     Raises:
         OSError: ``folder`` itself cannot be listed.
@@ -22,7 +24,7 @@ def list_entries(folder: str) -> Dict[str, Files]:
 
 
 def files_in(folder: str, entry: str) -> Files:
-    """The files of one entry as they are now; none where it is gone."""
+    """Return the present files of one entry; {} if it is gone."""
     *above, name = entry.split("/")
     found: Union[Stamp, Tree, None] = _tree(os.path.join(folder, *above), _DEPTH - len(above), [name]).get(name)
     if found is None:
@@ -31,7 +33,7 @@ def files_in(folder: str, entry: str) -> Files:
 
 
 def files_below(folder: str) -> Files:
-    """Every file in a folder as it is now, whatever its name says; none where it is gone."""
+    """Return every present file in a folder, temporary names included; {} if the folder is gone."""
     try:
         return dict(files_of(_tree(folder, _DEPTH, sorted(os.listdir(folder)))))
     except (FileNotFoundError, NotADirectoryError):

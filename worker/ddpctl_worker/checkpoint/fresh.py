@@ -1,7 +1,7 @@
-"""What is new in a folder for checkpoints, as far as this host can tell without reading a file.
+"""New checkpoints in a folder, found without reading a file.
 
-New is what was written later than everything that was there before: by the clock of the file system alone, and whatever
-gets another name meanwhile.
+A checkpoint is new if it was written later than every checkpoint that was there before, by the clock of the file system
+alone, or if it has got another name meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ STABLE_S = 2.0
 
 
 class Fresh:
-    """Knows what was there when it was made."""
+    """Remembers the newest checkpoint at its construction."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -24,8 +24,8 @@ class Fresh:
         self._seen: Dict[Tuple[str, int], float] = {}  # name and time -> since when (monotonic)
 
     def look(self) -> Optional[str]:
-        """The name of a new checkpoint; None while there is none, or while any of the new ones still changes: a script
-        may save several files."""
+        """Return the name of a new checkpoint; None if there is no new checkpoint, or while a new checkpoint still
+        changes: a script may save several files."""
         now = time.monotonic()
         found = {name: files for name, files in list_entries(self._folder).items() if _may_be_whole(files)}
         new = {(name, when) for name, when in _times(found).items() if when > self._before}
@@ -36,12 +36,12 @@ class Fresh:
 
     @property
     def changing(self) -> bool:
-        """Whether something new was seen that had not come to rest at the last look."""
+        """Whether a new checkpoint was still changing at the last look."""
         return any(time.monotonic() - since < STABLE_S for since in self._seen.values())
 
 
 def newest(folder: str) -> int:
-    """When the latest checkpoint in ``folder`` was written (ns since 1970); 0 where there is none."""
+    """Return the time of the newest checkpoint in ``folder`` (ns since 1970); 0 for an empty folder."""
     return max(_times(list_entries(folder)).values(), default=0)
 
 
@@ -50,6 +50,7 @@ def _times(found: Dict[str, Files]) -> Dict[str, int]:
 
 
 def _may_be_whole(files: Files) -> bool:
-    """Shards of torch.distributed.checkpoint count on the index's host alone: it comes after those of all hosts."""
+    """Whether these files may be a whole checkpoint. Shards of torch.distributed.checkpoint count only with the index,
+    which is written after the shards of all hosts."""
     names = {name.rpartition("/")[2] for name in files}
     return METADATA in names or not any(name.endswith(SHARD) for name in names)

@@ -17,9 +17,9 @@ from ddpctl_worker.wire.channel import Channel
 def store_has(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"hashes": [...], "verify": bool}`` -> ``{"have", "sizes": {hash: bytes}, "partial": {hash: bytes}, "free"}``.
 
-    With ``verify`` each blob is read again, and one that rotted on the disk is removed and not in ``have``. With a
-    ``job_id`` the answer has the ``checkpoints`` of that job too, in short (``listing.summary``), who started the last
-    runs of it here (``starts``), and the number of its newest start (``serial``).
+    With ``verify`` each blob is read again; a damaged blob is removed and not in ``have``. With a ``job_id`` the answer
+    has three more fields: ``checkpoints`` of that job in short (``listing.summary``), the last ``starts`` of the job
+    here, and the ``serial`` number of its newest start.
     """
     base_dir = request["base_dir"]
     folder = fs.own_folder(base_dir, "store")

@@ -1,4 +1,4 @@
-"""A job's checkpoints on one host: a folder for each host that wrote, its own and those of which it has copies."""
+"""A job's checkpoints on one host: one folder with its own checkpoints, and one for each host whose copies it keeps."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from ddpctl_worker.rules.entries import FOLDER
 from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST
 
-INCOMING = "incoming"  # beside the manifests: what is on its way
+INCOMING = "incoming"  # beside the manifests: unfinished transfers
 _OWNER, _REMOVED = "owner", "removed"
 MOST_REMOVED = 200
 
 
 class JobFolder:
-    """``job`` is a ``paths.job_id``. ``host`` is the one whose disk this is: what it wrote itself lies in the folder of
-    its name."""
+    """The checkpoints of ``job`` (a ``paths.job_id``) on the disk of ``host``. A folder is named after the host that
+    wrote its files."""
 
     def __init__(self, base: str, job: str, host: str) -> None:
         self.base, self.job, self.host = base, job, host
         self.path = os.path.dirname(paths.checkpoint_dir(base, job, host))
 
     def of(self, writer: str) -> str:
-        """The folder with what ``writer`` wrote; nothing is created."""
+        """Return the folder with the files of ``writer``; creates nothing."""
         return paths.checkpoint_dir(self.base, self.job, writer)
 
     def make(self, writer: str, *below: str) -> str:
-        """The same, or a folder below it, made where it is missing."""
+        """Make the folder of ``writer``, or a folder below it, and return its path."""
         return fs.own_folder(self.base, *self.parts(writer, *below))
 
     def parts(self, writer: str, *below: str) -> List[str]:
-        """Its path below base_dir."""
+        """Return the path of that folder below base_dir, in parts."""
         return [*os.path.relpath(self.of(writer), self.base).split(os.sep), *below]
 
     def writers(self) -> List[str]:
-        """The hosts of which something lies here."""
+        """Return the hosts with a folder here."""
         try:
             names = os.listdir(self.path)
         except FileNotFoundError:
@@ -50,14 +50,14 @@ class JobFolder:
         return sorted(name for name in names if _is_folder(os.path.join(self.path, name)) and not name.startswith("."))
 
     def manifests(self, writer: str) -> Dict[str, Dict[str, Any]]:
-        """Those of what is there as it was hashed: entry -> manifest."""
+        """Return the manifests that fit the files: entry -> manifest."""
         return standing(self.of(writer), writer)
 
     def open(self, writer: str, entry: str, path: str) -> int:
-        """A descriptor to read a file of an entry as its manifest has it. No symbolic link on the way is followed.
+        """Open the version of a file that the manifest of its entry names. No symbolic link on the way is followed.
 
         Raises:
-            OSError: there is none. WorkerError: bad_request, the name leads out of the folder.
+            OSError: there is no such file. WorkerError: bad_request, the name leads out of the folder.
         """
         folder, parts = self.of(writer), inside(entry, path)
         found = manifest.read(folder, entry)
@@ -67,23 +67,24 @@ class JobFolder:
         return open_below(folder, parts)
 
     def mark(self) -> str:
-        """A random name of this host's own folder, by which another host knows whether it sees that same folder."""
+        """Return a random mark of this host's own folder. A host that finds the same mark sees the same folder."""
         path = os.path.join(self.make(self.host, FOLDER), _OWNER)
         if not fs.read_optional(path).get("mark"):
             fs.write_json(path, {"mark": os.urandom(16).hex()})
         return str(fs.read_optional(path).get("mark"))
 
     def sees(self, writer: str, mark: str) -> bool:
-        """Whether the folder of ``writer`` here is the very one that it writes to: base_dir is shared."""
+        """Whether ``writer`` writes to this very folder: base_dir is shared."""
         return fs.read_optional(os.path.join(self.of(writer), FOLDER, _OWNER)).get("mark") == mark
 
     def removed(self) -> List[str]:
-        """Own entries that are gone for good. One that is being written again is not gone, although it has no manifest
-        yet."""
+        """Return own entries that were removed for good. An entry that is being written again does not count, although
+        it has no manifest yet."""
         return [one for one in self._noted() if not files_in(self.of(self.host), one)]
 
     def note_removed(self, entries: List[str]) -> None:
-        """These of its own entries are gone for good: copies of them may go too. What exists again is forgotten."""
+        """Record that own entries were removed for good, so that their copies go too. Entries that exist again are
+        taken off the list."""
         before = self._noted()
         known = [*(one for one in before if one not in entries), *entries]
         gone = [one for one in known if not files_in(self.of(self.host), one)][-MOST_REMOVED:]
@@ -95,15 +96,16 @@ class JobFolder:
 
 
 def standing(folder: str, writer: str) -> Dict[str, Dict[str, Any]]:
-    """The manifests of what ``writer`` wrote that still stand in ``folder``: entry -> manifest."""
+    """Return the manifests of ``writer`` that still fit the files in ``folder``: entry -> manifest."""
     found = [one for one in manifest.read_all(folder) if one["host"] == writer]
     return {one["entry"]: one for one in found if stands(folder, one)}
 
 
 def stands(folder: str, found: Dict[str, Any]) -> bool:
-    """Whether every file that a manifest names is there, as it was when it was hashed: under its own name, or pinned
-    where the name has another version by now. A file that was added may be cut, and a script would read it: such an
-    entry was hashed too early."""
+    """Whether every file of a manifest is unchanged, under its own name or pinned.
+
+    An entry with an added file does not stand: that file may be cut, and a script would read it.
+    """
     files = files_in(folder, found["entry"])
     if manifest.fits(found, files):
         return True
@@ -112,10 +114,10 @@ def stands(folder: str, found: Dict[str, Any]) -> bool:
 
 
 def inside(entry: str, path: str) -> List[str]:
-    """The parts of a file's path within a folder of checkpoints.
+    """Return the parts of a file's path within a folder of checkpoints.
 
     Raises:
-        WorkerError: bad_request, it leads out of the folder, or into what is not the job's.
+        WorkerError: bad_request, the path leads out of the folder, or into a hidden folder.
     """
     parts = [*str(entry).split("/"), *(str(path).split("/") if path else ())]
     if any(part in ("", ".", "..") or "\0" in part or len(os.fsencode(part)) > 250 for part in parts):
@@ -126,7 +128,7 @@ def inside(entry: str, path: str) -> List[str]:
 
 
 def open_below(folder: str, parts: List[str]) -> int:
-    """A descriptor to read the regular file ``parts`` below ``folder``. Raises OSError, for a symbolic link too."""
+    """Open the regular file ``parts`` below ``folder``. Raises OSError, for a symbolic link too."""
     at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         for part in parts[:-1]:

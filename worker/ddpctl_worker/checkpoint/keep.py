@@ -1,14 +1,16 @@
 """Which checkpoints are old enough to be removed. Pure.
 
-``keep: 3`` counts within a series: names that differ in their numbers alone, like ``step_10`` and ``step_20``. What has
-no number (``best.pt``, ``snapshot.pt``) stands for itself and stays. Of a series the newest ``keep`` complete ones
-stay, and whatever is not complete and newer than the oldest of them: it may be in the making. What is older is what
-another host has left of a checkpoint by removing its own part first. Each rank that saves a file of its own has its own
-series, but the files of one save go together: none of them goes as long as one of them stays. What is also an output of
-the job stays: its user wants all of it.
+``keep: 3`` counts within a series: names that differ in their numbers alone, like ``step_10`` and ``step_20``. These
+checkpoints stay:
 
-With copies on other hosts the newest one that has all of its copies stays too: until a newer one has them, it is the
-only one that outlives the loss of a host.
+- a checkpoint without a number in its name (``best.pt``, ``snapshot.pt``),
+- the newest ``keep`` complete checkpoints of a series,
+- an incomplete checkpoint that is newer than the oldest of these: a rank may still be writing it,
+- every file of a save with a file that stays. Each rank that saves a file of its own has a series of its own,
+- an output of the job: its user wants all of it,
+- the newest checkpoint with copies on enough hosts: only that checkpoint outlives the loss of a host.
+
+An older incomplete checkpoint is the rest of a removal: another host has removed its own part first.
 """
 
 from __future__ import annotations
@@ -21,13 +23,16 @@ from ddpctl_worker.rules.unite import Saved
 
 
 def too_old(saved: Iterable[Saved], keep: int, outputs: Iterable[str] = (), holders: int = 1) -> List[str]:
-    """The entries to be removed. ``saved``: newest first, as ``unite`` gives them; ``outputs``: the job's; ``holders``:
-    on how many hosts each file is to lie."""
+    """Return the entries to be removed.
+
+    ``saved``: newest first, as ``unite`` returns them. ``outputs``: of the job. ``holders``: number of hosts that
+    should have each file.
+    """
     numbered = [one for one in saved if series_of(one.entry) is not None and not _wanted(one.entry, outputs)]
     partly = partial([one for one in reversed(numbered) if one.complete])
     missing = {save_of(one.entry) for one in numbered if one.complete and one.held < holders}
     left: Dict[str, int] = {}
-    secured: Set[str] = set()  # series with one that stays and has all its copies
+    secured: Set[str] = set()  # series in which a checkpoint with all copies stays
     found = []
     staying = set()
     for one in numbered:
@@ -46,7 +51,7 @@ def too_old(saved: Iterable[Saved], keep: int, outputs: Iterable[str] = (), hold
 
 
 def _wanted(entry: str, outputs: Iterable[str]) -> bool:
-    """Whether ``ddpctl fetch`` is to bring it: it is at or below a declared output, or may be what a pattern means."""
+    """Whether ``ddpctl fetch`` brings the entry: it lies at or below a declared output, or may match a pattern."""
     for output in outputs:
         fixed = output.split("*")[0].split("?")[0].split("[")[0]
         plain = fixed[2:] if fixed.startswith("./") else fixed

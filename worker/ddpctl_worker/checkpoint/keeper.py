@@ -1,21 +1,19 @@
-"""Looks at a job's folder for checkpoints while the job runs, and writes a manifest for each one that is whole.
+"""Looks at a job's folder for checkpoints while the job runs, and writes a manifest for each complete checkpoint.
 
-A file renamed into place is whole at once, but a name does not say how its file came there. So a version counts once it
-has not changed for two seconds. A file is pinned for that (pins.py), so that the next rename does not end its time, and
-a folder once it has come to rest. The pinned version is hashed and copied, then the newest one is taken. That proves
-nothing of a writer that was killed, and such a one is never believed:
+A version counts once it has not changed for two seconds. The keeper pins the files of that version (pins.py), so that
+the next rename does not end the wait. Then it hashes and copies the pinned version, and takes the newest version next.
 
-- a folder with shards of torch.distributed.checkpoint has an index that says which shards must be there;
-- a file of torch.save, of safetensors or of JSON says itself whether it is cut (whole.py), also beside such shards; of
-  what was written before this run, the checksums in a file of torch.save are compared too: there may have been a power
-  cut;
-- of anything else it must be seen that it came to rest while every rank lived on, and that no process has it open for
-  writing, or that they all ended well. Once a rank has died nothing of that kind is believed any more, and what was
-  believed between that moment and the word of it is not either;
-- a folder of which a file still is of the save before (saves.py) waits for that file.
+An unchanged file may still be the torn file of a killed writer. So these conditions hold, too:
 
-When the ranks have ended nothing changes any more, so the last look does not wait. What was believed once and has no
-manifest yet (beliefs.py) is believed by the next run too, as long as it does not change.
+- A folder with shards of torch.distributed.checkpoint has all shards that its index names.
+- A file of torch.save, safetensors or JSON is not cut, as its own format says (whole.py). For files from before this
+  run, the checksums in a file of torch.save are compared as well, because a power cut may have damaged them.
+- Any other file counts once it has stopped changing while all ranks were alive and no process had it open for writing,
+  or once all ranks have ended well. If a rank died meanwhile, files accepted after its death are withdrawn.
+- A folder waits while one of its files still belongs to the save before (rules/saves.py).
+
+After the end of the ranks no file changes any more, so the last look does not wait. A version that was accepted and not
+hashed yet is noted (beliefs.py), and the next run accepts it as long as it has not changed.
 """
 
 from __future__ import annotations
@@ -44,15 +42,15 @@ from ddpctl_worker.rules.order import moment
 from ddpctl_worker.rules.saves import SaveCounter, left_behind
 from ddpctl_worker.rules.unite import unite
 
-COARSE_S = 0.1  # the word of a rank's death may have a time that much after it
-LOOK_S = 2.0  # between two looks; an entry that is the same in both is settled
-SHARE = 0.05  # of one core, at most, without hashing: a look at very many files, or on a slow disk, takes long
-SET_BACK_S = 10.0  # a clock that is set back by less is a clock that is corrected
+COARSE_S = 0.1  # a death may be reported with a time that is so much too late
+LOOK_S = 2.0  # between two looks; an entry that is equal in both is settled
+SHARE = 0.05  # of a core for listing, without hashing: very many files or a slow disk make a look expensive
+SET_BACK_S = 10.0  # a smaller step back of the clock is a correction
 NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 
 
 class Version(NamedTuple):
-    """One version of an entry. ``place``: where it is pinned; None: it lies under its own name."""
+    """One version of an entry. ``place``: the folder with its pins; None: the files lie under their own names."""
 
     entry: str
     files: Files
@@ -65,9 +63,12 @@ class Version(NamedTuple):
 
 
 class Keeper:
-    """The checkpoints that ``host`` writes to ``folder``. ``since``: when the ranks were started, in wall-clock time;
-    ``read_on`` hears how many bytes were hashed, and may call ``heard`` and ``see``. ``attempt``: the one that writes
-    now; None: the last one that began. ``copying``: whether a version of an entry is still being copied."""
+    """The checkpoints that ``host`` writes to ``folder``.
+
+    ``since``: start of the ranks (wall clock). ``read_on`` is called with the number of bytes hashed, and may call
+    ``heard`` and ``see``. ``attempt``: the attempt that writes now; None: the last attempt that began.
+    ``copying(entry, version)``: whether that version is still being copied.
+    """
 
     def __init__(
         self,
@@ -85,28 +86,28 @@ class Keeper:
         self._begun = read_begun(folder)
         self._attempt = self._begun.attempt if attempt is None else attempt
         self._saves = SaveCounter(self._begun, self._known_saves())
-        self._seen: Dict[str, Tuple[Files, float]] = {}  # as it was, and since when it is that
-        self._pins: Dict[str, Tuple[Version, float]] = {}  # files that are to be judged, and since when
-        self._refused: Dict[str, Files] = {}  # will not be whole unless it changes
-        self._told: Dict[str, str] = {}  # what went wrong with an entry last
+        self._seen: Dict[str, Tuple[Files, float]] = {}  # files, and since when they are unchanged
+        self._pins: Dict[str, Tuple[Version, float]] = {}  # pinned version, and since when
+        self._refused: Dict[str, Files] = {}  # versions that are not whole
+        self._told: Dict[str, str] = {}  # the last error of each entry
         self._links = True  # whether the file system has hard links
         self._told_clock = False
-        self._died: Optional[float] = None  # when the first rank ended, in wall-clock time
-        self._guessed: Dict[str, float] = {}  # believed since it came to rest, and when (wall-clock time)
+        self._died: Optional[float] = None  # wall-clock time of the first death
+        self._guessed: Dict[str, float] = {}  # accepted because unchanged, and when (wall clock)
         self._beliefs = Beliefs(folder)
-        self._silent: Set[str] = set()  # entries that do not say themselves whether they are all there
-        self._withdrawn: Set[str] = set()  # not believed any more, since this look began
-        self.cost = 0.0  # seconds that the last look took, without copying and hashing
-        self.gone: List[str] = []  # entries that had a manifest and were removed, by ddpctl or anybody else
+        self._silent: Set[str] = set()  # entries whose format does not say whether they are whole
+        self._withdrawn: Set[str] = set()  # withdrawn since this look began
+        self.cost = 0.0  # seconds of the last look, without copying and hashing
+        self.gone: List[str] = []  # entries with a manifest that were removed, by ddpctl or by a user
         self._sweep()
 
     @property
     def known(self) -> Mapping[str, Manifest]:
-        """The manifests of this host, by entry."""
+        """Return the manifests of this host by entry."""
         return self._known
 
     def written(self) -> Dict[str, int]:
-        """What this attempt has saved: entry -> the time of its newest file (ns)."""
+        """Return the saves of this attempt: entry -> time of its newest file (ns)."""
         found = {}
         for entry, (files, _) in self._seen.items():
             new = [one.mtime_ns for path, one in files.items() if not self._begun.found(entry, path, one)]
@@ -115,7 +116,10 @@ class Keeper:
         return found
 
     def heard(self, died: Optional[float], since: float) -> None:
-        """When the first of the ranks that were started at ``since`` ended (wall-clock time; None: all live)."""
+        """Take note of the first death among the ranks that were started at ``since`` (wall clock; None: all live).
+
+        Files accepted after the death are withdrawn.
+        """
         if died is not None and self._died is None:
             late = [entry for entry, at in self._guessed.items() if at >= died - COARSE_S]
             for entry in late:
@@ -134,21 +138,21 @@ class Keeper:
             notes.note("checkpoints: %s" % error)
 
     def look(self, ended: Optional[bool] = None) -> List[Manifest]:
-        """Write what manifests are missing; these are returned.
+        """Write the missing manifests and return them.
 
-        ``ended``: None while there are ranks, then whether they all ended well.
+        ``ended``: None while ranks live, then whether all of them ended well.
         """
         self._withdrawn.clear()
         written = [self._take(version, ended) for version in self.see(ended)]
         return [one for one in written if one is not None]
 
     def watch(self) -> None:
-        """The part of a look that counts saves, for while a large file is hashed."""
+        """Count saves while a large file is hashed."""
         self._saves.see(list_entries(self._folder))
 
     def see(self, ended: Optional[bool] = None) -> List[Version]:
-        """The part of a look that reads little: what is all there and has no manifest. It is known from now on, also to
-        the next run, if nobody has the time to hash it."""
+        """Return the whole versions without a manifest, reading little. They are noted, so that the next run can hash
+        them if this run has no time left."""
         begun = time.monotonic()
         try:
             return self._unhashed(ended)
@@ -161,7 +165,7 @@ class Keeper:
         self._seen = {entry: seen for entry, seen in self._seen.items() if entry in found}
         self._refused = {entry: files for entry, files in self._refused.items() if entry in found}
         for entry in [entry for entry in self._known if entry not in found and not hidden(entry, found)]:
-            # Where its manifest is gone too the whole folder is away, and may come back.
+            # If the manifest is missing too, the whole folder is away and may come back.
             if os.path.exists(manifest.path_of(self._folder, entry)):
                 manifest.discard(self._folder, entry)
                 self._forget(entry)
@@ -176,22 +180,20 @@ class Keeper:
     def _note(self, silent: Dict[str, Files], found: Mapping[str, Files]) -> None:
         try:
             self._beliefs.note(silent, [entry for entry, files in found.items() if not self._has(entry, files)])
-        except OSError as error:  # they are hashed at once, mostly
+        except OSError as error:  # mostly they are hashed at once
             notes.note("checkpoints: %s" % error)
 
     def _tell_once(self, what: str, why: str) -> None:
-        """Not at every look."""
         if self._told.get(what) != why:
             notes.note(why)
         self._told[what] = why
 
     def _has(self, entry: str, files: Files) -> bool:
-        """Whether there is a manifest of just that."""
         known = self._known.get(entry)
         return known is not None and manifest.fits(known, files)
 
     def _due(self, entry: str, files: Files, ended: Optional[bool]) -> Optional[Version]:
-        """The version of an entry that a manifest is to be made of; None: there is none, or not yet."""
+        """Return the version of an entry that needs a manifest now; None: no version does."""
         settled = self._settled(entry, files)
         if self._has(entry, files):
             self._pins.pop(entry, None)
@@ -213,8 +215,8 @@ class Keeper:
         return None
 
     def _rested(self, entry: str, files: Files) -> Optional[Version]:
-        """The version of a file that was pinned long enough ago and has not changed since; pins the newest one where
-        none is."""
+        """Return the pinned version of a file if it has not changed for long enough; pin the newest version if no
+        version is pinned."""
         if "" not in files:
             return None
         version, since = self._pins.get(entry, (None, 0.0))
@@ -229,7 +231,7 @@ class Keeper:
         return None
 
     def _pinned(self, version: Version) -> Optional[Version]:
-        """The version with its links; as it is where the file system has none; None where it has changed."""
+        """Pin a version. Return it unpinned if the file system has no hard links; None if it has changed."""
         if version.place is not None or not self._links:
             return version
         try:
@@ -238,13 +240,12 @@ class Keeper:
             if error.errno in NO_LINKS:
                 self._links = False
                 self._tell_once("links", "no hard links in %s: a replaced checkpoint does not count" % self._folder)
-            else:  # a full disk: judged under its own name
+            else:  # a full disk: the version is judged under its own name
                 self._tell_once(version.entry, "the checkpoint %s cannot be pinned: %s" % (version.entry, error))
             return version
         return None if place is None else version._replace(place=place)
 
     def _is_believed(self, version: Version, ended: Optional[bool]) -> bool:
-        """Whether a manifest is to be made of it."""
         entry, files = version.entry, version.files
         if self._refused.get(entry) == files and not ended:
             return False
@@ -252,7 +253,7 @@ class Keeper:
             believed = self._believed(version, ended)
         except FileNotFoundError:
             return False
-        except OSError as error:  # asked again at every look: it may pass
+        except OSError as error:  # retried at every look: the error may pass
             self._tell_once(entry, "checkpoint %s is not complete: it cannot be read: %s" % (entry, error))
             return False
         if believed is False:
@@ -286,7 +287,7 @@ class Keeper:
             self._refused[entry] = files
             notes.note("checkpoint %s is not complete: %s" % (entry, why))
             return None
-        except OSError as error:  # read again only after a change, or the end: it may be large
+        except OSError as error:  # retried only after a change or at the end: the file may be large
             self._refused[entry] = files
             self._tell_once(entry, "checkpoint %s is not complete: it cannot be read: %s" % (entry, error))
             return None
@@ -299,14 +300,14 @@ class Keeper:
         return made
 
     def _is_fenced(self) -> bool:
-        """Whether a newer attempt has begun here: files that change now are of that one."""
+        """Whether a newer attempt has begun here: files that change now belong to it."""
         newer = fence(self._folder, self._attempt)
         if newer is not None:
             self._tell_once("fence", "nothing of %s is kept any more: %s has begun" % (self._attempt, newer))
         return newer is not None
 
     def _written_by(self, entry: str, files: Files) -> Tuple[AttemptId, Dict[str, Optional[int]]]:
-        """The attempt that wrote it, and the save of each file."""
+        """Return the attempt that wrote the files, and the save of each file."""
         writer = self._begun.writer(entry, files)
         if writer == self._begun.attempt:
             return self._attempt, self._saves.of(entry, files)
@@ -314,7 +315,7 @@ class Keeper:
         return writer, dict.fromkeys(files, 1 if sure else None)
 
     def _known_saves(self) -> Dict[str, Dict[str, Tuple[int, int, Optional[int]]]]:
-        """The save of each file in the manifests of this attempt."""
+        """Return size, time and save of each file in the manifests of this attempt."""
         return {
             entry: {path: (file["size"], file["mtime_ns"], file["save"]) for path, file in one["files"].items()}
             for entry, one in self._known.items()
@@ -322,7 +323,7 @@ class Keeper:
         }
 
     def _ahead(self, entry: str) -> Optional[float]:
-        """When the newest one of its series was written, if that is in the future: the clock was set back since."""
+        """Return the time of the newest checkpoint of the series if it lies in the future: the clock was set back."""
         series = series_of(entry) or entry
         own = [one for one in self._known.values() if one["clock"] == self._host]
         times = [moment(one["time"]) for one in own if (series_of(one["entry"]) or one["entry"]) == series]
@@ -343,9 +344,9 @@ class Keeper:
         return now - since >= LOOK_S
 
     def _believed(self, version: Version, ended: Optional[bool]) -> Optional[bool]:
-        """Whether it is all that its writer meant to write, as far as this host can know; None: not yet."""
+        """Return whether a version is whole, as far as this host can know; None: not known yet."""
         entry, files, paths = version.entry, version.files, version.paths(self._folder)
-        plain = [name for name in files if not is_of_torch(name)]  # complete.py compares the others
+        plain = [name for name in files if not is_of_torch(name)]  # rules/complete.py judges shards and indexes
         said = {name: whole(paths[name]) for name in plain}
         if False in said.values():
             return False
@@ -371,8 +372,11 @@ class Keeper:
         return True
 
     def tidy(self, keep: int, outputs: List[str], elsewhere: Mapping[str, List[Manifest]], holders: int = 1) -> None:
-        """Remove what is too old. ``elsewhere``: what other hosts have, since only all parts together are complete;
-        ``holders``: on how many hosts each file is to lie. The copies on other hosts follow once they hear of it."""
+        """Remove old checkpoints beyond ``keep``.
+
+        ``elsewhere``: manifests of other hosts, because only all parts together are complete. ``holders``: number of
+        hosts that should have each file. The other hosts remove their copies later.
+        """
         top = os.path.dirname(self._folder)
         here, _ = held(top)
         for entry in too_old(unite({**elsewhere, self._host: here}), keep, outputs, holders):
@@ -386,14 +390,13 @@ class Keeper:
                 notes.note("removed the checkpoint %s: %s newer ones are kept" % (entry, keep))
 
     def _forget(self, entry: str) -> None:
-        """It was removed for good."""
         self._known.pop(entry, None)
         self._pins.pop(entry, None)
         unpin(self._folder, entry)
         self.gone.append(entry)
 
     def _sweep(self) -> None:
-        """Remove the pins that an earlier keeper left behind, but for the versions that have a manifest."""
+        """Remove the pins of an earlier keeper, except pins of versions with a manifest."""
         for entry in entries_pinned(self._folder):
             known = self._known.get(entry)
             try:
@@ -407,7 +410,7 @@ def _age(files: Files) -> int:
 
 
 def remove(folder: str, entry: str) -> bool:
-    """Remove an entry, unless it is no longer what its manifest says. First it is no longer known, then it is gone."""
+    """Remove an entry if it still fits its manifest; return whether it did. The manifest goes first."""
     known = manifest.read(folder, entry)
     if known is None or not manifest.fits(known, list_entries(folder).get(entry, {})):
         return False

@@ -1,6 +1,6 @@
-"""Folders of the working folder that live in the job's folder for checkpoints, for scripts that know nothing of ddpctl.
+"""Links from the working folder into the job's folder for checkpoints, for scripts that know nothing of ddpctl.
 
-Each is a symbolic link, and the script uses the folder behind it like any other.
+The script uses the folder behind a link like any other folder.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from ddpctl_worker.wire.contract import BAD_REQUEST, UNSAFE_PATH
 def link_folders(cwd: str, folder: str, paths: Iterable[str], again: bool = False) -> None:
     """Make each of ``paths`` in ``cwd`` a link to a folder of that name in ``folder``.
 
-    Files that the code brings under such a name move to ``folder``, unless it has them from an earlier run. With
-    ``again``, when an attempt has run in ``cwd`` before, its script wrote these files: they are set aside, never
-    deleted.
+    Files of the code under such a name move to ``folder``, unless ``folder`` has them from an earlier run. With
+    ``again`` an attempt has run in ``cwd`` before, and its script wrote these files: they are set aside, never deleted.
 
     Raises:
         WorkerError: a path leads out of its folder, or is a file.
@@ -60,7 +59,7 @@ def _make_parent(top: str, path: str) -> None:
 
 
 def _move(here: str, there: str, again: bool) -> None:
-    """What the job's folder lacks gets there; ``here`` is gone afterwards."""
+    """Move files that ``there`` lacks, and remove ``here``."""
     if not os.path.lexists(there):
         shutil.move(here, there)
         return
@@ -79,6 +78,6 @@ def _move(here: str, there: str, again: bool) -> None:
 
 
 def _name_aside(there: str) -> str:
-    """A name in the same folder that is no checkpoint's."""
+    """Return a hidden name in the same folder, which never counts as a checkpoint."""
     when, number = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()), os.urandom(4).hex()
     return os.path.join(os.path.dirname(there), ".%s.aside-%s.%s" % (os.path.basename(there), when, number))

@@ -1,4 +1,4 @@
-"""What of a job's checkpoints lies on this machine, with or without a run: ``checkpoints`` and ``set_aside``."""
+"""The checkpoints of a job on this machine, with or without a run: the verbs ``checkpoints`` and ``set_aside``."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _WHEN = re.compile(r"[0-9]{8}T[0-9]{6}Z\Z")
 
 
 def checkpoints(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: {"manifests": those whose files are here as they say, of this host's own and of copies, "unknown": the
-    entries that have none as they are now: they are being written, or their writer was killed}."""
+    """Return {"manifests": manifests whose files are here unchanged, own and copies, "unknown": entries without a
+    manifest of their present files: a rank is writing them, or their writer was killed}."""
     base = paths.base_of(request)
     manifests, unknown = held(paths.checkpoints_dir(base, str(request.get("job_id") or "")))
     return {"manifests": manifests, "unknown": unknown}
 
 
 def set_aside(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: the folder of the job's checkpoints gets a name that no job can have, and {"name": that one, or null
-    where there is no folder}. ``when`` is the same on every host, so hosts that share a base_dir ask for one rename."""
+    """Rename the folder of the job's checkpoints to a name that no job can have; return {"name": the new name, or null
+    if there is no folder}. ``when`` is equal on every host, so hosts that share a base_dir ask for the same rename."""
     top = paths.checkpoints_dir(paths.base_of(request), str(request.get("job_id") or ""))
     when = str(request.get("when") or "")
     if not _WHEN.match(when):
@@ -48,8 +48,10 @@ def set_aside(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def held(top: str) -> Tuple[List[Manifest], List[Dict[str, Any]]]:
-    """The valid manifests in the folder of a job, of whichever hosts, and the entries that none fits as they are now.
-    Of an entry that was replaced there may be both: its manifest is that of the pinned version."""
+    """Return the valid manifests in the folder of a job, of all hosts, and the entries that no manifest fits.
+
+    A replaced entry may be in both: its manifest is that of the pinned version.
+    """
     manifests: List[Manifest] = []
     unknown: List[Dict[str, Any]] = []
     for host in _hosts(top):
@@ -63,7 +65,7 @@ def held(top: str) -> Tuple[List[Manifest], List[Dict[str, Any]]]:
 
 
 def summary(base: str, job: str) -> List[Dict[str, Any]]:
-    """All of it in short, for ``choice.all_have``."""
+    """Return the checkpoints of a job in short, for ``choice.all_have``."""
     manifests, unknown = held(paths.checkpoints_dir(base, job))
     chosen = {one.entry for one in newest(manifests)}
     last = latest([one["entry"] for one in newest_last(manifests)])

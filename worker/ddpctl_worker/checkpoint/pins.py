@@ -1,10 +1,10 @@
-"""Versions of a checkpoint that stay as they were although the script replaces their files: hard links to them.
+"""Pinned versions of a checkpoint: hard links that keep a version although the script replaces its files.
 
 ``<folder>/.ddpctl/pinned/<entry>/<number>/`` holds a link to each file of one version. A rename over the original
-leaves the link alone; a write into the original changes both, and then the version is gone. The keeper pins what it
-judges, and the newest version that has a manifest: at most two replaced versions take space on the disk.
+leaves the link alone. A write into the original changes both, and then the version is gone. The keeper pins the version
+that it judges and the newest version with a manifest, so at most two replaced versions take space on the disk.
 
-A file system without hard links has no pins: there a checkpoint counts only as long as it lies under its own name.
+A file system without hard links has no pins: there a checkpoint counts only while it lies under its own name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FILE = "="  # the name of an entry that is a file
 
 
 def pin(folder: str, entry: str, files: Files) -> Optional[str]:
-    """Pin this version of an entry; its place, or None where it has changed meanwhile.
+    """Pin this version of an entry; return the folder with its links, or None if the version has changed meanwhile.
 
     Raises:
         OSError: the file system has no hard links, or the disk is full.
@@ -51,18 +51,18 @@ def pin(folder: str, entry: str, files: Files) -> Optional[str]:
 
 
 def at(place: str, path: str) -> str:
-    """Where a file of a pinned version lies."""
+    """Return the path of a file of a pinned version."""
     return os.path.join(place, path or _FILE)
 
 
 def version_at(place: str) -> Files:
-    """The files of a pinned version, as they are now; none where it is gone."""
+    """Return the present files of a pinned version; {} if it is gone."""
     found = files_below(place)
     return {"": found[_FILE]} if set(found) == {_FILE} else found
 
 
 def pinned(folder: str, manifest: Manifest) -> Optional[str]:
-    """The place where every file that a manifest names is pinned as it was hashed; None: nowhere."""
+    """Return the folder in which every file of a manifest is pinned unchanged; None: there is no such folder."""
     for place in _places(folder, manifest["entry"]):
         if fits(manifest, version_at(place)):
             return place
@@ -70,7 +70,7 @@ def pinned(folder: str, manifest: Manifest) -> Optional[str]:
 
 
 def path_now(folder: str, manifest: Manifest, path: str) -> str:
-    """Where a file of a manifest lies now: pinned, or under its own name."""
+    """Return the present path of a file of a manifest: its pin, or its own name."""
     place = pinned(folder, manifest)
     return at(place, path) if place is not None else file_of(folder, manifest["entry"], path)
 
@@ -86,7 +86,7 @@ def unpin(folder: str, entry: str, but: Iterable[Optional[str]] = ()) -> None:
 
 
 def entries_pinned(folder: str) -> List[str]:
-    """The entries of which something is pinned."""
+    """Return the entries with pins."""
     try:
         names = sorted(os.listdir(os.path.join(folder, FOLDER, PINNED)))
     except (FileNotFoundError, NotADirectoryError):

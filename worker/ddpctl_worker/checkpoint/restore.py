@@ -1,14 +1,14 @@
-"""Before a start: every host of the run gets the newest complete checkpoints into its own folder, from the others.
+"""Before a start: every host of the run gets the newest complete checkpoints into its own folder, from other hosts.
 
-Who gets what is decided in ``choice.py``, for all hosts at once: by the controller before ``up`` starts the job, or by
-the nodes before another attempt. The conversation with the controller, on this verb's stdin and stdout:
+``rules/choice.py`` decides which host gets which file: on the controller before ``up`` starts the job, on the nodes
+before another attempt. The conversation of this verb with the controller:
 
-* we say ``{"moved": bytes}`` about once a second while we hash or fetch, so that nobody waits in silence;
-* we say ``{"manifest": {...}}`` for each one that holds here, then ``{"listening": port, "addresses": [...]}``;
-* it says ``{"cmd": "go", "peers": [{"host", "addresses", "port"}], "orders": [...]}`` (``Restore.order``); no orders
-  but null to a host that takes no part in the run: it only serves, and nothing changes there;
-* we say ``{"complete": true}`` when everything is in place, and keep serving;
-* it says ``{"cmd": "end"}`` when all have all.
+* worker: ``{"moved": bytes}`` about once a second while it hashes or fetches, so that the controller sees progress;
+* worker: ``{"manifest": {...}}`` for each manifest that holds here, then ``{"listening": port, "addresses": [...]}``;
+* controller: ``{"cmd": "go", "peers": [{"host", "addresses", "port"}], "orders": [...]}`` (``Restore.order``). A host
+  outside the run gets null for orders: it only serves, and nothing changes there;
+* worker: ``{"complete": true}`` when every file is in place; it keeps serving;
+* controller: ``{"cmd": "end"}`` when every host is complete.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ Order = Mapping[str, Any]  # of Restore.order
 
 
 def restore(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: ``{"job_id", "certificate", "key", "ports": [int]}`` -> ``{"bytes": from other hosts, "aside":
-    [{"entry", "name"}]}``: what was set aside, and its name now."""
+    """``{"job_id", "certificate", "key", "ports": [int]}`` -> ``{"bytes": from other hosts, "aside": [{"entry",
+    "name"}]}``: the entries that were set aside, with their new names."""
     base = paths.base_of(request)
     folder = JobFolder(base, request["job_id"], request["host"])
-    # What was saved right before a power cut has no manifest yet.
-    told = _Told(channel)
-    Keeper(folder.make(folder.host), folder.host, since=time.time(), read_on=told.came).look(ended=False)
+    # A checkpoint from right before a power cut has no manifest yet.
+    progress = _Progress(channel)
+    Keeper(folder.make(folder.host), folder.host, since=time.time(), read_on=progress.add).look(ended=False)
     for one in kept(folder, {})[0]:
         channel.send({"manifest": one.manifest})
     pem = request["certificate"], request["key"], base
@@ -59,7 +59,7 @@ def restore(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         before = set_aside(own)
         try:
             if go["orders"] is not None:
-                count = bring(folder, peers, go["orders"], Throttle(None, told.came))
+                count = bring(folder, peers, go["orders"], Throttle(None, progress.add))
         finally:
             for peer in peers.values():
                 peer.close()
@@ -71,13 +71,13 @@ def restore(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         server.close()
 
 
-class _Told:
-    """Says how many bytes have been hashed or fetched so far."""
+class _Progress:
+    """Reports how many bytes have been hashed or fetched so far."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._bytes, self._at = channel, 0, time.monotonic()
 
-    def came(self, count: int) -> None:
+    def add(self, count: int) -> None:
         self._bytes += count
         if time.monotonic() - self._at >= TELL_S:
             self._at = time.monotonic()
@@ -85,7 +85,7 @@ class _Told:
 
 
 def set_aside(own: str) -> Dict[str, str]:
-    """What lies aside in a folder: its name now, and the one before (both below ``own``)."""
+    """Return the paths that were set aside in a folder: present name -> earlier name, both below ``own``."""
     found = {}
     for at, folders, names in os.walk(own):
         for name in (*folders, *names):
@@ -98,7 +98,7 @@ def set_aside(own: str) -> Dict[str, str]:
 
 
 def clients(peers: Iterable[Mapping[str, Any]], tls: ssl.SSLContext) -> Dict[str, CheckpointClient]:
-    """The other hosts, as they said where they listen."""
+    """Return a client for each other host, by host."""
     return {
         peer["host"]: CheckpointClient(peer["host"], [(one, int(peer["port"])) for one in peer["addresses"]], tls)
         for peer in peers
@@ -111,8 +111,8 @@ def bring(
     orders: Sequence[Order],
     throttle: Optional[Throttle] = None,
 ) -> int:
-    """Put in place what this host lacks, and set aside what is newer and not complete. How many bytes came from other
-    hosts. ``throttle`` hears of every step, and may end it there with an exception.
+    """Put missing files in place, and set newer incomplete checkpoints aside; return the bytes that came from other
+    hosts. ``throttle`` is called at every step, and may end the work there with an exception.
 
     Raises:
         WorkerError: no_space; corrupt, a file cannot be had; unsafe_path.
@@ -138,7 +138,8 @@ def bring(
 
 
 def kept(folder: JobFolder, peers: Dict[str, CheckpointClient]) -> Tuple[List[Kept], Dict[str, str]]:
-    """What this host and the others have, for ``choice.restoring``; and why a host could not be asked."""
+    """Return the manifests of this host and of other hosts, for ``choice.restoring``, and host -> why it did not
+    answer."""
     found = [Kept(folder.host, one) for writer in folder.writers() for one in folder.manifests(writer).values()]
     trouble = {}
     for host, peer in peers.items():
@@ -151,7 +152,7 @@ def kept(folder: JobFolder, peers: Dict[str, CheckpointClient]) -> Tuple[List[Ke
 
 
 def _in_turn(sources: Iterable[Sequence[str]], host: str) -> List[Tuple[str, str]]:
-    """Whom to ask for a file: this host's own disk first; the others in an order that differs from host to host."""
+    """Return the sources of a file in the order to ask: the own disk first, then hosts in an order of each host."""
     found = sorted((one, writer) for one, writer in sources)
     after = [one for one in found if one[0] > host]
     return [one for one in found if one[0] == host] + after + [one for one in found if one[0] < host]

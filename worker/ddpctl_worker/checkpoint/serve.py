@@ -1,17 +1,17 @@
-"""Serves a job's checkpoints to the other nodes: what valid manifests name, and nothing else.
+"""Serves a job's checkpoints to the other nodes: files that valid manifests name, and no other file.
 
 Over a connection of ``store/relay.py`` (mutual TLS with the run's own certificate) come requests, one JSON line each:
 
 * ``{"to": host, "k": "list", "by": host or null, "have": {entry: version}}``: ``{"entries": [{"writer", "entry",
-  "version", "time", "serial", "run", "attempt"}], "removed": [entry], "mark": text, "final": bool}``. ``have`` are the
-  copies that ``by`` has of this host's own entries; ``removed`` are those that are gone for good; ``mark`` names its
-  own folder; ``final``: its run is over, and it writes nothing more.
+  "version", "time", "serial", "run", "attempt"}], "removed": [entry], "mark": text, "final": bool}``. ``have``: copies
+  that ``by`` has of this host's own entries. ``removed``: own entries that were removed for good. ``mark``: of the own
+  folder. ``final``: the run is over and writes no more.
 * ``{"to": host, "k": "manifest", "writer", "entry"}``: that manifest.
-* ``{"to": host, "k": "orders", "for": host, "digest": hex}``: ``{"orders": [...]}``, what that host has to put in place
-  for the choice with that digest (``Restore.order``); null: this host has not made it.
+* ``{"to": host, "k": "orders", "for": host, "digest": hex}``: ``{"orders": [...]}``, the files that the host has to put
+  in place for the choice with that digest (``Restore.order``); null: this host has not made the choice.
 * ``{"to": host, "k": "file", "writer", "entry", "path", "sha256", "offset"}``: that file from ``offset`` on.
 
-An answer is a line ``{"size": bytes}`` and that many bytes in chunks, or ``{"size": null}``: it is not here (any more).
+An answer is a line ``{"size": bytes}`` and that many bytes in chunks, or ``{"size": null}`` for a missing file.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.store.relay import CHUNK, Serving, read_line, send_chunk, send_gone, send_line
 
-_TOLD = ("entry", "version", "time", "serial", "run", "attempt")  # of a manifest, in a list
+_ROW = ("entry", "version", "time", "serial", "run", "attempt")  # fields of a manifest in a list
 
 
 class CheckpointServer(Serving):
-    """Serves from ``folder``, under the name of its host. ``rate``: bytes/s that all receivers together get."""
+    """Serves from ``folder``, under the name of its host. ``rate``: bytes/s for all receivers together."""
 
     def __init__(
         self, folder: JobFolder, tls: ssl.SSLContext, listener: socket.socket, rate: Optional[float] = None
     ) -> None:
         self._folder, self._throttle = folder, Throttle(rate)
-        self.moved = time.monotonic()  # when bytes of a file were sent last
+        self.moved = time.monotonic()  # monotonic time of the last bytes sent
         self.final = False
-        self.copies: Dict[str, Tuple[Mapping[str, str], float]] = {}  # host -> what it has of this host's own, and when
+        self.copies: Dict[
+            str, Tuple[Mapping[str, str], float]
+        ] = {}  # host -> its copies of this host's entries, and when it reported them
         self.orders: Callable[[str, str], Optional[Sequence[Mapping[str, Any]]]] = lambda *asked: None
         self._kinds: Dict[str, Callable[[ssl.SSLSocket, Dict[str, Any]], None]] = {
             "list": self._list,
@@ -61,9 +63,9 @@ class CheckpointServer(Serving):
             self.copies[request["by"]] = dict(request["have"]), time.monotonic()
         for writer in self._folder.writers():
             for one in self._folder.manifests(writer).values():
-                rows.append({"writer": writer, **{key: one[key] for key in _TOLD}})
-        told = {"entries": rows, "removed": self._folder.removed(), "mark": self._folder.mark(), "final": final}
-        _send(sock, told)
+                rows.append({"writer": writer, **{key: one[key] for key in _ROW}})
+        removed, mark = self._folder.removed(), self._folder.mark()
+        _send(sock, {"entries": rows, "removed": removed, "mark": mark, "final": final})
 
     def _manifest(self, sock: ssl.SSLSocket, request: Dict[str, Any]) -> None:
         found = self._folder.manifests(request["writer"]).get(request["entry"])
@@ -77,7 +79,7 @@ class CheckpointServer(Serving):
 
     def _file(self, sock: ssl.SSLSocket, request: Dict[str, Any]) -> None:
         writer, entry, path = request["writer"], request["entry"], request["path"]
-        # The entry may not stand just now: this host adds what it lacked itself. Who gets the file checks its hash.
+        # The entry may not stand just now, because this host adds missing files itself. The receiver checks the hash.
         found = manifest.read(self._folder.of(writer), entry)
         file = found["files"].get(path) if found is not None and found["host"] == writer else None
         if file is None or file["sha256"] != request["sha256"]:
@@ -92,8 +94,8 @@ class CheckpointServer(Serving):
             os.close(fd)
 
     def _send_file(self, sock: ssl.SSLSocket, fd: int, offset: int, size: int) -> None:
-        """Exactly as many bytes as were announced, or GONE once the file has become shorter. Other changes show by its
-        hash."""
+        """Send exactly the announced number of bytes, or GONE once the file has become shorter. The hash reveals other
+        changes."""
         while offset < size:
             data = os.pread(fd, min(CHUNK, size - offset), offset)
             if not data:

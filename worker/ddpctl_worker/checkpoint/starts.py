@@ -1,6 +1,6 @@
-"""The runs that were last started with a job's folder for checkpoints, and from where: checkpoints outlive runs.
+"""The last starts of runs with a job's folder for checkpoints, with their origins: checkpoints outlive runs.
 
-They are in a file beside the folder: a script that finds anything in its folder may take it for a checkpoint.
+The list is a file beside the folder: a script may take any file in its folder for a checkpoint.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MOST = 50  # starts on record: a checkpoint that is older than all of them has n
 
 
 def note_start(folder: str, run: Mapping[str, Any]) -> None:
-    """Add the run to the starts on record for ``folder``, once.
+    """Record the start of a run with ``folder``, once per run.
 
     Raises:
         OSError: the record cannot be written.
@@ -27,7 +27,7 @@ def note_start(folder: str, run: Mapping[str, Any]) -> None:
 
 
 def starts_in(folder: str) -> List[Dict[str, Any]]:
-    """The starts on record, oldest first: ``run`` and ``origin``."""
+    """Return the recorded starts, oldest first: ``run`` and ``origin``."""
     return list(fs.read_optional(_file_beside(folder)).get("starts") or ())
 
 

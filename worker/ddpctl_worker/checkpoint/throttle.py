@@ -1,4 +1,4 @@
-"""How fast checkpoints may travel."""
+"""A limit on the bandwidth of copies."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Callable, Optional
 
 
 class Throttle:
-    """Keeps transfers at ``rate`` bytes/s, all that share it taken together; None: as fast as it goes. ``moved_on``
-    hears how many bytes came at a time."""
+    """Limits all transfers that share it to ``rate`` bytes/s together; None: no limit. ``moved_on`` is called with the
+    number of bytes of each step."""
 
     def __init__(self, rate: Optional[float], moved_on: Optional[Callable[[int], None]] = None) -> None:
         self._rate, self._moved_on = rate, moved_on
         self._free_at = 0.0
         self._lock = threading.Lock()
-        self.moved = time.monotonic()  # when bytes came last
+        self.moved = time.monotonic()  # monotonic time of the last bytes
 
     def read(self, size: int) -> None:
-        """Bytes of an earlier transfer were hashed again."""
+        """Report bytes of an earlier transfer that were hashed again."""
         if self._moved_on is not None:
             self._moved_on(size)
 
     def took(self, size: int) -> None:
+        """Report transferred bytes, and sleep as long as the rate demands."""
         self.moved = time.monotonic()
         if self._moved_on is not None:
             self._moved_on(size)

@@ -1,10 +1,9 @@
-"""Whether a file is all that its writer meant to write, as far as its format says so.
+"""Whether a file is whole, as far as its format says so.
 
-A writer that is killed leaves a file that looks like any other. torch.save writes a zip archive, whose directory comes
-last; safetensors begins with the place of every tensor; an object of JSON ends with its bracket. Of other formats
-nothing is known.
+A killed writer leaves a torn file with an ordinary name. Three formats show it: torch.save writes a zip archive with
+its directory at the end, safetensors begins with the place of every tensor, a JSON object ends with its bracket.
 
-A power cut may do worse: the end of a file is on the disk, and blocks of its middle are not. A zip archive has a
+After a power cut the end of a file may be on the disk while blocks in its middle are missing. A zip archive has a
 checksum of each of its files.
 """
 
@@ -24,7 +23,7 @@ _LONGEST_JSON = 64 << 20
 
 
 def whole(path: str) -> Optional[bool]:
-    """True: every byte is there. False: it is cut. None: its format does not say."""
+    """Return True if every byte is there, False if the file is cut, None if its format does not say."""
     with open(path, "rb") as file:
         if file.read(len(_ZIP)) == _ZIP:
             return _zip_is_whole(path)
@@ -34,8 +33,10 @@ def whole(path: str) -> Optional[bool]:
 
 
 def damaged(path: str, read_on: Optional[Callable[[int], None]] = None) -> bool:
-    """Whether its bytes are not those that were written, by its own checksums; only a zip archive has any. Reads every
-    byte, and says to ``read_on`` how many at a time."""
+    """Whether the bytes of a zip archive differ from its checksums; False for any other format.
+
+    Reads every byte and calls ``read_on`` with the number of bytes of each step.
+    """
     with open(path, "rb") as file:
         if file.read(len(_ZIP)) != _ZIP:
             return False
@@ -52,7 +53,7 @@ def damaged(path: str, read_on: Optional[Callable[[int], None]] = None) -> bool:
 
 
 def _read(archive: zipfile.ZipFile, one: zipfile.ZipInfo, read_on: Optional[Callable[[int], None]]) -> None:
-    """Raises BadZipFile at its end if the checksum is another one."""
+    """Read a member; raises BadZipFile at its end if the checksum differs."""
     with archive.open(one) as member:
         while True:
             data = member.read(_BLOCK)
@@ -63,7 +64,7 @@ def _read(archive: zipfile.ZipFile, one: zipfile.ZipInfo, read_on: Optional[Call
 
 
 def _json_is_whole(path: str) -> Optional[bool]:
-    """Never False: what does not parse may be lines of JSON, or have comments."""
+    """Never False: text that does not parse may be JSON lines, or have comments."""
     if os.stat(path).st_size > _LONGEST_JSON:
         return None
     try:
