@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from ddpctl.errors import UsageError
 from ddpctl.spec.job import JobSpec
+from ddpctl.spec.limits import MOST_EARLIER_ATTEMPTS
 from ddpctl.spec.script import Start
 
-MOST_ATTEMPTS = 20  # that are told; with the oldest of them gone, their numbers still count
 # Of the machine that starts the run, or as secret as the secrets; hosts and their number have keys of their own.
 _NOT_RECORDED = frozenset({"name", "code", "env_file", "notify", "nodes"})
 
@@ -87,7 +87,7 @@ class Earlier:
 def told(attempts: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """Attempts as a record holds them: every node is told, with each change again."""
     short = [{**one, "cause": {**one["cause"], "traceback": None} if one["cause"] else None} for one in attempts]
-    return tuple(short[-MOST_ATTEMPTS:])
+    return tuple(short[-MOST_EARLIER_ATTEMPTS:])
 
 
 @dataclass(frozen=True)

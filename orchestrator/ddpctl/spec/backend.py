@@ -10,11 +10,11 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ddpctl.spec.limits import BACKEND_STEPS
 from ddpctl.spec.source import dotted_name, last_name, mentioned_names
 
 OPTIONS = ("--backend", "--dist-backend")  # as nearly all scripts call it
 _KNOWN = ("nccl", "gloo")
-_MOST_STEPS = 8  # from a name to the text that it stands for
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class _Reader:
         value = given[0] if given else None
         if value is None or isinstance(value, ast.Starred) or self._is_guarded(call):
             return None
-        return self._read(value, call, _MOST_STEPS)
+        return self._read(value, call, BACKEND_STEPS)
 
     def _read(self, value: ast.expr, place: ast.AST, steps: int) -> Backend | None:
         if isinstance(value, ast.Constant) and isinstance(value.value, str):

@@ -13,12 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddpctl.errors import DdpctlError
+from ddpctl.spec.limits import LATE_HOST_FACTOR, LEAST_COMPARED, SLOW_HOST_SHARE, WARM_UP_LINES
 from ddpctl.spec.metrics import COMM_SHARE, SAMPLES, Values, of_job
 from ddpctl_worker.wire.contract import SCHEMA
-
-WARM_UP_LINES = 1  # of each rank, not counted where more follow: buffers, connections and kernels are made in it
-SLOW_FACTOR = 0.5  # of what the others get
-LATE_FACTOR = 3.0
 
 
 @dataclass(frozen=True)
@@ -241,26 +238,26 @@ def _reduce(hosts: tuple[str, ...], found: Mapping[str, Any]) -> Reduce:
 def slow_hosts(pairs: Sequence[Reduce]) -> tuple[Slow, ...]:
     """Hosts whose best pair is under half of the median of all hosts' best: every link of such a host is slow."""
     best = _by_host(pairs, lambda one: one.busbw_gb_s, max)
-    if len(best) < 3:
+    if len(best) < LEAST_COMPARED:
         return ()  # two hosts have one link: nothing to compare it with
     middle = statistics.median(best.values())
     return tuple(
         Slow((host,), f"{best[host]:.3g} GB/s at best, the others {middle:.3g}")
         for host in sorted(best, key=lambda host: best[host])
-        if best[host] < SLOW_FACTOR * middle
+        if best[host] < SLOW_HOST_SHARE * middle
     )
 
 
 def late_hosts(pairs: Sequence[Reduce]) -> tuple[Slow, ...]:
     """Hosts whose quickest all_reduce of a few bytes takes several times that of the others."""
     best = _by_host([one for one in pairs if one.latency_us is not None], lambda one: one.latency_us, min)
-    if len(best) < 3:
+    if len(best) < LEAST_COMPARED:
         return ()
     middle = statistics.median(best.values())
     return tuple(
         Slow((host,), f"{best[host]:.0f} us at best for a small all_reduce, the others {middle:.0f}")
         for host in sorted(best, key=lambda host: -best[host])
-        if best[host] > LATE_FACTOR * middle
+        if best[host] > LATE_HOST_FACTOR * middle
     )
 
 
@@ -270,7 +267,7 @@ def slow_pairs(pairs: Sequence[Reduce], known: set[str]) -> tuple[Slow, ...]:
     found = []
     for one in sorted(pairs, key=lambda one: one.busbw_gb_s):
         expected = min(best[host] for host in one.hosts)
-        if one.busbw_gb_s < SLOW_FACTOR * expected and not known & set(one.hosts):
+        if one.busbw_gb_s < SLOW_HOST_SHARE * expected and not known & set(one.hosts):
             found.append(Slow(one.hosts, f"{one.busbw_gb_s:.3g} GB/s, each of them {expected:.3g} or more with others"))
     return tuple(found)
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import Any
 
+from ddpctl.spec.limits import MOST_GRID_VALUES, MOST_POINTS
 from ddpctl.spec.metrics import RATE, together
 from ddpctl_worker.rules.thinned import Thinned
-
-MOST_POINTS = 500  # of a line
-_MOST_READ = 500_000  # points of a grid times ranks: more are not put together
 
 Points = Sequence[tuple[float, float]]
 
@@ -117,7 +115,7 @@ def combined(name: str, ranks: Sequence[Points]) -> Points:
     if len(ranks) == 1:
         return ranks[0]
     grid = sorted({x for points in ranks for x, _ in points})
-    grid = grid[:: 1 + len(grid) * len(ranks) // _MOST_READ]
+    grid = grid[:: 1 + len(grid) * len(ranks) // MOST_GRID_VALUES]
     columns = zip(*(list(_at(points, grid)) for points in ranks), strict=True)
     return thinned([(x, together(name, values)) for x, values in zip(grid, columns, strict=True)], MOST_POINTS)
 

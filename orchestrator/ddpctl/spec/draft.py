@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from ddpctl.spec.host import HostEntry
 from ddpctl.spec.inventory import Environment
 from ddpctl.spec.job import Elastic
+from ddpctl.spec.limits import MOST_HOST_NAMES
 from ddpctl.spec.ranges import RangeFault, expand
 from ddpctl.spec.values import NAME_RULE, is_name
 
@@ -279,7 +280,8 @@ def _filter(text: str, known: Sequence[str]) -> dict[str, list[int]]:
         name, colon, numbers = part.partition(":")
         gpus = numbers.split(",") if colon else []
         if name not in known:
-            raise HostFault(f"{name!r} is none of the hosts", hint=f"the hosts are: {', '.join(known[:8]) or 'none'}")
+            shown = ", ".join(known[:MOST_HOST_NAMES]) or "none"
+            raise HostFault(f"{name!r} is none of the hosts", hint=f"the hosts are: {shown}")
         if not all(number.isascii() and number.isdigit() and len(number) < 4 for number in gpus):
             raise HostFault(f"{numbers!r} are no GPUs", hint="write worker-1:0,1")
         found[name] = [int(number) for number in gpus]

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ddpctl.spec.limits import MOST_ADDRESSES
 from ddpctl.spec.mesh import OK, Dial, Fabric
 
-CANDIDATES = 4  # addresses of a node that are tried
 LOOPBACK = "127.0.0.1"
 # Made by container engines and hypervisors: the same address on every machine, reachable from none.
 _BRIDGE = re.compile(r"(docker|br-|virbr|veth|cni|flannel|cali|podman|lxc|lxd|vmnet|vboxnet|kube|cbr)")
@@ -97,7 +97,7 @@ def host_network(
 
 
 def candidates(networks: Sequence[HostNetwork]) -> dict[str, tuple[str, ...]]:
-    """The addresses of every node worth trying, best first, at most CANDIDATES each.
+    """The addresses of every node worth trying, best first, at most MOST_ADDRESSES each.
 
     An address that several nodes have (docker0, virbr0, a cloned image) belongs to none of them. When all hosts are
     this very machine, loopback is the fabric.
@@ -109,7 +109,7 @@ def candidates(networks: Sequence[HostNetwork]) -> dict[str, tuple[str, ...]]:
         for address in {entry.address for entry in network.addresses}:
             seen[address] = seen.get(address, 0) + 1
     common = _common_networks(networks)
-    return {network.host: _ranked(network, seen, common)[:CANDIDATES] for network in networks}
+    return {network.host: _ranked(network, seen, common)[:MOST_ADDRESSES] for network in networks}
 
 
 def other_addresses(networks: Sequence[HostNetwork]) -> dict[str, tuple[str, ...]]:

@@ -13,14 +13,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ddpctl.spec.event import Line
+from ddpctl.spec.limits import FULL_BATCH, HOLD_S, LINE_TURN_S, LINES_AHEAD, MOST_WEIGHT, SILENT_HOST_S, SPARE_LINES
 from ddpctl.spec.lines import Group, Merge, fold, last_lines
 
-HOLD_S = 0.25
-TURN_S = 0.05  # between two looks at lines that wait
-SILENT_S = 3.0  # while others are followed, a host that is behind and sends nothing is waited for no longer
-AHEAD = 1000  # lines that are looked through for equal ones before those in front of them are given out
-FULL, MOST = 20, 60  # of a batch with more behind it (another one counts as 1), and how much of a host may wait here
-_KEPT = 10_000
 _EVER = float("inf")
 
 
@@ -36,7 +31,7 @@ class _Batch:
     at: float  # when it came
     until: float  # the place of its last line
     left: int  # lines that were not given out yet
-    size: int  # FULL or 1
+    size: int  # FULL_BATCH or 1
 
 
 @dataclass
@@ -89,7 +84,7 @@ class Flow:
             self._behind.pop(host, None)
         if lines:
             self._merge.add(host, lines)
-            self._waits[host].add(_Batch(now, self._merge.latest(host), len(lines), FULL if more else 1))
+            self._waits[host].add(_Batch(now, self._merge.latest(host), len(lines), FULL_BATCH if more else 1))
 
     def skip(self, host: str) -> None:
         """Nothing comes of the host now: nobody waits for it."""
@@ -97,7 +92,7 @@ class Flow:
 
     def full(self, host: str) -> bool:
         """Whether enough of the host waits here."""
-        return self._waits[host].size >= MOST
+        return self._waits[host].size >= MOST_WEIGHT
 
     @property
     def waits(self) -> bool:
@@ -112,7 +107,7 @@ class Flow:
         until = min(self._merge.latest(host) for host in behind)
         due = there = self._merge.count(until)
         if self._folded:
-            due -= AHEAD
+            due -= LINES_AHEAD
         if due <= 0 and any(self.full(host) and self._merge.latest(host) == until for host in behind):
             due = there  # the host may send no more before
         return self._out(until, due, now, keep=self._last is not None)
@@ -122,7 +117,7 @@ class Flow:
         return self._all(now)
 
     def _silent(self, host: str, since: float, now: float) -> bool:
-        return self._live and now - since > SILENT_S and not self._waits[host].batches
+        return self._live and now - since > SILENT_HOST_S and not self._waits[host].batches
 
     def _new(self, now: float) -> Out | None:
         """No host is behind."""
@@ -130,13 +125,13 @@ class Flow:
             return self._all(now)
         if now < self._turn:
             return None
-        self._turn = now + TURN_S
+        self._turn = now + LINE_TURN_S
         return self._out(_EVER, self._merge.count(max(self._ripe(now), default=-_EVER)), now)
 
     def _ripe(self, now: float) -> Iterable[float]:
         for wait in self._waits.values():
             ripe = [batch.until for batch in wait.batches if now - batch.at >= HOLD_S]
-            if ripe or wait.size >= MOST:
+            if ripe or wait.size >= MOST_WEIGHT:
                 yield ripe[-1] if ripe else wait.batches[0].until
 
     def _all(self, now: float) -> Out | None:
@@ -166,7 +161,7 @@ class Flow:
     def _keep(self, lines: Sequence[Line]) -> None:
         assert self._last is not None
         self._kept += lines
-        if len(self._kept) > 2 * self._last + _KEPT:
+        if len(self._kept) > 2 * self._last + SPARE_LINES:
             self._kept = list(last_lines(self._kept, self._last))
 
     def _drop(self, lines: Sequence[Line], now: float) -> dict[str, int]:

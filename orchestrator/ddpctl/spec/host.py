@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from ddpctl.spec.ranges import MAX_HOSTS, RangeFault, expand, is_range
+from ddpctl.spec.limits import MAX_HOSTS
+from ddpctl.spec.ranges import RangeFault, expand, is_range
 from ddpctl.spec.values import (
     NAME_RULE,
     Address,

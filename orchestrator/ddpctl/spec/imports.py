@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ddpctl.spec.limits import MAX_FILES
 from ddpctl.spec.source import GUARDS, NEEDED, OPTIONAL, SourceFault, changes_path, imports_of, parse
 
-MAX_FILES = 1000
 # Modules of the standard library that some Python of a node lacks: removed, added, or built only where a library was.
 # fmt: off
 _NOT_EVERYWHERE = frozenset({

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
+from ddpctl.spec.limits import MOST_PATHS
+
 USUAL_TORCH = "2.13.0"  # installed where no host has one
 OLDEST = (3, 8)  # what the worker runs on
 
@@ -39,7 +41,7 @@ class PythonChoice:
         if self.torch is None:
             return "the hosts' python3, without torch"
         distinct = list(dict.fromkeys(self.paths.values()))
-        where = distinct[0] if len(distinct) == 1 else "another path on each host: " + ", ".join(distinct[:3])
+        where = distinct[0] if len(distinct) == 1 else "another path on each host: " + ", ".join(distinct[:MOST_PATHS])
         return f"torch {self.torch} in {where or 'python3'}"
 
 

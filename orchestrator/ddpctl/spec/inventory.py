@@ -14,6 +14,7 @@ from pydantic_core import CoreSchema
 from ddpctl.errors import UsageError
 from ddpctl.spec.host import Host, HostEntry, HostKeys, expand_hosts
 from ddpctl.spec.job import JobEntry, JobKeys, JobSpec
+from ddpctl.spec.limits import MOST_VALID_NAMES
 from ddpctl.spec.origin import JobId, as_name
 from ddpctl.spec.ranges import RangeFault, expand
 from ddpctl.spec.values import (
@@ -51,8 +52,8 @@ def suggestion(word: str, words: Iterable[str]) -> str | None:
         return f"did you mean {close}?"
     if not known:
         return None
-    more = f", ... ({len(known)} in all)" if len(known) > 12 else ""
-    return f"valid: {', '.join(known[:12])}{more}"
+    more = f", ... ({len(known)} in all)" if len(known) > MOST_VALID_NAMES else ""
+    return f"valid: {', '.join(known[:MOST_VALID_NAMES])}{more}"
 
 
 # What people call a key of ours that they know by another name.

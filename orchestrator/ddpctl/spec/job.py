@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandle
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from ddpctl.spec.limits import MAX_NODES, MAX_NOTIFIERS
 from ddpctl.spec.notify import Notifier
 from ddpctl.spec.values import (
     AsTuple,
@@ -30,9 +31,6 @@ from ddpctl.spec.values import (
 )
 from ddpctl_worker.wire.contract import CODE_DIR_TOKEN, STOP_GRACE_S
 
-MAX_NODES = 4096
-MAX_NOTIFIERS = 16
-SILENCE_WARNING_S = 1800.0  # without an explicit timeouts.silence: a warning after this, never a kill
 OFF = "off"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 

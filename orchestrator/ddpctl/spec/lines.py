@@ -13,8 +13,8 @@ from itertools import accumulate, islice
 from operator import itemgetter
 
 from ddpctl.spec.event import Line
+from ddpctl.spec.limits import FOLD_S
 
-FOLD_S = 1.0  # equal lines of several ranks are one if no more than this lies between them
 _HOST, _TIME = itemgetter(0), itemgetter(3)
 Group = list[Line]  # equal lines of different ranks, in the order in which they came; most often one line
 

@@ -8,22 +8,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from ddpctl.spec import limits
 from ddpctl_worker.wire import contract
 
 OK = contract.OK
 # What a host without room for a neighbour sees.
 _NO_ROOM = frozenset({contract.DROPPED, contract.REJECTED, contract.NO_ROUTE, contract.ERROR})
 
-SLOW_FACTOR = 0.5  # of the median
-# One TCP connection: above the first rate the processors' own noise counts, so that it takes more; above the second
-# they are measured, and not the link.
-NOISY_MBIT, NOISY_FACTOR = 2000.0, 0.33
-FAST_ENOUGH_MBIT = 5000.0
-HARDLY_USABLE_MBIT = 80.0  # a 100 Mbit/s port gives 94
-LATE_FACTOR = 3.0
-LATE_MS = 2.0  # a round trip this much above the median is worth a word
-MOST_SUSPECTS = 12
-MOST_PER_HOST = 4
 BROKEN = frozenset({contract.STALLED, contract.BROKEN})
 
 Pair = tuple[str, str]
@@ -190,7 +181,9 @@ def slow_links(mesh: Mesh) -> dict[Pair, float]:
     if not rates:
         return {}
     middle = statistics.median(rates.values())
-    bound = max(min(SLOW_FACTOR * middle, NOISY_MBIT), min(NOISY_FACTOR * middle, FAST_ENOUGH_MBIT), HARDLY_USABLE_MBIT)
+    slow = min(limits.SLOW_LINK_SHARE * middle, limits.NOISY_MBIT)
+    slow_and_noisy = min(limits.NOISY_LINK_SHARE * middle, limits.FAST_ENOUGH_MBIT)
+    bound = max(slow, slow_and_noisy, limits.HARDLY_USABLE_MBIT)
     return _whole(mesh, {pair: value for pair, value in rates.items() if value < bound})
 
 
@@ -198,11 +191,11 @@ def late_links(mesh: Mesh) -> dict[Pair, float]:
     """Directions whose round trip is far above the median of all, in ms; not those of a link that swallows bulk data,
     which was never measured in quiet."""
     trips = {(speed.dialer, speed.peer): speed.rtt_ms for speed in mesh.speeds if speed.rtt_ms is not None}
-    if len(trips) < 3:
+    if len(trips) < limits.LEAST_COMPARED:
         return {}
     middle = statistics.median(trips.values())
-    late = {pair: value for pair, value in trips.items() if value > LATE_FACTOR * middle and value > middle + LATE_MS}
-    return _whole(mesh, late)
+    bound = max(limits.LATE_LINK_FACTOR * middle, middle + limits.LATE_LINK_MS)
+    return _whole(mesh, {pair: value for pair, value in trips.items() if value > bound})
 
 
 def _whole(mesh: Mesh, found: dict[Pair, float]) -> dict[Pair, float]:
@@ -217,13 +210,13 @@ def stalled_pairs(mesh: Mesh) -> tuple[Pair, ...]:
 
 
 def suspects(mesh: Mesh) -> tuple[Pair, ...]:
-    """The dialled pairs worth a second measurement because they look slow or late, the worst MOST_SUSPECTS of them."""
+    """Return the dialled pairs to measure again: slow or late ones, the worst first, MOST_REMEASURED at most."""
     slow, late = slow_links(mesh), late_links(mesh)
     ordered = [*sorted(slow, key=lambda pair: slow[pair]), *sorted(late, key=lambda pair: -late[pair])]
     measured = {(speed.dialer, speed.peer) for speed in mesh.speeds}
     chosen: list[Pair] = []
     for pair in dict.fromkeys(ordered):
         busy = max(sum(host in other for other in chosen) for host in pair)
-        if pair in measured and busy < MOST_PER_HOST and len(chosen) < MOST_SUSPECTS:
+        if pair in measured and busy < limits.MOST_REMEASURED_PER_HOST and len(chosen) < limits.MOST_REMEASURED:
             chosen.append(pair)
     return tuple(chosen)

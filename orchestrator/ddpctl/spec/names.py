@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Iterable
 
 from ddpctl.errors import UsageError
+from ddpctl.spec.limits import MOST_RUN_IDS
 from ddpctl.spec.values import NAME_RULE, is_name
 
-MOST_SHOWN = 8
 _RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")  # as cli/session.py makes them
 
 
@@ -40,8 +40,8 @@ def name_taken(name: str, where: str) -> UsageError:
 def ambiguous(word: str, runs: Iterable[str]) -> UsageError:
     """Why ``word`` means no run: it is the beginning of several ids."""
     found = sorted(runs, reverse=True)
-    more = f" and {len(found) - MOST_SHOWN} older ones" if len(found) > MOST_SHOWN else ""
+    more = f" and {len(found) - MOST_RUN_IDS} older ones" if len(found) > MOST_RUN_IDS else ""
     return UsageError(
-        f"{word} is the beginning of {len(found)} run ids: {', '.join(found[:MOST_SHOWN])}{more}",
+        f"{word} is the beginning of {len(found)} run ids: {', '.join(found[:MOST_RUN_IDS])}{more}",
         hint="type more of the id",
     )

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ddpctl.spec.limits import MOST_RECORDED_HOSTS
 from ddpctl.spec.mesh import Link, Mesh, worst_hosts
-
-MOST_HOSTS = 64
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Network:
     @staticmethod
     def of(mesh: Mesh) -> Network:
         links = mesh.links()
-        hosts = worst_hosts(mesh.hosts, links, MOST_HOSTS)
+        hosts = worst_hosts(mesh.hosts, links, MOST_RECORDED_HOSTS)
         kept = tuple(link for link in links if link.dialer in hosts and link.peer in hosts)
         return Network(hosts, kept, len(mesh.hosts) - len(hosts))
 

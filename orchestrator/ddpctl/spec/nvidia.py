@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpctl.spec.fold import one_line
+from ddpctl.spec.limits import SMI_MESSAGE_LETTERS, SMI_S
 from ddpctl.spec.question import Answer, Question
 
-SMI = Question("nvidia_smi", deadline=20.0)
+SMI = Question("nvidia_smi", deadline=SMI_S)
 KERNEL = Question("nvidia_kernel")
 ASK = (SMI, KERNEL)
 
@@ -141,7 +142,7 @@ def read(answer: Answer) -> Smi:
     text = (first["stdout"] + first["stderr"]).strip()
     failed = failure(text)
     if first["code"] != 0 or failed:
-        return Smi(failed or FAILED, one_line(text)[:300], seconds=first["seconds"], evidence=value)
+        return Smi(failed or FAILED, one_line(text)[:SMI_MESSAGE_LETTERS], seconds=first["seconds"], evidence=value)
     return Smi(
         OK,
         gpus=tuple(Gpu(row) for row in table(first["stdout"])),

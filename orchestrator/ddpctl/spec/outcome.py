@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
+from ddpctl.spec.limits import SAVE_S, SURVIVED
 from ddpctl.spec.metrics import Values, of_job
 from ddpctl.spec.origin import JobId, Origin
 from ddpctl_worker.wire import contract
 
 SLOW = ("host", "rank", "lag_ms", "last_share")  # what the documents say of a slow rank
 LOST_FOR_RUN = "it takes part in this run no more; the next `ddpctl restart` or `ddpctl up` uses it again"
-SAVE_SIGNAL, SAVE_TIMEOUT_S = "SIGUSR1", 120.0  # of a run that was started by a ddpctl without the key checkpoint
+SAVE_SIGNAL = "SIGUSR1"  # of a run that was started by a ddpctl without the key checkpoint
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,6 @@ class Attempt:
 # A node that takes part in an elastic run no more. One that is out of reach is lost, or fares as the others do.
 _LEFT = frozenset({contract.FAILED, contract.LOST, contract.UNREACHABLE})
 _OUT = contract.TERMINAL | {contract.UNREACHABLE}  # of a node that is not known to be at work
-SURVIVED = timedelta(minutes=10)  # so long before the last failure of an elastic run, one was survived
 # A node that fails for such a reason has lost another one, or never met it.
 _MISSES_OTHERS = frozenset({contract.NODE_LOST, contract.RENDEZVOUS_TIMEOUT})
 
@@ -439,7 +439,7 @@ class RunStatus:
     @property
     def save_timeout(self) -> float:
         """Seconds until it has to be there: the job's ``checkpoint.timeout``."""
-        return float((self.record.get("checkpoint") or {}).get("timeout") or SAVE_TIMEOUT_S)
+        return float((self.record.get("checkpoint") or {}).get("timeout") or SAVE_S)
 
     @property
     def copies(self) -> bool:

@@ -11,7 +11,8 @@ from typing import Any
 from ddpctl.errors import UsageError
 from ddpctl.spec.command import Command
 from ddpctl.spec.inventory import Host, Inventory
-from ddpctl.spec.job import SILENCE_WARNING_S, JobSpec
+from ddpctl.spec.job import JobSpec
+from ddpctl.spec.limits import SILENCE_WARNING_S
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.plain import node_variables, plain_argv, refuse_number, start_of
 from ddpctl.spec.plan import AUTO, CodeRef, Facts, NodeFacts, NodePlan, Plan, RunIdentity

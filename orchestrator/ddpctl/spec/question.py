@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddpctl.spec.limits import QUESTION_S
+
 
 @dataclass(frozen=True)
 class Question:
@@ -16,7 +18,7 @@ class Question:
 
     name: str
     params: Mapping[str, Any] = field(default_factory=dict)
-    deadline: float = 5.0
+    deadline: float = QUESTION_S
 
     @property
     def key(self) -> str:

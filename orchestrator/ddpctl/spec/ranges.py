@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
-MAX_HOSTS = 4096
+from ddpctl.spec.limits import MAX_HOSTS
 
 _ALLOWED = re.compile(r"[A-Za-z0-9._,/\[\]:-]+")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")

@@ -7,12 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ddpctl.spec.limits import FULL_MESH_HOSTS, PARTNERS
 from ddpctl.spec.mesh import Pair
-
-FULL_MESH_HOSTS = 64
-# Of these at most one a host is left out (an odd number of hosts) and three are the master and the two neighbours of
-# the ring, so that 8 to 12 are left.
-PARTNERS = 12
 
 T = TypeVar("T")
 

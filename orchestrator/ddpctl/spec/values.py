@@ -25,10 +25,11 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from ddpctl.spec.limits import MAX_COUNT
+
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 NAME_RULE = "letters, digits, '.', '_' and '-', starting with a letter or digit, 63 at most"
 ENV_NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"
-MAX_COUNT = 1024  # processes of one node; more is a typing mistake
 
 _NAME = re.compile(NAME_PATTERN)
 _ENV_NAME = re.compile(ENV_NAME_PATTERN)
