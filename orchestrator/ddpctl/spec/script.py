@@ -1,8 +1,8 @@
-"""What a training script says about how it wants to be launched, and its backend, read from its text alone.
+"""Reads from the text of a training script how it must be launched, and its backend.
 
-A launcher can tell a process its local rank as ``--local_rank=N``, as ``--local-rank=N`` or in ``LOCAL_RANK``; a script
-that gets an option it does not parse dies at once, one that misses its own stays on GPU 0. Python's own parser reads
-the script, so that a mention in a comment or a docstring does not count; a text it cannot parse is searched instead.
+A process gets its local rank from ``--local_rank=N``, ``--local-rank=N`` or ``LOCAL_RANK``. A script that gets an
+option that it does not parse dies at once. A script that misses its own option stays on GPU 0. The text is parsed as
+Python, so a mention in a comment or a docstring does not count. A text that cannot be parsed is searched instead.
 """
 
 from __future__ import annotations
@@ -30,16 +30,20 @@ _FALLBACK_ENV = re.compile(r"""^[^#\n]*\benv\w*\b[^#\n]*["']LOCAL_RANK["']""", r
 _FALLBACK_INIT = re.compile(r"^[^#\n]*\binit_process_group\b", re.M)
 
 
-# How a job's processes begin. RANKS: torch's launcher starts each rank. NODE: the script starts them itself, is started
-# once on each host, and finds the host's number in RANK. ALONE: the same without these variables, as it asks for none.
+# How a job's processes begin:
+# - RANKS: torch's launcher starts each rank.
+# - NODE: the script starts the ranks itself. It is started once on each host, with the number of the host in RANK.
+# - ALONE: as NODE, without such variables, because the script reads no such variable.
 Start = Literal["ranks", "node", "alone"]
 RANKS, NODE, ALONE = "ranks", "node", "alone"
 
 
 @dataclass(frozen=True)
 class Spawning:
-    """Where a script starts its own processes, and ``call`` with which; ``loopback``: the address at which they meet,
-    where that is the machine's own."""
+    """The place where a script starts its own processes, and the ``call`` that does so.
+
+    ``loopback``: the loopback address at which the processes meet; None: the script names no such address.
+    """
 
     line: int
     call: str

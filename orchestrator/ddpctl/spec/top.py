@@ -71,7 +71,7 @@ class Pulse:
     gpus: tuple[GpuPulse, ...] | None
     gpu_error: str | None = None
     late: Mapping[str, float] = field(default_factory=dict)
-    runs: Mapping[str, Mapping[str, RankPulse]] = field(default_factory=dict)  # run -> rank ("": the launcher) -> pulse
+    runs: Mapping[str, Mapping[str, RankPulse]] = field(default_factory=dict)  # run -> rank ("": unknown) -> pulse
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Pulse:
