@@ -88,8 +88,8 @@ def job_checkpoints(
 ) -> JobCheckpoints:
     """Unite the answers of the hosts. ``answers``: host -> its manifests, and ``unknown``: files without a manifest.
 
-    Of the files without a manifest only those count that the answering host wrote itself. They are listed as an
-    incomplete checkpoint, unless a host has a manifest of that checkpoint.
+    A file without a manifest counts if the answering host wrote it itself. It is listed as an incomplete checkpoint,
+    unless a host has a manifest of that checkpoint.
     """
     saved = unite({host: answer["manifests"] for host, answer in answers.items()})
     entries = {checkpoint.entry for checkpoint in saved}

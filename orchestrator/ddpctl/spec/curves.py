@@ -98,7 +98,7 @@ def _curve(name: str, ranks: Mapping[int, Sequence[Mapping[str, Any]]]) -> Curve
 
 
 def _of_job(name: str, ranks: Sequence[Points]) -> Iterator[Points]:
-    """Yield the lines of an attempt: the lines of a single rank as they are, or those of several ranks combined."""
+    """Yield the lines of an attempt: a single rank's lines as they are, or the lines of several ranks combined."""
     if len(ranks) == 1:
         yield from growing(ranks[0])
         return

@@ -1,4 +1,4 @@
-"""Chooses the interpreters for a job: from those found on each host, such that all hosts have the same torch. Pure."""
+"""Chooses the interpreters for a job among the interpreters of each host, so that all hosts have equal torch. Pure."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def choices(found: Mapping[str, Sequence[Interpreter]]) -> list[PythonChoice]:
 
 
 def own_paths(choice: PythonChoice, found: Mapping[str, Sequence[Interpreter]]) -> dict[str, str]:
-    """Return the interpreters that the inventory must name: all of them, or none if each is its host's default."""
+    """Return the interpreters that the inventory must name: an empty mapping if each is the default of its host."""
     default = {host: {python.path for python in pythons if python.default} for host, pythons in found.items()}
     return {} if all(path in default[host] for host, path in choice.paths.items()) else dict(choice.paths)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 # --- sizes of an inventory: more is a typing mistake (ranges.py, job.py, values.py)
-MAX_HOSTS = 4096  # hosts of one range, and of one inventory
+MAX_HOSTS = 4096  # hosts of a range, and of an inventory
 MAX_NODES = 4096  # nodes, spares and replicas of a job
 MAX_COUNT = 1024  # processes of one node
 MAX_NOTIFIERS = 16  # commands and webhooks of one job
@@ -31,8 +31,8 @@ BACKEND_STEPS = 8  # from a name to the text that it stands for: definitions may
 # --- the mesh (schedule.py, mesh.py, network.py, fabric.py)
 MOST_ADDRESSES = 4  # addresses of a node that the mesh tries
 FULL_MESH_HOSTS = 64  # with more hosts only a sample of the links is measured: their number grows with the square
-# Random partners of a host in a sample. Up to four of them may be missing or known already: a host without a partner in
-# a round (odd number of hosts), the master, and the two neighbours in the ring. So 8 to 12 new ones remain.
+# Random partners of a host in a sample. A host dials at least 8 new peers: with an odd number of hosts it may have no
+# partner in one round, and the master and both neighbours in the ring may be among the partners.
 PARTNERS = 12
 MOST_REMEASURED = 12  # links that are measured again because they look slow or late
 MOST_REMEASURED_PER_HOST = 4  # of these at one host: a bad port makes every link of its host slow
@@ -44,7 +44,7 @@ FAST_ENOUGH_MBIT = 5000.0  # above this rate one TCP connection measures the CPU
 HARDLY_USABLE_MBIT = 80.0  # below this rate a link is always slow: a 100 Mbit/s port gives 94
 LATE_LINK_FACTOR = 3.0  # times the median round trip: a link above this is late ...
 LATE_LINK_MS = 2.0  # ... if it is also this many milliseconds above the median
-LEAST_COMPARED = 3  # links or hosts: the median of fewer says nothing about one of them
+LEAST_COMPARED = 3  # links or hosts that a median needs: with two, it does not show which of both is slow
 
 # --- benchmarks (bench.py)
 WARM_UP_LINES = 1  # the first metrics of a rank do not count: buffers, connections and kernels are made meanwhile
@@ -56,17 +56,17 @@ FOLD_S = 1.0  # equal lines of several ranks are folded if they lie no further a
 HOLD_S = 0.25  # a new line waits so long for earlier lines of other hosts
 LINE_TURN_S = 0.05  # between two looks at lines that wait
 SILENT_HOST_S = 3.0  # a live host that is behind and sends nothing delays the other hosts no longer than this
-LINES_AHEAD = 1000  # lines that are searched for equal ones before the lines in front of them are shown
+LINES_AHEAD = 1000  # a line is shown once so many lines behind it were searched for lines to fold with it
 FULL_BATCH = 20  # the weight of a batch with more log behind it; any other batch weighs 1
-MOST_WEIGHT = 60  # the weight of all batches of one host that may wait: three full ones, or 60 small ones
-SPARE_LINES = 10_000  # lines kept beyond twice the wanted last ones before the list is cut
+MOST_WEIGHT = 60  # the weight of all batches of a host that may wait: three full batches, or 60 small batches
+SPARE_LINES = 10_000  # for the last N lines, 2 N + SPARE_LINES lines are kept before the list is cut
 
 # --- reports (curves.py)
 MOST_POINTS = 500  # points of a curve
 MOST_GRID_VALUES = 500_000  # points times ranks: beyond it only every second, third ... point is computed
 
 # --- runs (again.py, outcome.py, job.py)
-MOST_EARLIER_ATTEMPTS = 20  # in the record of a run that continues another one; their numbers go on counting
-SURVIVED = timedelta(minutes=10)  # an elastic run survived a failure that happened so long before the last one
+MOST_EARLIER_ATTEMPTS = 20  # attempts of the continued run in the record; older attempts still count in the numbers
+SURVIVED = timedelta(minutes=10)  # an elastic run survived a failure that happened so long before its last failure
 SAVE_S = 120.0  # until a checkpoint is there, in records of a ddpctl that had no key `checkpoint` yet
 SILENCE_WARNING_S = 1800.0  # without output so long, a job without timeouts.silence gets a warning; it is never killed

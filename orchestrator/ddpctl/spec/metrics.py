@@ -1,6 +1,6 @@
 """Adds up the metrics of the ranks to the metrics of the job. Pure.
 
-Either rank 0 alone writes metrics, which are those of the whole job. Or every rank writes the metrics of its share.
+Either rank 0 alone writes metrics, and they are for the whole job. Or every rank writes the metrics of its share.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ class RunStatus:
     def _may_go_on(self) -> bool:
         """Return whether another attempt may still start, or may have started already.
 
-        That needs restarts, no committed end, and hosts that can go on: any host at work, even a spare, or silent ones.
+        That needs restarts, no committed end, and hosts that can go on: a host at work, even a spare, or silent hosts.
         """
         if not self.record.get("restart") or self._committed_end:
             return False
@@ -243,7 +243,7 @@ class RunStatus:
 
         - if they are a majority of all hosts: they can agree on another attempt;
         - if they are half of an even number of hosts, and the newest attempt may run on silent hosts alone: they cannot
-          start another attempt, but they can finish that one.
+          start another attempt, but they can finish this attempt.
         """
         silent = [node for node in self.nodes if node.state == contract.UNREACHABLE]
         answering = [node for node in self.nodes if node.state != contract.UNREACHABLE]
@@ -310,7 +310,7 @@ class RunStatus:
 
         1. A lost link, if all other causes are missing peers. Both hosts of the link live, so no host was lost.
         2. Else the earliest cause other than a lost node: a lost node is what the peers of the culprit report.
-        3. Else, with lost nodes only, the node that most nodes report. A node that was cut off reports another one.
+        3. Else, with lost nodes only, the node that most nodes report. A node that was cut off reports another node.
         """
         if self.seen:
             return self.seen.cause
@@ -346,7 +346,7 @@ class RunStatus:
 
     @property
     def own_attempts(self) -> tuple[Attempt, ...]:
-        """Return the attempts of this run alone: exactly one where it has no restarts."""
+        """Return the attempts of this run alone: a single attempt if the run has no restarts."""
         agreed = self._agreed
         if agreed:
             return tuple(Attempt.from_json(each) for each in agreed["attempts"])
@@ -399,7 +399,7 @@ class RunStatus:
         """Return the nodes whose records tell how the run ended.
 
         Of a run that failed or was killed, these are the nodes in that state. A node that comes back later, after a
-        power loss for example, finds its processes gone. Its record then tells of that node alone.
+        power loss for example, finds its processes gone. Its record then describes that node alone.
         """
         if self.state not in (contract.FAILED, contract.KILLED):
             return self.taking_part

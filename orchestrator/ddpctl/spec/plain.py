@@ -53,7 +53,7 @@ def node_variables(node_rank: int, nodes: int, address: str, port: str) -> Mappi
 def processes_text(job: JobSpec, facts: ScriptFacts | None, hosts: int) -> str | None:
     """Return the sentence that says how the processes begin; None: torch's launcher starts them.
 
-    ``facts`` are those of the job's script.
+    ``facts``: the facts about the job's script.
     """
     start = start_of(job, facts.start if facts is not None else None)
     if facts is None or facts.spawning is None or start == RANKS:
