@@ -1,4 +1,4 @@
-"""Chooses the interpreters for a job among the interpreters of each host, so that all hosts have equal torch. Pure."""
+"""Chooses the interpreters for a job: a Python on each host, all of them with the same torch. Pure."""
 
 from __future__ import annotations
 

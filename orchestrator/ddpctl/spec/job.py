@@ -74,7 +74,6 @@ def _apart(paths: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _as_names(value: int | str | tuple[str, ...]) -> int | str | tuple[str, ...]:
-    """Turn a single name or range into a tuple."""
     return (value,) if isinstance(value, str) and value != "all" else value
 
 
@@ -115,7 +114,7 @@ class Requires(Strict):
 
 
 class Timeouts(Strict):
-    """In seconds."""
+    """The deadlines of a job, in seconds."""
 
     start: PositiveSeconds = Field(default=120.0, description="Until every rank has started, in seconds.")
     stop: Seconds = Field(default=STOP_GRACE_S, description="From SIGTERM to SIGKILL, in seconds.")

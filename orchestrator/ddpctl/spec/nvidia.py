@@ -98,7 +98,7 @@ class Smi:
 
     @property
     def count(self) -> int:
-        """Return the number of devices that a job can use: all whole GPUs, or else a single MIG device."""
+        """Return the number of devices for processes: all whole GPUs; without any, a single MIG device."""
         whole = [gpu for gpu in self.gpus if not gpu.is_on("mig.mode.current")]
         return len(whole) or min(1, self.mig_devices)
 

@@ -53,7 +53,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node's part of a run: the fields of its record. A node that does not answer has the state unreachable."""
+    """The part of a node in a run: the fields of its record. A node that does not answer has the state unreachable."""
 
     host: str
     node_rank: int
