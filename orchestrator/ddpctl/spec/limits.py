@@ -39,7 +39,8 @@ MOST_REMEASURED_PER_HOST = 4  # of these at one host: a bad port makes every lin
 MOST_RECORDED_HOSTS = 64  # hosts whose links the record of a run holds
 
 SLOW_LINK_SHARE = 0.5  # of the median rate: a link below this is slow ...
-NOISY_MBIT, NOISY_LINK_SHARE = 2000.0, 0.33  # ... but above this rate the load of the CPUs varies the result more
+# ... but above this rate the load of the CPUs disturbs the measurement: such a link is slow only below this share.
+NOISY_MBIT, NOISY_LINK_SHARE = 2000.0, 0.33
 FAST_ENOUGH_MBIT = 5000.0  # above this rate one TCP connection measures the CPUs and not the link: never slow
 HARDLY_USABLE_MBIT = 80.0  # below this rate a link is always slow: a 100 Mbit/s port gives 94
 LATE_LINK_FACTOR = 3.0  # times the median round trip: a link above this is late ...
