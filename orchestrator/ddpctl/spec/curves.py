@@ -115,7 +115,7 @@ def growing(points: Points) -> Iterator[Points]:
 
 
 def combined(name: str, ranks: Sequence[Points]) -> Points:
-    """Return the curve of the job: at every x of any rank, the values of all ranks added up (see ``together``).
+    """Return the curve of the job: at every x of any rank, the values of all ranks, combined by ``together``.
 
     Between two points of a rank its value is interpolated. Before its first and after its last point it is constant.
     """

@@ -63,7 +63,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class JobDraft:
-    """The job of a draft. ``code``: None: the folder of the inventory."""
+    """The job of a draft. ``code`` is None for the folder of the inventory."""
 
     name: str
     script: str | None = None

@@ -1,4 +1,4 @@
-"""A host as the file has it, with every key optional; and complete, with ranges expanded and defaults merged in."""
+"""The keys of a host in the file, and the complete host, with ranges expanded and defaults merged in."""
 
 from __future__ import annotations
 

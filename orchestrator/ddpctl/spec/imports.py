@@ -1,7 +1,8 @@
 """Finds the imports that a program runs when it starts, from the texts of the program and of the files it imports.
 
 A module's body runs when the module is imported, so its imports count. An import has a guard if it may not run (in a
-function, under a condition) or if its failure is caught: it is no reason to refuse a launch. No code is run here.
+function, under a condition) or if its failure is caught. Such an import is no reason to refuse a launch. No code is run
+here.
 """
 
 from __future__ import annotations

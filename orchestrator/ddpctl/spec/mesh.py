@@ -183,7 +183,7 @@ def worst_hosts(hosts: Sequence[str], links: Iterable[Link], most: int) -> tuple
 def slow_links(mesh: Mesh) -> dict[Pair, float]:
     """Return the slow directions with their Mbit/s.
 
-    A direction is slow below half of the median rate. Fast links must be below a third. A hardly usable rate is always
+    A direction is slow below half of the median rate; between fast links, below a third. A hardly usable rate is always
     slow. Links on which bulk data stalls are left out: their rate has another cause.
     """
     rates = mesh.rates()

@@ -70,7 +70,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class App:
-    """A compute process on a GPU. ``user``: None: the node cannot see the process (it is in another container)."""
+    """A compute process on a GPU. ``user`` is None if the node cannot see the process (it is in another container)."""
 
     uuid: str
     pid: int

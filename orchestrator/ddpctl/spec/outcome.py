@@ -494,8 +494,8 @@ class RunStatus:
         """Return the hosts that may have run any of these ranks; an empty list if the run has no such rank.
 
         - With restarts or torch's elastic agent: all hosts, since a rank may move to another host.
-        - Else the hosts that report such a rank. If no host reports it, also the hosts that report no ranks at all,
-          because they are unreachable.
+        - Else the hosts that report such a rank. If no host reports a rank, also the unreachable hosts, which report no
+          ranks at all: that rank may be theirs.
         """
         reported = {rank for node in self.nodes for rank in node.ranks}
         most = self.record.get("world_size")  # None: torch's elastic agent decides
@@ -559,7 +559,7 @@ def run_state(states: Sequence[str]) -> str:
     3. A node failed, and every other node is over or unreachable: failed. No later report can make that better.
     4. A node is over without success, or is stopping: stopping.
     5. All nodes are pending: pending. Any node is pending or starting: starting.
-    6. Else running. A node that is unreachable or has a stale heartbeat keeps successes of the rest at this.
+    6. Else running: also if a node is unreachable or has a stale heartbeat, and all other nodes have succeeded.
     """
     if not states:
         return contract.LOST

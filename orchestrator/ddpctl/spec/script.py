@@ -33,7 +33,7 @@ _FALLBACK_INIT = re.compile(r"^[^#\n]*\binit_process_group\b", re.M)
 # How a job's processes begin:
 # - RANKS: torch's launcher starts each rank.
 # - NODE: the script starts the ranks itself. It is started once on each host, with the number of the host in RANK.
-# - ALONE: as NODE, without such variables, because the script reads no such variable.
+# - ALONE: as NODE, but without the number of the host, because the script does not read it.
 Start = Literal["ranks", "node", "alone"]
 RANKS, NODE, ALONE = "ranks", "node", "alone"
 
