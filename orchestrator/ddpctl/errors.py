@@ -1,4 +1,4 @@
-"""Every way ddpctl itself can fail, as one tree; each class carries its exit code.
+"""The errors of ddpctl, as one tree of classes. Each class has its exit code.
 
     DdpctlError                    1
     ├── UsageError                 2   bad usage, inventory or job file
@@ -9,23 +9,23 @@
     │   ├── Unreachable            4   no route, refused, timed out, or silent
     │   ├── HostKeyUnknown         4   known_hosts has no key of this host
     │   ├── HostKeyChanged         4   known_hosts has another key of this host
-    │   ├── AuthRefused            4   no key of ours is accepted
-    │   ├── AgentSilent            4   the agent that holds our keys does not answer
-    │   ├── ShellBroken            4   login works, but the shell exits or never runs our command
+    │   ├── AuthRefused            4   the host accepts none of your keys
+    │   ├── AgentSilent            4   the SSH agent that holds your keys does not answer
+    │   ├── ShellBroken            4   login works, but the shell exits or never runs the command
     │   └── LinkLost               4   the connection died while in use
     ├── RemoteError                1   the worker on a node answered with an error
     │   └── PythonMissing          3   no usable interpreter on the node
     ├── ProvisionError             5   environment or code could not be put in place
-    │   └── FileDamaged            5   ... because a file is not what its hash says; sending it again may help
-    ├── Survivors                  6   something survived a kill
+    │   └── FileDamaged            5   ... because a file does not match its hash; sending it again may help
+    ├── Survivors                  6   a process survived a kill
     ├── NoSuchJob                  7   no node knows the job
     ├── HostsFailed                *   several hosts failed, each with its own error
     ├── JobFailed                  1   the job ran and failed, was killed, or was lost
-    ├── NotSaved                   1   no checkpoint came of asking for one
+    ├── NotSaved                   1   a requested checkpoint was not saved
     ├── InternalFault              1   a mistake of ddpctl itself
     └── Interrupted                130
 
-``error.what`` says where and why in one line, ``error.hint`` what to do next; ``str(error)`` is both.
+``error.what`` says where and why in one line, ``error.hint`` is the next step, and ``str(error)`` is both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pathlib import PurePath
 
 
 class DdpctlError(Exception):
-    """Base of all: ``message`` is the cause, ``hint`` the next step, ``host`` where (or None)."""
+    """The base class. ``message`` is the cause, ``hint`` the next step, ``host`` the place (None: this machine)."""
 
     exit_code = 1
 
@@ -48,7 +48,7 @@ class DdpctlError(Exception):
 
     @property
     def what(self) -> str:
-        """Where and why, in one line."""
+        """Return where and why, in one line."""
         where = f"{self.host}: " if self.host else ""
         return f"{where}{' '.join(self.message.split())}"
 
@@ -57,13 +57,13 @@ class DdpctlError(Exception):
 
 
 class UsageError(DdpctlError):
-    """Bad usage, inventory or job file; where it can be, found before a host is contacted."""
+    """Bad usage, inventory or job file; found before a host is contacted wherever that is possible."""
 
     exit_code = 2
 
 
 class InventoryError(UsageError):
-    """A fault in an inventory file, at ``file:line:column`` (both 1-based) and the path of the key.
+    """A fault in an inventory file, at ``file:line:column`` (line and column from 1) and the path of the key.
 
     ``others`` are the further faults in that file.
     """
@@ -106,7 +106,7 @@ class NameUnknown(ConnectError):
 
 
 class Unreachable(ConnectError):
-    """No route, refused, timed out, or connected and silent."""
+    """No route, connection refused, timed out, or connected and silent."""
 
 
 class HostKeyUnknown(ConnectError):
@@ -114,7 +114,7 @@ class HostKeyUnknown(ConnectError):
 
 
 class HostKeyChanged(ConnectError):
-    """known_hosts has another key of this host: never continued, never replaced."""
+    """known_hosts has another key of this host. ddpctl neither continues nor replaces the key."""
 
 
 class AuthRefused(ConnectError):
@@ -122,11 +122,11 @@ class AuthRefused(ConnectError):
 
 
 class AgentSilent(ConnectError):
-    """The agent that holds our keys does not answer: no fault of the host."""
+    """The SSH agent that holds your keys does not answer. The host is not at fault."""
 
 
 class ShellBroken(ConnectError):
-    """Login works, but the login shell exits or never runs our command."""
+    """Login works, but the login shell exits or never runs the command."""
 
 
 class LinkLost(ConnectError):
@@ -154,11 +154,11 @@ class ProvisionError(DdpctlError):
 
 
 class FileDamaged(ProvisionError):
-    """A file arrived, or lay on a disk, with other content than its hash says."""
+    """A file, received or on disk, does not match its hash."""
 
 
 class Survivors(DdpctlError):
-    """Something survived a kill."""
+    """A process survived a kill."""
 
     exit_code = 6
 
@@ -170,9 +170,10 @@ class NoSuchJob(DdpctlError):
 
 
 class HostsFailed(DdpctlError):
-    """Several hosts failed: ``errors`` has each one's own error. The exit code is that of the gravest kind.
+    """Several hosts failed; ``errors`` has the error of each host.
 
-    A host that could not be reached outranks what went wrong on the others: nothing can be said of it.
+    The exit code is the highest code of these errors. A host that could not be reached outranks all other errors, as
+    nothing is known about it.
     """
 
     def __init__(self, message: str, errors: Mapping[str, DdpctlError]) -> None:
@@ -190,15 +191,15 @@ class JobFailed(DdpctlError):
 
 
 class NotSaved(DdpctlError):
-    """The ranks could not be asked for a checkpoint, or none came."""
+    """The ranks could not be asked for a checkpoint, or did not save it."""
 
 
 class InternalFault(DdpctlError):
-    """A mistake of ddpctl itself: ``__cause__`` is the exception that nobody foresaw."""
+    """A mistake of ddpctl itself: ``__cause__`` is the unexpected exception."""
 
 
 def as_fault(error: Exception, host: str | None = None) -> DdpctlError:
-    """Any exception as an error of ours, of ``host`` where one was being served: the others are not to suffer."""
+    """Turn any exception into a DdpctlError, so that a mistake in serving ``host`` does not stop the other hosts."""
     if isinstance(error, DdpctlError):
         error.host = error.host or host
         return error

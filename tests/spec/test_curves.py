@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.spec.curves import MOST_POINTS, combined, curves, growing
+from ddpctl.spec.curves import combined, curves, growing
+from ddpctl.spec.limits import MOST_POINTS
 
 FIGURES = st.floats(-1e250, 1e250)
 POINTS = st.lists(st.tuples(st.integers(0, 50), FIGURES), max_size=40)

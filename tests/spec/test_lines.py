@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from ddpctl.spec import flow as module
 from ddpctl.spec.event import Line
-from ddpctl.spec.flow import HOLD_S, Flow
-from ddpctl.spec.lines import FOLD_S, Group, Merge, fold, last_lines
+from ddpctl.spec.flow import Flow
+from ddpctl.spec.limits import FOLD_S, HOLD_S, LINES_AHEAD, SILENT_HOST_S
+from ddpctl.spec.lines import Group, Merge, fold, last_lines
 from tests.examples import few
 
 HOSTS = ("a", "b", "c")
@@ -180,7 +181,7 @@ def test_however_the_batches_come_nothing_is_lost_doubled_or_skipped(
     now, left = 0.0, {host: list(log) for host, log in found.items()}
     told = Told(Flow(HOSTS, now, live=live, folded=folded))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "AHEAD", ahead)
+        patch.setattr(module, "LINES_AHEAD", ahead)
         while any(left.values()):
             now += data.draw(st.sampled_from((0.0, 0.06, 0.3, 4.0)))
             host = data.draw(st.sampled_from([host for host in HOSTS if left[host]]))
@@ -225,8 +226,8 @@ def test_a_new_line_waits_for_those_of_other_hosts_and_no_longer() -> None:
 def test_a_host_that_is_behind_is_waited_for_until_it_falls_silent() -> None:
     told = Told(Flow(("a", "b"), 0.0, live=True, folded=False))
     told.flow.add("a", [line("a", 0, 10.0, "x", 1)], False, 0.0)
-    assert told.take(module.SILENT_S - 0.1) == 0
-    assert told.take(module.SILENT_S + 0.1) == 1
+    assert told.take(SILENT_HOST_S - 0.1) == 0
+    assert told.take(SILENT_HOST_S + 0.1) == 1
     once = Told(Flow(("a", "b"), 0.0, live=False, folded=False))
     once.flow.add("a", [line("a", 0, 10.0, "x", 1)], False, 0.0)
     assert once.take(1000.0) == 0
@@ -249,7 +250,7 @@ def test_a_host_whose_lines_fill_the_room_is_never_waited_for_in_vain() -> None:
 def test_the_last_lines_are_shown_once_no_host_is_behind_and_then_every_new_one() -> None:
     """Also where the last of them came long before the word that there are no more."""
     flow = Flow(("a", "b"), 0.0, live=True, last=2)
-    count = 3 * module.AHEAD
+    count = 3 * LINES_AHEAD
     for host in "ab":
         flow.add(host, [line(host, ord(host), float(number), f"{number}") for number in range(count)], True, 0.0)
     out = flow.take(0.0)

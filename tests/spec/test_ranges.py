@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.spec.ranges import MAX_HOSTS, RangeFault, expand
+from ddpctl.spec.limits import MAX_HOSTS
+from ddpctl.spec.ranges import RangeFault, expand
 
 
 @pytest.mark.parametrize(

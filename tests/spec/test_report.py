@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpctl.spec.limits import MOST_RECORDED_HOSTS
 from ddpctl.spec.mesh import Dial, Link, Mesh, Speed
-from ddpctl.spec.network import MOST_HOSTS, Network
+from ddpctl.spec.network import Network
 from ddpctl.spec.times import elapsed, lasting
 from tests.render.reports import small, worst
 
@@ -62,7 +63,7 @@ def test_a_record_keeps_what_was_measured_between_64_hosts_at_most() -> None:
         for number, dial in enumerate(dials)
     )
     kept = Network.of(Mesh(hosts=names, dials=tuple(dials), speeds=speeds))
-    assert (len(kept.hosts), kept.left_out) == (MOST_HOSTS, 36)
+    assert (len(kept.hosts), kept.left_out) == (MOST_RECORDED_HOSTS, 36)
     assert {"node90", "node91", "node80", "node81"} <= set(kept.hosts)
     assert Link("node90", "node91", "dropped", 0.12345, 900.0) in kept.tried
     again = Network.from_json(json.loads(json.dumps(kept.to_json())))

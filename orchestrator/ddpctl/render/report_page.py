@@ -26,8 +26,9 @@ from ddpctl.render.report import (
 )
 from ddpctl.render.status import aside_text, cause_line, fold_ranks, slow_line, stuck_line
 from ddpctl.spec.command import display
-from ddpctl.spec.curves import MOST_POINTS, Curve, thinned
+from ddpctl.spec.curves import Curve, thinned
 from ddpctl.spec.gpuuse import GpuUse, least_busy_first, mean_use, over_time
+from ddpctl.spec.limits import MOST_POINTS
 from ddpctl.spec.metrics import COMM_SHARE, SAMPLES
 from ddpctl.spec.outcome import Attempt, Cause
 from ddpctl.spec.ranges import fold

@@ -1,1 +1,14 @@
-"""Pure values: no I/O, no clock, no print."""
+"""Immutable values and pure rules: no I/O, no clock, no print. No threads, no processes, no files.
+
+- Inventory: values (types of keys), ranges, host, job, notify, inventory; draft for ``ddpctl init``.
+- Program text: source, imports, script, spawning, backend.
+- Launch: plan (the values), planning (inventory and facts in, Plan out), plain, command, again (restart), resuming.
+- Preflight: question and answer, finding, preflight, autofix, nvidia, interpreters, fabric, schedule, mesh, network.
+- Runs: origin (identity of a job), names, merge (node records in, RunStatus out), outcome (state, cause, attempts),
+  checkpoints, done (kill, save), removal, push.
+- Output: event (what a stage reports), lines and flow (merge and fold the lines of all ranks), noise.
+- Measurements: metrics, curves, gpuuse, top, bench, report, doctor.
+- Helpers: fold (short names and messages for many hosts), times, limits (every size and threshold).
+
+Other packages import these modules; spec imports only errors and the shared rules and contract of the worker.
+"""

@@ -1,5 +1,4 @@
-"""What it takes to continue a run that has ended: its own settings, which its record holds, its attempts, and which
-hosts take part. Pure."""
+"""Continues an ended run: its settings and attempts as its record holds them, and the hosts that take part. Pure."""
 
 from __future__ import annotations
 
@@ -11,28 +10,28 @@ from pydantic import ValidationError
 
 from ddpctl.errors import UsageError
 from ddpctl.spec.job import JobSpec
+from ddpctl.spec.limits import MOST_EARLIER_ATTEMPTS
 from ddpctl.spec.script import Start
 
-MOST_ATTEMPTS = 20  # that are told; with the oldest of them gone, their numbers still count
-# Of the machine that starts the run, or as secret as the secrets; hosts and their number have keys of their own.
+# Keys that depend on the starting machine or may be secret. Hosts and their number have fields of their own.
 _NOT_RECORDED = frozenset({"name", "code", "env_file", "notify", "nodes"})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run was started with, beyond what the inventory says of hosts and environment. Holds no secret.
+    """The settings that a run was started with. Hosts' keys and the environment come from the inventory. No secrets.
 
-    ``hosts`` in node rank order, spares last; ``nodes`` of them an attempt has.
+    ``hosts``: in the order of node ranks, spares last. ``nodes``: the number of hosts in an attempt.
     """
 
-    job: str  # the inventory's name for it; the run may have a name of its own
-    keys: Mapping[str, Any] = field(repr=False)  # of the job, where they differ from the defaults
+    job: str  # the name in the inventory; the run may have another name
+    keys: Mapping[str, Any] = field(repr=False)  # the job's keys that differ from the defaults
     hosts: tuple[str, ...]
     nodes: int
     nproc: int | None = None
     local_rank_arg: str | None = None
-    start: Start | None = None  # None: the script lies on the nodes
-    secrets: tuple[str, ...] = ()  # names of variables
+    start: Start | None = None  # None: the script is on the nodes only, so it was not read
+    secrets: tuple[str, ...] = ()  # the names of secret variables
     notified: bool = False  # whether the job has notifiers
 
     def to_json(self) -> dict[str, Any]:
@@ -43,10 +42,10 @@ class Settings:
         return Settings(**{**data, "hosts": tuple(data["hosts"]), "secrets": tuple(data["secrets"])})
 
     def as_job(self, name: str, code: str | None) -> JobSpec:
-        """The job as it was, for a run called ``name``.
+        """Return the job as it was recorded, for a run called ``name``.
 
         Raises:
-            UsageError: this ddpctl knows no such job.
+            UsageError: this version of ddpctl does not know a recorded key or value.
         """
         try:
             return JobSpec.model_validate({**self.keys, "name": name, "code": code})
@@ -59,19 +58,19 @@ class Settings:
             ) from None
 
     def changed(self, job: JobSpec) -> list[str]:
-        """The keys in which the inventory's job differs from this one by now."""
+        """Return the keys in which the inventory's job now differs from the recorded job."""
         now = keys_of(job)
         return sorted(key for key in {*now, *self.keys} if now.get(key) != self.keys.get(key))
 
 
 def keys_of(job: JobSpec) -> dict[str, Any]:
-    """What a record holds of a job."""
+    """Return the keys of a job that a record holds."""
     return job.model_dump(mode="json", exclude_defaults=True, exclude=set(_NOT_RECORDED))
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """The ended run that another one continues, with the attempts it has had (the oldest may be left out)."""
+    """The ended run that a new run continues, with its attempts (the oldest may be missing)."""
 
     run: str
     attempts: tuple[Mapping[str, Any], ...]
@@ -81,18 +80,21 @@ class Earlier:
         return int(self.attempts[-1]["attempt"])
 
     def to_json(self) -> dict[str, Any]:
-        return {"run": self.run, "attempts": [dict(one) for one in self.attempts]}
+        return {"run": self.run, "attempts": [dict(attempt) for attempt in self.attempts]}
 
 
 def told(attempts: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """Attempts as a record holds them: every node is told, with each change again."""
-    short = [{**one, "cause": {**one["cause"], "traceback": None} if one["cause"] else None} for one in attempts]
-    return tuple(short[-MOST_ATTEMPTS:])
+    """Return the newest attempts without tracebacks: a record must stay small, as it goes to every node repeatedly."""
+    short = [
+        {**attempt, "cause": {**attempt["cause"], "traceback": None} if attempt["cause"] else None}
+        for attempt in attempts
+    ]
+    return tuple(short[-MOST_EARLIER_ATTEMPTS:])
 
 
 @dataclass(frozen=True)
 class Seats:
-    """Who takes part: ``hosts`` in node rank order, of which the last ``spares`` only step in."""
+    """The hosts of a continued run: ``hosts`` in the order of node ranks; the last ``spares`` of them are spares."""
 
     hosts: tuple[str, ...]
     spares: int
@@ -103,10 +105,12 @@ class Seats:
 
 
 def seats(settings: Settings, job: JobSpec, known: Sequence[str], usable: Collection[str]) -> Seats | None:
-    """The run's own hosts first, then, of a job with spares, any other one of those ``known``; None: too few are
-    ``usable``."""
-    others = [host for host in known if host not in settings.hosts] if job.spares else []
-    there = [host for host in (*settings.hosts, *others) if host in usable]
+    """Choose the hosts of a continued run among the ``usable`` hosts; None: there are too few.
+
+    The hosts of the ended run come first. A job with spares may then use any other host of ``known``.
+    """
+    further = [host for host in known if host not in settings.hosts] if job.spares else []
+    there = [host for host in (*settings.hosts, *further) if host in usable]
     if len(there) < least(settings, job):
         return None
     chosen = there[: settings.nodes + job.spares]
@@ -114,10 +118,10 @@ def seats(settings: Settings, job: JobSpec, known: Sequence[str], usable: Collec
 
 
 def least(settings: Settings, job: JobSpec) -> int:
-    """As few hosts as it may run on."""
+    """Return the lowest number of hosts that the job may run on."""
     return min(job.elastic.min_nodes, settings.nodes) if job.elastic else settings.nodes
 
 
 def without(settings: Settings, hosts: Collection[str]) -> Settings:
-    """The same, where ``hosts`` are not to be used any more."""
+    """Return the settings without ``hosts``, which must not be used again."""
     return replace(settings, hosts=tuple(host for host in settings.hosts if host not in hosts))

@@ -1,7 +1,8 @@
-"""Which commands of findings ``preflight --fix`` may run: a list of those allowed; all else is left to a person.
+"""Decides which commands of findings ``preflight --fix`` may run: only commands on a list of allowed changes.
 
-A finding's command may also only look (ps, du), end a process, or change what nobody but its owner decides: sshd, user
-accounts, a firewall's policy, a machine's name, a GPU that somebody may be using. None of that is on the list.
+Some commands of findings are not on the list, and are left to a person: commands that only look (ps, du), that end a
+process, or that touch things of which only the owner decides (sshd, user accounts, the policy of a firewall, the name
+of a machine, a GPU in use).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from ddpctl.spec.command import Ran
 from ddpctl.spec.finding import Finding, Severity
 
-# Program -> what its arguments must be, as one line. What is not matched whole is not run.
+# Program -> the pattern that all of its arguments, as one line, must match.
 _CHANGES: Mapping[str, str] = {
     "chmod": r"1777 /dev/shm",
     "firewall-cmd": r"--reload|--permanent (--zone=[\w-]+ )?--add-rich-rule=rule .* accept",
@@ -32,9 +33,9 @@ _CHANGES: Mapping[str, str] = {
     "timedatectl": r"set-ntp true",
     "ufw": r"prepend allow (out )?proto tcp .*",
 }
-_FEEDS = ("echo", "printf")  # what is written comes out of these
+_FEEDS = ("echo", "printf")  # they produce the text for a program on the list, such as tee
 _OPERATORS = ("&&", "|")
-# In whatever command: the list above names none of these, and this holds if it grows.
+# Forbidden in every command. The list above allows nothing of this; the pattern protects later versions of the list.
 _NEVER = re.compile(
     r"sshd|/etc/ssh|authorized_keys|known_hosts|\bssh\b"
     r"|\b(user|group)(add|mod|del)\b|passwd|shadow|sudoers|visudo|gpasswd|chsh"
@@ -45,7 +46,7 @@ _NEVER = re.compile(
 
 @dataclass(frozen=True)
 class Fix:
-    """A command, the host that it is for, and the check that asked for it."""
+    """A command, the host to run it on, and the check that proposes it."""
 
     host: str
     check: str
@@ -53,25 +54,24 @@ class Fix:
 
     @property
     def wants_root(self) -> bool:
-        """Whether it calls sudo. All of it is run as root then, where sudo changes nothing any more."""
+        """Return whether the command calls sudo. The whole command then runs as root, where sudo has no effect."""
         return "sudo" in self.command.split()
 
 
 @dataclass(frozen=True)
 class Applied:
-    """A fix that was run, and how that went."""
+    """A fix that was run, and its outcome."""
 
     fix: Fix
     ran: Ran
 
     def to_json(self) -> dict[str, Any]:
-        """As the contract fixes it."""
         output = self.ran.error or f"{self.ran.stdout}{self.ran.stderr}"
         return {**vars(self.fix), "exit_code": self.ran.exit_code, "output": output}
 
 
 def automatic(findings: Iterable[Finding]) -> tuple[Fix, ...]:
-    """The fixes of errors and warnings that may be run, each once a host, in the findings' order."""
+    """Return the fixes of errors and warnings that may be run, each once per host, in the order of the findings."""
     found: dict[tuple[str, str], Fix] = {}
     for finding in findings:
         problem = finding.severity in (Severity.ERROR, Severity.WARNING)
@@ -82,7 +82,7 @@ def automatic(findings: Iterable[Finding]) -> tuple[Fix, ...]:
 
 
 def may_run(command: str) -> bool:
-    """Whether every part of ``command`` is a change on the list, and at least one of them is a change."""
+    """Return whether ``command`` makes a change, and every change in it is on the list."""
     if _NEVER.search(command):
         return False
     try:
@@ -94,10 +94,10 @@ def may_run(command: str) -> bool:
 
 
 def _parts(command: str) -> list[list[str]]:
-    """The simple commands of a line, without sudo.
+    """Return the simple commands of a line, without sudo.
 
     Raises:
-        ValueError: it has more in it than words and the operators that we print.
+        ValueError: the line has anything but words and the operators in _OPERATORS.
     """
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True

@@ -1,7 +1,7 @@
-"""The backend that a script names for its process group, read from its tree; where that is not certain, none.
+"""Reads the backend of a script's process group from its tree, where it is certain.
 
-Certain is a text in the call, a constant of the script, the default of an argument of a function, or that of an option.
-A choice that the script makes by itself, ``"nccl" if torch.cuda.is_available() else "gloo"``, is not.
+Certain are a text in the call, a constant of the script, and the default of a function's argument or of an option.
+A choice at run time is not certain: ``"nccl" if torch.cuda.is_available() else "gloo"``.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ddpctl.spec.limits import BACKEND_STEPS
 from ddpctl.spec.source import dotted_name, last_name, mentioned_names
 
-OPTIONS = ("--backend", "--dist-backend")  # as nearly all scripts call it
+OPTIONS = ("--backend", "--dist-backend")  # the usual names in scripts
 _KNOWN = ("nccl", "gloo")
-_MOST_STEPS = 8  # from a name to the text that it stands for
 
 
 @dataclass(frozen=True)
 class Backend:
-    """``name`` as the script says it, nccl or gloo; ``options``: of the command line, which say something else."""
+    """The backend in a script: ``name`` is nccl or gloo. ``options``: the command-line options that override it."""
 
     name: str
     line: int
@@ -32,17 +32,17 @@ class Backend:
 
 
 def find_backend(tree: ast.Module) -> Backend | None:
-    """The backend of all calls of ``init_process_group`` in the file; None where they differ or it is not certain."""
+    """Return the backend of all calls of ``init_process_group`` in the file; None: they differ, or it is uncertain."""
     reader = _Reader(tree)
-    found = {reader.backend_of(call) for call in reader.calls("init_process_group")}
-    names = {one.name if one is not None else None for one in found}
+    backends = {reader.backend_of(call) for call in reader.calls("init_process_group")}
+    names = {backend.name if backend is not None else None for backend in backends}
     if len(names) != 1 or None in names:
         return None
-    return min((one for one in found if one is not None), key=lambda one: one.line)
+    return min((backend for backend in backends if backend is not None), key=lambda backend: backend.line)
 
 
 def backend_in(args: Sequence[str], options: Sequence[str] = OPTIONS) -> str | None:
-    """What the arguments of a script say for one of these ``options``; None: nothing."""
+    """Return the value of any of these ``options`` in the arguments of a script; None: it is not given."""
     found = None
     wanted = {_spelled(option) for option in options}
     for index, argument in enumerate(args):
@@ -53,10 +53,10 @@ def backend_in(args: Sequence[str], options: Sequence[str] = OPTIONS) -> str | N
 
 
 def backend_of(args: Sequence[str], script: Backend | None = None) -> str | None:
-    """The backend of a job: by the ``args`` of its script, else by its script. None: it chooses by itself."""
-    told = backend_in(args, (*OPTIONS, *(script.options if script is not None else ())))
-    if told is not None:
-        return told if told in _KNOWN else None
+    """Return the backend of a job from the ``args`` of its script, else from the script itself; None: uncertain."""
+    given = backend_in(args, (*OPTIONS, *(script.options if script is not None else ())))
+    if given is not None:
+        return given if given in _KNOWN else None
     return script.name if script is not None else None
 
 
@@ -65,7 +65,7 @@ def _spelled(option: str) -> str:
 
 
 class _Reader:
-    """One file. A node's ``guards`` are the conditions below which it stands."""
+    """Follows values through the tree of a file."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._nodes = list(ast.walk(tree))
@@ -81,7 +81,7 @@ class _Reader:
         value = given[0] if given else None
         if value is None or isinstance(value, ast.Starred) or self._is_guarded(call):
             return None
-        return self._read(value, call, _MOST_STEPS)
+        return self._read(value, call, BACKEND_STEPS)
 
     def _read(self, value: ast.expr, place: ast.AST, steps: int) -> Backend | None:
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
@@ -98,7 +98,7 @@ class _Reader:
         return None
 
     def _read_name(self, name: str, place: ast.AST, steps: int) -> Backend | None:
-        """By the only assignment to the name, or as the argument of the function around ``place``."""
+        """Read a name: an argument of the function around ``place``, or a variable that is assigned exactly once."""
         function = self._function(place)
         if function is not None and name in _argument_names(function):
             return self._read_argument(name, function, place, steps)
@@ -108,7 +108,7 @@ class _Reader:
         return self._read(values[0], values[0], steps)
 
     def _assigned(self, name: str) -> Iterator[ast.expr | None]:
-        """The values that the name gets in this file; None for one that cannot be read."""
+        """Yield the values that are assigned to the name in this file; None for a value that cannot be read."""
         for node in self._nodes:
             if isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load):
                 parent = self._parents[node]
@@ -116,8 +116,12 @@ class _Reader:
                 yield parent.value if plain else None  # type: ignore[attr-defined]
 
     def _read_argument(self, name: str, function: ast.FunctionDef, place: ast.AST, steps: int) -> Backend | None:
-        """By the calls of the function, and its default. A text that its callers hand over in another way may be it."""
-        if any(one is None or isinstance(one, ast.expr) for one in self._assigned(name)):
+        """Read an argument of a function from all calls of the function, and from its default.
+
+        The function may also be passed to another call, as with ``spawn(main, args)``. Its default then counts, unless
+        that call mentions a backend, which may be the argument.
+        """
+        if list(self._assigned(name)):
             return None
         found: list[Backend | None] = []
         position = _argument_names(function).index(name)
@@ -127,18 +131,18 @@ class _Reader:
                 given = _given(node, name, position)
                 value = default if given is None else given
                 found.append(self._read(value, node, steps) if value is not None else None)
-            elif isinstance(node, ast.Call) and function.name in {last_name(one) for one in _all_arguments(node)}:
-                texts = {one.value for one in ast.walk(node) if isinstance(one, ast.Constant)}
+            elif isinstance(node, ast.Call) and function.name in map(last_name, _all_arguments(node)):
+                texts = {child.value for child in ast.walk(node) if isinstance(child, ast.Constant)}
                 unsure = default is None or any(str(text).lower() in _KNOWN for text in texts)
                 found.append(None if unsure or default is None else self._read(default, function, steps))
         if not found and default is not None:
             found = [self._read(default, function, steps)]
-        return found[0] if found and len({one.name if one else None for one in found}) == 1 else None
+        return found[0] if found and len({backend.name if backend else None for backend in found}) == 1 else None
 
     def _read_option(self, value: ast.Attribute, place: ast.AST, steps: int) -> Backend | None:
-        """``args.backend``: by the default of the only option of that name."""
-        stored = [n for n in self._nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
-        if any(one.attr == value.attr for one in stored):
+        """Read ``args.backend`` from the default of the only option of that name."""
+        stored = [n.attr for n in self._nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
+        if value.attr in stored:
             return None
         found = [(call, texts) for call, texts in self._options() if value.attr == _destination(call, texts)]
         if len(found) != 1:
@@ -150,7 +154,7 @@ class _Reader:
 
     def _options(self) -> Iterator[tuple[ast.Call, tuple[str, ...]]]:
         for call in self.calls("add_argument"):
-            words = (one.value for one in call.args if isinstance(one, ast.Constant))
+            words = (arg.value for arg in call.args if isinstance(arg, ast.Constant))
             yield call, tuple(word for word in words if isinstance(word, str) and word.startswith("-"))
 
     def _function(self, node: ast.AST) -> ast.FunctionDef | None:
@@ -161,7 +165,7 @@ class _Reader:
         return None
 
     def _is_guarded(self, node: ast.AST) -> bool:
-        """Whether the script asks for GPUs before it comes here."""
+        """Return whether the node runs only under a condition about GPUs, or may be replaced by another value."""
         while node in self._parents:
             child, node = node, self._parents[node]
             if isinstance(node, (ast.If, ast.IfExp)) and child is not node.test and _asks_for_gpus(node.test):
@@ -178,14 +182,14 @@ def _asks_for_gpus(test: ast.expr) -> bool:
 
 def _argument_names(function: ast.FunctionDef) -> list[str]:
     args = function.args
-    return [one.arg for one in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
+    return [arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
 
 
 def _default(function: ast.FunctionDef, name: str) -> ast.expr | None:
     args = function.args
-    positional = [one.arg for one in (*args.posonlyargs, *args.args)]
+    positional = [arg.arg for arg in (*args.posonlyargs, *args.args)]
     pairs = dict(zip(reversed(positional), reversed(args.defaults), strict=False))
-    keyword = {one.arg: value for one, value in zip(args.kwonlyargs, args.kw_defaults, strict=True)}
+    keyword = {arg.arg: value for arg, value in zip(args.kwonlyargs, args.kw_defaults, strict=True)}
     return pairs.get(name) or keyword.get(name)
 
 
@@ -199,9 +203,9 @@ def _all_arguments(call: ast.Call) -> list[ast.expr]:
 
 
 def _destination(call: ast.Call, texts: Sequence[str]) -> str | None:
-    """The name under which argparse keeps an option."""
-    told = [word.value.value for word in call.keywords if word.arg == "dest" and isinstance(word.value, ast.Constant)]
-    if told:
-        return str(told[0])
+    """Return the attribute in which argparse stores an option."""
+    dest = [word.value.value for word in call.keywords if word.arg == "dest" and isinstance(word.value, ast.Constant)]
+    if dest:
+        return str(dest[0])
     long = [text for text in texts if text.startswith("--")] or list(texts)
     return long[0].lstrip("-").replace("-", "_") if long else None

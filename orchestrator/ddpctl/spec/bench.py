@@ -1,7 +1,7 @@
-"""What the benchmarks measured, and how it is judged. Pure.
+"""The results of the benchmarks, and their evaluation. Pure.
 
-Scaling: the same work on more and more processes. Speed-up is samples per second by those of one process, efficiency is
-speed-up by the number of processes. Network: one all_reduce between every pair of nodes, and one over all of them.
+Scaling: the same work on more and more processes. Speed-up = samples per second / samples per second of one process.
+Efficiency = speed-up / number of processes. Network: an all_reduce between every pair of nodes, and over all nodes.
 """
 
 from __future__ import annotations
@@ -13,17 +13,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddpctl.errors import DdpctlError
+from ddpctl.spec.limits import LATE_HOST_FACTOR, LEAST_COMPARED, SLOW_HOST_SHARE, WARM_UP_LINES
 from ddpctl.spec.metrics import COMM_SHARE, SAMPLES, Values, of_job
 from ddpctl_worker.wire.contract import SCHEMA
-
-WARM_UP_LINES = 1  # of each rank, not counted where more follow: buffers, connections and kernels are made in it
-SLOW_FACTOR = 0.5  # of what the others get
-LATE_FACTOR = 3.0
 
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank with its host, and the share of its time in communication where it said so."""
+    """A rank, its host, and its share of time in communication (None: the rank did not write it)."""
 
     host: str
     rank: int
@@ -33,24 +30,25 @@ class Rank:
 
 @dataclass(frozen=True)
 class Measured:
-    """One run of a job: samples per second of the whole job, its mean share of time in communication.
+    """The figures of a run: samples per second of the whole job, and the mean share of time in communication.
 
-    ``slowest`` is the rank that the others wait for; None where that cannot be said.
+    ``slowest``: the rank for which the other ranks wait; None: not known.
     """
 
     samples_per_s: float
     comm_share: float | None = None
     slowest: Rank | None = None
-    devices: int | None = None  # of one process, where it drives several (DataParallel)
+    devices: int | None = None  # devices of a single process that drives several (DataParallel)
 
 
 def measured(lines: Mapping[tuple[str, str], Sequence[Values]]) -> Measured | None:
-    """The figures from the metrics of a run, by host and rank ("" for a rank unknown); None without samples per second.
+    """Return the figures of a run from its metrics; None: no rank wrote samples per second.
 
-    A rank's value is the mean of its lines after the warm-up.
+    ``lines``: (host, rank) -> its metrics; the rank is "" if it is not known. A rank's value is the mean over its lines
+    after the warm-up.
     """
-    counted = {who: _mean(values) for who, values in lines.items()}
-    counted = {who: values for who, values in counted.items() if SAMPLES in values}
+    counted = {rank: _mean(values) for rank, values in lines.items()}
+    counted = {rank: values for rank, values in counted.items() if SAMPLES in values}
     if not counted:
         return None
     total = of_job(list(counted.values()))
@@ -69,14 +67,17 @@ def measured(lines: Mapping[tuple[str, str], Sequence[Values]]) -> Measured | No
 
 
 def _mean(lines: Sequence[Values]) -> dict[str, float]:
-    """The mean of each value over the lines that hold it."""
+    """Return the mean of each value over the lines after the warm-up that have the value."""
     kept = lines[WARM_UP_LINES:] or lines
     names = {name for values in kept for name in values}
     return {name: statistics.fmean(values[name] for values in kept if name in values) for name in names}
 
 
 def _slowest(ranks: Sequence[Rank]) -> Rank | None:
-    """The ranks of a step end it together: the one that computes longest is the one that waits least for the others."""
+    """Return the rank that computes longest: all ranks end a step together, so it spends least time in communication.
+
+    Without the shares of communication, it is the rank with the fewest samples per second.
+    """
     if len(ranks) < 2:
         return None
     if all(rank.comm_share is not None for rank in ranks):
@@ -86,7 +87,7 @@ def _slowest(ranks: Sequence[Rank]) -> Rank | None:
 
 @dataclass(frozen=True)
 class ScalingRow:
-    """One size. ``parallel`` is ``ddp`` (what the job does by itself) or ``dp`` (DataParallel in one process)."""
+    """The figures for a number of processes. ``parallel``: ``ddp``, or ``dp`` (DataParallel in a single process)."""
 
     nodes: int
     processes: int
@@ -96,20 +97,20 @@ class ScalingRow:
 
     @property
     def devices(self) -> int:
-        """How many devices compute: the ideal speed-up."""
+        """Return the number of devices that compute: the ideal speed-up."""
         return self.figures.devices or self.processes if self.parallel == "dp" else self.processes
 
 
 @dataclass(frozen=True)
 class ScalingReport:
-    """All sizes, the smallest first; the first one is the base of the speed-up."""
+    """The figures of all sizes, the smallest first. The first size is the base of the speed-up."""
 
     job: str
     cluster: str
     rows: tuple[ScalingRow, ...]
 
     def speed_up(self, row: ScalingRow) -> float:
-        """How many times the samples per second of one process."""
+        """Return the speed-up over one process, by samples per second."""
         base = self.rows[0]
         return row.figures.samples_per_s / (base.figures.samples_per_s / base.processes)
 
@@ -140,9 +141,9 @@ class ScalingReport:
 
 @dataclass(frozen=True)
 class Reduce:
-    """One all_reduce between these hosts: ``size`` bytes took ``time_us``; bus bandwidth in GB/s (10^9 bytes).
+    """An all_reduce between these hosts: ``size`` bytes took ``time_us``. Bus bandwidth in GB/s (10^9 bytes).
 
-    ``latency_us`` is the time of a few bytes, where that was measured too.
+    ``latency_us``: the time for a few bytes; None: not measured.
     """
 
     hosts: tuple[str, ...]
@@ -163,7 +164,7 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Slow:
-    """A host, or a pair of hosts, that is slow where the others are not; ``why`` says by how much."""
+    """A host, or a pair of hosts, that is much slower than the rest; ``why`` says by how much."""
 
     hosts: tuple[str, ...]
     why: str
@@ -171,7 +172,7 @@ class Slow:
 
 @dataclass(frozen=True)
 class NetworkReport:
-    """``pairs`` are those of two hosts each, ``whole`` is every message size over all hosts."""
+    """``pairs``: an all_reduce for each pair of hosts. ``whole``: an all_reduce over all hosts per message size."""
 
     job: str
     cluster: str
@@ -183,11 +184,11 @@ class NetworkReport:
 
     @property
     def slow(self) -> tuple[Slow, ...]:
-        """The slow hosts, then the slow pairs of hosts that are not slow themselves."""
-        hosts = slow_hosts(self.pairs)
-        known = {host for one in hosts for host in one.hosts}
-        late = (one for one in late_hosts(self.pairs) if not known & set(one.hosts))
-        return (*hosts, *late, *slow_pairs(self.pairs, known))
+        """Return the slow hosts, the late hosts, and the slow pairs of hosts that are not slow themselves."""
+        slow = slow_hosts(self.pairs)
+        hosts = {host for found in slow for host in found.hosts}
+        late = (found for found in late_hosts(self.pairs) if not hosts & set(found.hosts))
+        return (*slow, *late, *slow_pairs(self.pairs, hosts))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -195,17 +196,17 @@ class NetworkReport:
             "benchmark": "network",
             **vars(self),
             "hosts": list(self.hosts),
-            "pairs": [one.to_json() for one in self.pairs],
-            "whole": [one.to_json() for one in self.whole],
-            "slow": [asdict(one) for one in self.slow],
+            "pairs": [reduce.to_json() for reduce in self.pairs],
+            "whole": [reduce.to_json() for reduce in self.whole],
+            "slow": [asdict(found) for found in self.slow],
         }
 
 
 def network_report(lines: Iterable[str], *, job: str, cluster: str, run: str, hosts: Sequence[str]) -> NetworkReport:
-    """The report from what worker/jobs/allreduce_bench.py prints with ``--pairs``; its docstring says what that is.
+    """Parse the output of worker/jobs/allreduce_bench.py with ``--pairs``; the docstring there describes the format.
 
     Raises:
-        DdpctlError: the results are not there.
+        DdpctlError: the output has no results.
     """
     results = [found for line in lines if line.startswith("{") and (found := _result(line))]
     pairs = [found for found in results if "pair" in found]
@@ -239,49 +240,52 @@ def _reduce(hosts: tuple[str, ...], found: Mapping[str, Any]) -> Reduce:
 
 
 def slow_hosts(pairs: Sequence[Reduce]) -> tuple[Slow, ...]:
-    """Hosts whose best pair is under half of the median of all hosts' best: every link of such a host is slow."""
-    best = _by_host(pairs, lambda one: one.busbw_gb_s, max)
-    if len(best) < 3:
-        return ()  # two hosts have one link: nothing to compare it with
+    """Return the hosts whose best pair is below half of the median of all hosts' best: all their links are slow."""
+    best = _best_by_host(pairs, lambda pair: pair.busbw_gb_s, max)
+    if len(best) < LEAST_COMPARED:
+        return ()  # two hosts have a single link, with nothing to compare
     middle = statistics.median(best.values())
     return tuple(
         Slow((host,), f"{best[host]:.3g} GB/s at best, the others {middle:.3g}")
         for host in sorted(best, key=lambda host: best[host])
-        if best[host] < SLOW_FACTOR * middle
+        if best[host] < SLOW_HOST_SHARE * middle
     )
 
 
 def late_hosts(pairs: Sequence[Reduce]) -> tuple[Slow, ...]:
-    """Hosts whose quickest all_reduce of a few bytes takes several times that of the others."""
-    best = _by_host([one for one in pairs if one.latency_us is not None], lambda one: one.latency_us, min)
-    if len(best) < 3:
+    """Return the hosts whose quickest all_reduce of a few bytes takes several times as long as the median."""
+    best = _best_by_host([pair for pair in pairs if pair.latency_us is not None], lambda pair: pair.latency_us, min)
+    if len(best) < LEAST_COMPARED:
         return ()
     middle = statistics.median(best.values())
     return tuple(
         Slow((host,), f"{best[host]:.0f} us at best for a small all_reduce, the others {middle:.0f}")
         for host in sorted(best, key=lambda host: -best[host])
-        if best[host] > LATE_FACTOR * middle
+        if best[host] > LATE_HOST_FACTOR * middle
     )
 
 
-def slow_pairs(pairs: Sequence[Reduce], known: set[str]) -> tuple[Slow, ...]:
-    """Pairs of hosts, neither of them ``known`` to be slow, that get under half of what both get with others."""
-    best = _by_host(pairs, lambda one: one.busbw_gb_s, max)
+def slow_pairs(pairs: Sequence[Reduce], slow: set[str]) -> tuple[Slow, ...]:
+    """Return the pairs that get less than half of the bandwidth that both hosts get in another pair.
+
+    Pairs with a host in ``slow`` are left out: that host explains them.
+    """
+    best = _best_by_host(pairs, lambda pair: pair.busbw_gb_s, max)
     found = []
-    for one in sorted(pairs, key=lambda one: one.busbw_gb_s):
-        expected = min(best[host] for host in one.hosts)
-        if one.busbw_gb_s < SLOW_FACTOR * expected and not known & set(one.hosts):
-            found.append(Slow(one.hosts, f"{one.busbw_gb_s:.3g} GB/s, each of them {expected:.3g} or more with others"))
+    for pair in sorted(pairs, key=lambda pair: pair.busbw_gb_s):
+        expected = min(best[host] for host in pair.hosts)
+        if pair.busbw_gb_s < SLOW_HOST_SHARE * expected and not slow & set(pair.hosts):
+            why = f"{pair.busbw_gb_s:.3g} GB/s, each of them {expected:.3g} or more with others"
+            found.append(Slow(pair.hosts, why))
     return tuple(found)
 
 
-def _by_host(pairs: Sequence[Reduce], value: Any, choose: Any) -> dict[str, float]:
-    """The best value of each host over its pairs."""
-    hosts = dict.fromkeys(host for one in pairs for host in one.hosts)
-    return {host: choose(value(one) for one in pairs if host in one.hosts) for host in hosts}
+def _best_by_host(pairs: Sequence[Reduce], value: Any, choose: Any) -> dict[str, float]:
+    hosts = dict.fromkeys(host for pair in pairs for host in pair.hosts)
+    return {host: choose(value(pair) for pair in pairs if host in pair.hosts) for host in hosts}
 
 
 def node_counts(hosts: int) -> tuple[int, ...]:
-    """1, 2, 4 ... and all of them."""
+    """Return the numbers of nodes to measure: 1, 2, 4 ... and all hosts."""
     powers = [2**power for power in range(hosts.bit_length()) if 2**power < hosts]
     return (*powers, hosts)

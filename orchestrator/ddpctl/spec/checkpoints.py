@@ -1,4 +1,4 @@
-"""The checkpoints of a job, put together from what its hosts have. Pure."""
+"""The checkpoints of a job, united from the manifests of its hosts. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ UNKNOWN = "it is being written, or its writer was killed"
 
 
 def lag_line(lag: Mapping[str, Any]) -> str:
-    """``newest checkpoint with all of its copies: state.pt, saved 8 s ago``, and whether the saves are far ahead."""
+    """Return the line about checkpoint lag: ``newest checkpoint with all of its copies: state.pt, saved 8 s ago``.
+
+    If the saves are far ahead, the line warns and says how far.
+    """
     what = "newest checkpoint with all of its copies" if lag["copies"] else "newest complete checkpoint"
     if lag["kept_s"] is None:
         newest = f"{what}: none so far"
@@ -34,14 +37,14 @@ def lag_line(lag: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class JobCheckpoints:
-    """What the hosts that answered have, newest first; ``errors`` are the others'."""
+    """The checkpoints of the hosts that answered, the newest first. ``errors``: the hosts that did not, with why."""
 
     job_id: JobId
     saved: tuple[Saved, ...]
     errors: Mapping[str, DdpctlError] = field(default_factory=dict)
-    unsettled: tuple[tuple[str, str, str], ...] = ()  # what a host has no manifest of yet: name, host, time
-    lag: Mapping[str, Any] | None = None  # of the newest run, as ``RunStatus.lag`` has it
-    uncopied: tuple[str, ...] = ()  # names of those that should have a copy on another host by now, and have none
+    unsettled: tuple[tuple[str, str, str], ...] = ()  # files without a manifest so far: name, host, time
+    lag: Mapping[str, Any] | None = None  # ``RunStatus.lag`` of the newest run
+    uncopied: tuple[str, ...] = ()  # names of checkpoints whose copy on another host is overdue
 
     @property
     def job(self) -> str:
@@ -49,13 +52,15 @@ class JobCheckpoints:
 
     @property
     def resumed(self) -> tuple[Saved, ...]:
-        """Those that a start of the job resumes from, newest first: the last complete one of each series, and all
-        files of its save."""
-        complete = newest_first(one for one in self.saved if one.complete)
+        """Return the checkpoints that a start of the job resumes from, the newest first.
+
+        These are the last complete checkpoint of each series, and all files of its save.
+        """
+        complete = newest_first(saved for saved in self.saved if saved.complete)
         partly = partial(complete[::-1])
-        complete = [one for one in complete if one.entry not in partly]
-        wanted = latest([one.entry for one in reversed(complete)])
-        return tuple(one for one in complete if one.entry in wanted)
+        complete = [saved for saved in complete if saved.entry not in partly]
+        wanted = latest([saved.entry for saved in reversed(complete)])
+        return tuple(saved for saved in complete if saved.entry in wanted)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -64,15 +69,15 @@ class JobCheckpoints:
             "project": self.job_id.project,
             "checkpoints": [
                 {
-                    "name": one.entry,
-                    "step": one.step,
-                    "time": one.time,
-                    "size": one.size,
-                    "hosts": list(one.hosts),
-                    "complete": one.complete,
-                    "missing": list(one.missing),
+                    "name": saved.entry,
+                    "step": saved.step,
+                    "time": saved.time,
+                    "size": saved.size,
+                    "hosts": list(saved.hosts),
+                    "complete": saved.complete,
+                    "missing": list(saved.missing),
                 }
-                for one in self.saved
+                for saved in self.saved
             ],
             "lag": dict(self.lag) if self.lag else None,
         }
@@ -81,32 +86,28 @@ class JobCheckpoints:
 def job_checkpoints(
     job: JobId, answers: Mapping[str, Mapping[str, Any]], errors: Mapping[str, DdpctlError]
 ) -> JobCheckpoints:
-    """``answers``: host -> its manifests and what it has none of.
+    """Unite the answers of the hosts. ``answers``: host -> its manifests, and ``unknown``: files without a manifest.
 
-    What a host wrote itself and has no manifest of is told too, unless another host's part is known.
+    A file without a manifest counts if the answering host wrote it itself. It is listed as an incomplete checkpoint,
+    unless a host has a manifest of that checkpoint.
     """
     saved = unite({host: answer["manifests"] for host, answer in answers.items()})
-    known = {one.entry for one in saved}
-    others: dict[str, list[Mapping[str, Any]]] = {}
-    for host, answer in answers.items():
-        for one in answer["unknown"]:
-            if one["host"] == host and one["entry"] not in known:
-                others.setdefault(one["entry"], []).append(one)
-    for one in map(_unknown, others.values()):  # its place is for the eye alone
-        older = (at for at, other in enumerate(saved) if moment(other.time) < moment(one.time))
-        saved.insert(next(older, len(saved)), one)
-    unsettled = [
-        (one["entry"], host, one["time"])
-        for host, answer in answers.items()
-        for one in answer["unknown"]
-        if one["host"] == host
-    ]
+    entries = {checkpoint.entry for checkpoint in saved}
+    own = [(host, part) for host, answer in answers.items() for part in answer["unknown"] if part["host"] == host]
+    unknown: dict[str, list[Mapping[str, Any]]] = {}
+    for _, part in own:
+        if part["entry"] not in entries:
+            unknown.setdefault(part["entry"], []).append(part)
+    for checkpoint in map(_unknown, unknown.values()):  # its place in the list decides nothing
+        older = (at for at, other in enumerate(saved) if moment(other.time) < moment(checkpoint.time))
+        saved.insert(next(older, len(saved)), checkpoint)
+    unsettled = [(part["entry"], host, part["time"]) for host, part in own]
     return JobCheckpoints(job, tuple(saved), errors, tuple(unsettled))
 
 
 def _unknown(parts: list[Mapping[str, Any]]) -> Saved:
-    newest = max(parts, key=lambda one: moment(one["time"]))
-    held = tuple(SavedPart(dict(one), (one["host"],), (one["host"],)) for one in parts)
-    size = sum(one["size"] for one in parts)
+    newest = max(parts, key=lambda part: moment(part["time"]))
+    held = tuple(SavedPart(dict(part), (part["host"],), (part["host"],)) for part in parts)
+    size = sum(part["size"] for part in parts)
     entry, step, time = newest["entry"], newest["step"], newest["time"]
     return Saved(entry, step, time, size, held, When(BEFORE_ANY, newest["host"], moment(time), entry), (UNKNOWN,))

@@ -1,4 +1,4 @@
-"""A command as a value, never shell text except where a person reads it; and what one did on a host."""
+"""A command as a value, and its outcome on a host. Shell text is made of a command only for a person to read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REDACTED = "********"
 
 @dataclass(frozen=True)
 class Command:
-    """What to run: ``argv`` (never a shell line), extra ``env``, and ``cwd``. No secret is in one."""
+    """A command: ``argv`` (never a shell line), extra ``env``, and ``cwd``. It holds no secret."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -32,15 +32,15 @@ class Command:
 
 
 def display(argv: tuple[str, ...] | list[str]) -> str:
-    """A command line as a person would type it."""
+    """Return the command line as a person would type it."""
     return shlex.join(argv)
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a plain command did on a host: its exit code (128 + s for a signal s), and the end of each stream (1 MiB).
+    """The outcome of a plain command on a host: exit code (128 + s for a signal s) and the last 1 MiB of each stream.
 
-    ``exit_code`` is None where it did not come to an end by itself, or did not run; ``error`` says why.
+    ``exit_code`` is None if the command did not run, or did not end by itself; ``error`` says why.
     """
 
     exit_code: int | None
@@ -54,9 +54,8 @@ class Ran:
 
     @property
     def trouble(self) -> str:
-        """Why it is not ok."""
+        """Return why the command is not ok."""
         return self.error or f"exit code {self.exit_code}"
 
     def to_json(self, host: str) -> dict[str, Any]:
-        """As the contract fixes it."""
         return {"host": host, **asdict(self)}

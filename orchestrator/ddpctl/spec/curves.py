@@ -1,4 +1,4 @@
-"""What a job measured of itself, over its whole run: curves, made of what each rank wrote. Pure."""
+"""Curves of a job's metrics over its whole run, combined from the metrics of its ranks. Pure."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import Any
 
+from ddpctl.spec.limits import MOST_GRID_VALUES, MOST_POINTS
 from ddpctl.spec.metrics import RATE, together
 from ddpctl_worker.rules.thinned import Thinned
-
-MOST_POINTS = 500  # of a line
-_MOST_READ = 500_000  # points of a grid times ranks: more are not put together
 
 Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class CurveLine:
-    """A curve in one attempt, as far as its x only grows."""
+    """A part of a curve: within one attempt, and with growing x."""
 
     attempt: int
     points: tuple[tuple[float, float], ...]
@@ -26,9 +24,11 @@ class CurveLine:
 
 @dataclass(frozen=True)
 class Curve:
-    """One name over all attempts. ``axis``: what x is (step, epoch, line). ``not_finite``: how many values were no
-    number (NaN, infinite) and are in no line, and the x of the first one. ``sampled``: a file was too long to be read
-    as a whole."""
+    """A metric over all attempts.
+
+    ``axis``: the meaning of x (step, epoch, line). ``not_finite``: the number of NaN and infinite values, which are in
+    no line; ``not_finite_at``: the x of the first. ``sampled``: a file was too long to be read as a whole.
+    """
 
     name: str
     axis: str
@@ -40,14 +40,16 @@ class Curve:
 
     @property
     def points(self) -> tuple[tuple[float, float], ...]:
-        """Of all lines, in their order."""
+        """Return the points of all lines, in the order of the lines."""
         return tuple(point for line in self.lines for point in line.points)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "axis": self.axis,
-            "lines": [{"attempt": one.attempt, "points": [list(point) for point in one.points]} for one in self.lines],
+            "lines": [
+                {"attempt": line.attempt, "points": [list(point) for point in line.points]} for line in self.lines
+            ],
             "count": self.count,
             "not_finite": self.not_finite,
             "not_finite_at": self.not_finite_at,
@@ -56,11 +58,11 @@ class Curve:
 
 
 def curves(attempts: Sequence[Mapping[str, Mapping[str, Any]]]) -> tuple[Curve, ...]:
-    """``attempts``: of each host, attempt -> rank -> what the worker's ``history`` says of it; loss first."""
+    """Return the curves of a job, the loss first. ``attempts``: for each host, attempt -> rank -> its ``history``."""
     ranks: dict[int, list[Mapping[str, Any]]] = {}
     for host in attempts:
-        for attempt, told in host.items():
-            ranks.setdefault(int(attempt), []).extend(told[rank] for rank in sorted(told, key=_number))
+        for attempt, of_rank in host.items():
+            ranks.setdefault(int(attempt), []).extend(of_rank[rank] for rank in sorted(of_rank, key=_number))
     names = dict.fromkeys(name for attempt in sorted(ranks) for rank in ranks[attempt] for name in rank["series"])
     return tuple(_curve(name, ranks) for name in sorted(names, key=_place))
 
@@ -70,7 +72,7 @@ def _number(rank: str) -> int:
 
 
 def _place(name: str) -> tuple[int, str]:
-    """What a person looks at first: the loss, then how good it is, then how fast."""
+    """Return the sort key of a metric: the loss, then the accuracy, then rates, then the rest."""
     if "loss" in name:
         return 0, name
     return (2, name) if name.endswith(RATE) else (1 if "acc" in name else 3, name)
@@ -79,23 +81,24 @@ def _place(name: str) -> tuple[int, str]:
 def _curve(name: str, ranks: Mapping[int, Sequence[Mapping[str, Any]]]) -> Curve:
     lines: list[CurveLine] = []
     for attempt in sorted(ranks):
-        told = [rank["series"][name]["points"] for rank in ranks[attempt] if name in rank["series"]]
-        lines += [CurveLine(attempt, tuple(points)) for points in _of_job(name, [points for points in told if points])]
+        series = [rank["series"][name]["points"] for rank in ranks[attempt] if name in rank["series"]]
+        filled = [points for points in series if points]
+        lines += [CurveLine(attempt, tuple(points)) for points in _of_job(name, filled)]
     having = [rank for attempt in ranks.values() for rank in attempt if name in rank["series"]]
     every = [rank["series"][name] for rank in having]
     return Curve(
         name,
         axis=next((rank["axis"] for rank in having), "line"),
         lines=tuple(lines),
-        count=sum(one["count"] for one in every),
-        not_finite=sum(one["not_finite"] for one in every),
-        not_finite_at=min((one["not_finite_at"] for one in every if one["not_finite_at"] is not None), default=None),
+        count=sum(part["count"] for part in every),
+        not_finite=sum(part["not_finite"] for part in every),
+        not_finite_at=min((part["not_finite_at"] for part in every if part["not_finite_at"] is not None), default=None),
         sampled=any(rank["sampled"] for rank in having),
     )
 
 
 def _of_job(name: str, ranks: Sequence[Points]) -> Iterator[Points]:
-    """The lines of one attempt: one rank's are the job's, those of several are put together."""
+    """Yield the lines of an attempt: a single rank's lines as they are, or the lines of several ranks combined."""
     if len(ranks) == 1:
         yield from growing(ranks[0])
         return
@@ -104,7 +107,7 @@ def _of_job(name: str, ranks: Sequence[Points]) -> Iterator[Points]:
 
 
 def growing(points: Points) -> Iterator[Points]:
-    """Cut where x goes back: there a rank went on from an earlier checkpoint."""
+    """Cut the points where x goes back: there a rank resumed from an earlier checkpoint."""
     cuts = [place for place, (before, after) in enumerate(pairwise(points), 1) if after[0] < before[0]]
     for begin, end in pairwise([0, *cuts, len(points)]):
         if begin < end:
@@ -112,18 +115,20 @@ def growing(points: Points) -> Iterator[Points]:
 
 
 def combined(name: str, ranks: Sequence[Points]) -> Points:
-    """The curve of the job: at every x that some rank has, the values of all; between two of its points a rank is on
-    the line between them, and before and after them where it was."""
+    """Return the curve of the job: at every x of any rank, the values of all ranks, combined by ``together``.
+
+    Between two points of a rank its value is interpolated. Before its first and after its last point it is constant.
+    """
     if len(ranks) == 1:
         return ranks[0]
     grid = sorted({x for points in ranks for x, _ in points})
-    grid = grid[:: 1 + len(grid) * len(ranks) // _MOST_READ]
+    grid = grid[:: 1 + len(grid) * len(ranks) // MOST_GRID_VALUES]
     columns = zip(*(list(_at(points, grid)) for points in ranks), strict=True)
     return thinned([(x, together(name, values)) for x, values in zip(grid, columns, strict=True)], MOST_POINTS)
 
 
 def thinned(points: Points, most: int) -> Points:
-    """As many of them as ``most``: the ends, and the extremes of every stretch."""
+    """Return at most ``most`` of the points: both ends, and the extremes of every stretch."""
     kept = Thinned(most)
     for x, y in points:
         kept.add(x, y)
@@ -131,7 +136,7 @@ def thinned(points: Points, most: int) -> Points:
 
 
 def _at(points: Points, grid: Sequence[float]) -> Iterator[float]:
-    """The values at all places of ``grid``, which only grows, as the x of the points do."""
+    """Yield the values at all x of ``grid``. Both ``grid`` and the x of the points are sorted."""
     place = 0
     for x in grid:
         while place + 1 < len(points) and points[place + 1][0] <= x:

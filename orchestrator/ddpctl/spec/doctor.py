@@ -1,4 +1,4 @@
-"""What ``ddpctl doctor`` tells: where every rank stands, and the verdict over all of them."""
+"""The outcome of ``ddpctl doctor``: the position of every rank in its program, and the verdict over all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddpctl_worker.wire import contract
 
 @dataclass(frozen=True)
 class Consultation:
-    """One run, looked at once. ``looks`` are the nodes' answers, a dictionary a rank (the worker's doctor/look.py)."""
+    """One look at a run. ``looks`` has a dictionary for each rank, from the nodes (the worker's doctor/look.py)."""
 
     job: str
     run: str
@@ -23,25 +23,28 @@ class Consultation:
     diagnosis: Diagnosis
     looks: Sequence[Mapping[str, Any]] = ()
     slow: Sequence[Mapping[str, Any]] = field(default=())
-    ended: bool = False  # the looks are from right before the run's end
-    errors: Mapping[str, DdpctlError] = field(default_factory=dict)  # why a host did not answer
+    ended: bool = False  # the looks are from the moment before the end of the run
+    errors: Mapping[str, DdpctlError] = field(default_factory=dict)  # host -> why it did not answer
 
     def to_json(self) -> dict[str, Any]:
-        """As the contract fixes it."""
         return {
             "schema": contract.SCHEMA,
             "job": self.job,
             "run": self.run,
             "verdict": self.diagnosis.verdict,
             "suspects": self.diagnosis.suspects,
-            "ranks": [rank_json(one) for one in sorted(self.looks, key=lambda one: int(one["rank"]))],
+            "ranks": [rank_json(look) for look in sorted(self.looks, key=lambda look: int(look["rank"]))],
             "groups": self.diagnosis.groups,
-            "slow": [{name: one[name] for name in SLOW} for one in self.slow],
+            "slow": [{name: rank[name] for name in SLOW} for rank in self.slow],
         }
 
 
 def rank_json(look: Mapping[str, Any]) -> dict[str, Any]:
-    """One rank. ``cpu`` and ``gpu`` in percent of a core and of a GPU, the innermost frame of the user's code first."""
+    """Return the JSON of one rank.
+
+    ``cpu`` and ``gpu`` are percent of a core and of a GPU. ``stack`` has the frames of the user's code, the innermost
+    frame first.
+    """
     stack = look.get("stack")
     return {
         "host": look["host"],
@@ -52,7 +55,7 @@ def rank_json(look: Mapping[str, Any]) -> dict[str, Any]:
         "gpu": look.get("gpu"),
         "rss_mb": look.get("rss_mb"),
         "last_output_age_s": look.get("output_age_s"),
-        "stack": [_frame(one) for one in frames.own(stack)] if stack else None,
+        "stack": [_frame(frame) for frame in frames.own(stack)] if stack else None,
         "collective": _collective(look),
     }
 
@@ -62,7 +65,7 @@ def _frame(frame: Sequence[Any]) -> dict[str, Any]:
 
 
 def _collective(look: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The newest one that the rank has entered."""
+    """Return the newest collective that the rank has entered."""
     entries = flight.from_json(dict(look.get("groups") or {}))
     if not entries:
         return None

@@ -1,4 +1,4 @@
-"""What a kill and a save did to a run, host by host. Pure."""
+"""The outcomes of ``ddpctl kill`` and ``ddpctl checkpoint``. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ddpctl_worker.wire import contract
 
 @dataclass(frozen=True)
 class StoppedNode:
-    """What was done on one node to end a run, and what is left of it."""
+    """The outcome of a kill on one node: signalled and forced (SIGKILL) processes, and survivors (pid, command)."""
 
     host: str
     signalled: int = 0
     forced: int = 0
     survivors: tuple[tuple[int, str], ...] = ()
     reachable: bool = True
-    error: DdpctlError | None = None  # why there is no proof of this node
+    error: DdpctlError | None = None  # why this node gave no proof
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -32,7 +32,7 @@ class StoppedNode:
 
 @dataclass(frozen=True)
 class KillOutcome:
-    """The end of a run, with proof: every node without an error was scanned until nothing was found twice."""
+    """The outcome of a kill, with proof: each node without an error was scanned until two scans found no process."""
 
     job: str
     run: str
@@ -40,7 +40,7 @@ class KillOutcome:
     duration_s: float
     nodes: tuple[StoppedNode, ...]
     asked_to_save: bool = False
-    saved: str | None = None  # the checkpoint that came of that
+    saved: str | None = None  # the checkpoint that the ranks saved
 
     @property
     def survivors(self) -> tuple[tuple[str, int, str], ...]:
@@ -48,7 +48,7 @@ class KillOutcome:
 
     @property
     def errors(self) -> dict[str, DdpctlError]:
-        """The nodes that gave no proof although they are in the inventory, each with its error."""
+        """Return the nodes of the inventory that gave no proof, each with its error."""
         return {node.host: node.error for node in self.nodes if node.error is not None}
 
     @property
@@ -64,7 +64,7 @@ class KillOutcome:
 
 @dataclass(frozen=True)
 class SavedOutcome:
-    """The checkpoint that the ranks were asked for: complete, and on ``hosts``."""
+    """A requested checkpoint: complete, and on ``hosts``."""
 
     job: str
     run: str

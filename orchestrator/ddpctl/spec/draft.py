@@ -1,7 +1,6 @@
-"""What `ddpctl init` knows of an inventory before it is written: the hosts, the job, and what another tool's file says.
+"""The draft of an inventory in `ddpctl init`: hosts, job, and the content of another tool's file. Pure.
 
-Everything here is pure. files/foreign reads the files of other tools into ``Imported``; render/inventory.py writes a
-``Draft`` as text.
+files/foreign reads the files of other tools into ``Imported``. render/inventory.py writes a ``Draft`` as text.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 from ddpctl.spec.host import HostEntry
 from ddpctl.spec.inventory import Environment
 from ddpctl.spec.job import Elastic
+from ddpctl.spec.limits import MOST_HOST_NAMES
 from ddpctl.spec.ranges import RangeFault, expand
 from ddpctl.spec.values import NAME_RULE, is_name
 
@@ -28,7 +28,7 @@ _NUMBERS = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
 
 
 class HostFault(ValueError):
-    """A host that cannot be one; the message says why, ``offset`` where in the text, ``hint`` what to write."""
+    """A text that cannot name a host. The message says why; ``offset``: where in the text; ``hint``: the next step."""
 
     def __init__(self, message: str, offset: int = 0, hint: str | None = None) -> None:
         super().__init__(message)
@@ -37,10 +37,10 @@ class HostFault(ValueError):
 
 @dataclass(frozen=True)
 class Imported:
-    """What a file or a command line of another tool says; None and empty where it says nothing.
+    """The content of a file or a command line of another tool; None or empty: not given.
 
-    ``master`` is the address of the main host, where the others are not named. ``nodes``: how many hosts there are.
-    ``hostfile``: another file, which lists them; ``include`` and ``exclude``: which of them, as DeepSpeed writes it.
+    ``master``: the address of the main host, if only that host is named. ``nodes``: the number of hosts. ``hostfile``:
+    another file, which lists the hosts. ``include`` and ``exclude``: the filters of DeepSpeed for these hosts.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class JobDraft:
-    """The job of a draft. ``code`` is None where that is the inventory's own folder."""
+    """The job of a draft. ``code`` is None for the folder of the inventory."""
 
     name: str
     script: str | None = None
@@ -80,7 +80,7 @@ class JobDraft:
 
 @dataclass(frozen=True)
 class Draft:
-    """An inventory as far as it is known. Each host has a name of its own: no ranges."""
+    """An inventory before it is written. Each entry is a single host: there are no ranges."""
 
     cluster: str
     project: str
@@ -93,7 +93,7 @@ class Draft:
         return tuple(host.name for host in self.hosts)
 
     def without(self, names: Sequence[str]) -> Draft:
-        """The same without these hosts."""
+        """Return the draft without these hosts."""
         left = tuple(host for host in self.hosts if host.name not in names)
         job = self.job
         if job is not None:
@@ -102,7 +102,7 @@ class Draft:
         return replace(self, hosts=left, job=job)
 
     def with_hosts(self, key: str, values: Mapping[str, Any]) -> Draft:
-        """The same with this key of the hosts that are named."""
+        """Return the draft with a new value of ``key`` for each host in ``values``."""
         hosts = (
             host.model_copy(update={key: values[host.name]}) if host.name in values else host for host in self.hosts
         )
@@ -110,11 +110,13 @@ class Draft:
 
 
 def host_entry(name: str, **keys: Any) -> HostEntry:
-    """A host by its name or address. An address that is no name gets one; this machine needs no SSH, unless a user or a
-    port is named: then it may be a container.
+    """Return the entry for a host name or address.
+
+    An IPv6 address gets a name made from it. This machine gets ``connection: local``, unless a user or a port is given:
+    then the host may be a container.
 
     Raises:
-        HostFault: there can be no such host.
+        HostFault: the name or a key is invalid.
     """
     if name in _HERE and keys.get("user") is None and keys.get("port") is None:
         name, keys = "localhost", {**keys, "connection": "local"}
@@ -139,10 +141,10 @@ def _is_ipv6(text: str) -> bool:
 
 
 def typed_hosts(text: str) -> tuple[HostEntry, ...]:
-    """The hosts that a person types: ``gpu1 gpu[2-4] alice@gpu5 gpu6:2201``, with blanks or commas between them.
+    """Return the hosts that a person types: ``gpu1 gpu[2-4] alice@gpu5 gpu6:2201``, with blanks or commas between them.
 
     Raises:
-        HostFault: one of them cannot be a host, or is typed twice.
+        HostFault: a word cannot name a host, or names a host again.
     """
     found: list[HostEntry] = []
     for offset, word in typed_words(text):
@@ -151,7 +153,11 @@ def typed_hosts(text: str) -> tuple[HostEntry, ...]:
 
 
 def typed_words(text: str) -> list[tuple[int, str]]:
-    """(offset, word) of every word; a comma inside brackets is none between words."""
+    """Split the text at blanks and at commas outside brackets; return each word with its offset.
+
+    Raises:
+        HostFault: the brackets do not match.
+    """
     words, position = [], 0
     while position < len(text):
         if text[position].isspace() or text[position] == ",":
@@ -197,10 +203,10 @@ def _expanded(name: str, offset: int) -> tuple[str, ...]:
 
 
 def picked_hosts(answer: str, listed: Sequence[str]) -> tuple[HostEntry, ...]:
-    """The hosts that an answer chooses: numbers and ranges of a numbered list (``1 3-5``), or hosts as they are typed.
+    """Return the hosts in an answer: numbers and ranges of the numbered list (``1 3-5``), or host names.
 
     Raises:
-        HostFault: a number that is not in the list, or what cannot be a host.
+        HostFault: a number is not in the list, or a word cannot name a host.
     """
     chosen: list[str] = []
     for offset, word in typed_words(answer):
@@ -216,30 +222,31 @@ def picked_hosts(answer: str, listed: Sequence[str]) -> tuple[HostEntry, ...]:
 
 
 def merged(file: Imported, line: Imported) -> Imported:
-    """A file and a command line together: what the line says counts, the hosts come from where they are listed."""
-    mine = {name: value for name, value in vars(file).items() if value}
-    theirs = {name: value for name, value in vars(line).items() if value}
+    """Merge a file and a command line; the values of the command line win."""
+    of_file = {name: value for name, value in vars(file).items() if value}
+    of_line = {name: value for name, value in vars(line).items() if value}
     kind = f"{line.kind} line" if line.kind else file.kind
-    return Imported(**{**mine, **theirs, "kind": file.kind if file.hosts else kind, "notes": file.notes + line.notes})
+    kind = file.kind if file.hosts else kind
+    return Imported(**{**of_file, **of_line, "kind": kind, "notes": file.notes + line.notes})
 
 
 def with_master(source: Imported, typed: Sequence[HostEntry]) -> tuple[HostEntry, ...]:
-    """The hosts with the master first, if it is not listed and a host is missing.
+    """Return the hosts, with the master as first host if it is not listed and a host is missing.
 
     If no host is missing, the master address is a second address of a listed host, for example on a faster network.
 
     Raises:
-        HostFault: no host can be called so.
+        HostFault: the master's name is invalid.
     """
-    known = {name for one in typed for name in (one.name, one.address)}
+    listed = {name for host in typed for name in (host.name, host.address)}
     enough = bool(typed) and (source.nodes is None or len(typed) >= source.nodes)
-    if source.master is None or source.master in known or enough:
+    if source.master is None or source.master in listed or enough:
         return tuple(typed)
     return (host_entry(source.master), *typed)
 
 
 def cluster_name(hosts: Sequence[str]) -> str:
-    """What the names have in common, without the number: ``gpu`` for gpu1 and gpu2."""
+    """Return the common beginning of the names, without a number at its end: ``gpu`` for gpu1 and gpu2."""
     letters = [set(column) for column in zip(*(name.split(".")[0] for name in hosts), strict=False)]
     common = "".join(column.pop() for column in takewhile(lambda column: len(column) == 1, letters))
     common = re.sub(r"[\d._-]+$", "", common)
@@ -247,12 +254,12 @@ def cluster_name(hosts: Sequence[str]) -> str:
 
 
 def selected(hosts: Sequence[HostEntry], include: str | None, exclude: str | None) -> tuple[HostEntry, ...]:
-    """The hosts that DeepSpeed's ``--include`` or ``--exclude`` leaves: ``worker-1@worker-2:0,2``.
+    """Return the hosts that DeepSpeed's ``--include`` or ``--exclude`` selects: ``worker-1@worker-2:0,2``.
 
-    Where GPUs of a host are named, it runs as many processes, and sees these GPUs alone.
+    If the filter names GPUs of a host, that host runs as many processes, and they see these GPUs alone.
 
     Raises:
-        HostFault: both are given, a host that there is not, or a GPU that is no number.
+        HostFault: both filters are given, a host is unknown, or a GPU is not a number.
     """
     if include and exclude:
         raise HostFault("--include and --exclude are both given", hint="give one of the two")
@@ -273,13 +280,14 @@ def selected(hosts: Sequence[HostEntry], include: str | None, exclude: str | Non
 
 
 def _filter(text: str, known: Sequence[str]) -> dict[str, list[int]]:
-    """host -> its GPUs; none: all of them."""
+    """Parse a filter: host -> its GPUs; an empty list: all GPUs."""
     found: dict[str, list[int]] = {}
     for part in filter(None, text.split("@")):
         name, colon, numbers = part.partition(":")
         gpus = numbers.split(",") if colon else []
         if name not in known:
-            raise HostFault(f"{name!r} is none of the hosts", hint=f"the hosts are: {', '.join(known[:8]) or 'none'}")
+            shown = ", ".join(known[:MOST_HOST_NAMES]) or "none"
+            raise HostFault(f"{name!r} is none of the hosts", hint=f"the hosts are: {shown}")
         if not all(number.isascii() and number.isdigit() and len(number) < 4 for number in gpus):
             raise HostFault(f"{numbers!r} are no GPUs", hint="write worker-1:0,1")
         found[name] = [int(number) for number in gpus]

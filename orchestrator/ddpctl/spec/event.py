@@ -1,4 +1,4 @@
-"""What a stage tells while it works; ``render`` draws it live, as lines, or as JSON."""
+"""The events that a stage reports while it works. ``render`` shows them live, as lines, or as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddpctl.errors import DdpctlError
 
 @dataclass(frozen=True)
 class StageStarted:
-    """A stage begins: ``total`` is how many steps (hosts, bytes, pairs) it has, None when unknown."""
+    """A stage begins. ``total`` is the number of its steps (hosts, bytes, pairs); None: unknown."""
 
     stage: str
     total: int | None = None
@@ -21,7 +21,7 @@ class StageStarted:
 
 @dataclass(frozen=True)
 class Progress:
-    """``done`` of ``total`` on ``host`` (None: overall), in the unit of the stage."""
+    """``done`` of ``total`` steps on ``host`` (None: on all hosts), in the unit of the stage."""
 
     stage: str
     done: int
@@ -32,7 +32,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class StageEnded:
-    """A stage is over: ``result`` is shown instead of ``ok`` or ``failed``, ``note`` after it."""
+    """A stage is over. ``result`` is shown in place of ``ok`` or ``failed``, and ``note`` after it."""
 
     stage: str
     ok: bool
@@ -42,7 +42,7 @@ class StageEnded:
 
 @dataclass(frozen=True)
 class Note:
-    """Something a person should read: level is ``info`` or ``warning``."""
+    """A message for the user; ``level`` is ``info`` or ``warning``."""
 
     message: str
     level: str = "info"
@@ -50,10 +50,10 @@ class Note:
 
 
 class Line(NamedTuple):
-    """One line that a process of the job wrote; ``time`` in Unix seconds, by the clock of its host.
+    """A line that a process of the job wrote. ``time``: Unix seconds by the clock of its host.
 
-    ``end`` is what ended it: ``\\n``, ``\\r`` (a progress bar) or nothing (the process has not ended the line yet).
-    ``offset`` is the position after this line in the host's log, to go on from; ``attempt`` counts from 1.
+    ``end``: the line end, ``\\n`` or ``\\r`` (a progress bar); empty: the process has not ended the line yet.
+    ``offset``: the position after this line in the host's log. ``attempt``: from 1.
     """
 
     host: str
@@ -71,7 +71,7 @@ Tell = Callable[[Event], None]
 
 
 def counting(stage: str, total: int, tell: Tell) -> Callable[[str, object], None]:
-    """What a fleet calls with each host that is done and its result or error; may be called on any thread."""
+    """Return a callback for a fleet that reports progress for each finished host; any thread may call it."""
     done = itertools.count(1)
 
     def on_done(host: str, result: object) -> None:

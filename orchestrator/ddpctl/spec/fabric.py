@@ -1,4 +1,4 @@
-"""The address by which the other nodes reach a node, and the interface that owns it."""
+"""Chooses the fabric address of a node: the address that the other nodes use, and the interface that owns it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ddpctl.spec.limits import MOST_ADDRESSES
 from ddpctl.spec.mesh import OK, Dial, Fabric
 
-CANDIDATES = 4  # addresses of a node that are tried
 LOOPBACK = "127.0.0.1"
-# Made by container engines and hypervisors: the same address on every machine, reachable from none.
+# Interfaces of container engines and hypervisors: their address is the same on every machine, and cannot be reached.
 _BRIDGE = re.compile(r"(docker|br-|virbr|veth|cni|flannel|cali|podman|lxc|lxd|vmnet|vboxnet|kube|cbr)")
 
 
 def is_literal(address: str) -> bool:
-    """Whether it is an address and not a name."""
+    """Return whether ``address`` is an IP address and not a name."""
     try:
         ipaddress.ip_address(address)
     except ValueError:
@@ -27,7 +27,7 @@ def is_literal(address: str) -> bool:
 
 @dataclass(frozen=True)
 class NodeAddress:
-    """An address of a node. ``prefix``: bits of its network; ``speed``: Mbit/s as the driver says, if it does."""
+    """An address of a node. ``prefix``: bits of its network. ``speed``: Mbit/s; None: the driver does not report it."""
 
     address: str
     interface: str
@@ -48,7 +48,7 @@ class NodeAddress:
 
 @dataclass(frozen=True)
 class HostNetwork:
-    """A node's network as the node and the inventory say: ``configured`` addresses (resolved) and interface."""
+    """A node's network. ``configured`` (resolved addresses) and ``interface`` come from the inventory."""
 
     host: str
     addresses: tuple[NodeAddress, ...]
@@ -59,13 +59,13 @@ class HostNetwork:
     port_range: tuple[int, int] = (32768, 60999)
 
     def shares(self, address: str, others: Iterable[str]) -> bool:
-        """Whether the network of this address of ours has one of the others in it."""
+        """Return whether any of the ``others`` is in the network of this node's ``address``."""
         own = [entry for entry in self.addresses if entry.address == address]
         nets = [ipaddress.ip_interface(f"{entry.address}/{entry.prefix}").network for entry in own]
         return any(ipaddress.ip_address(other) in net for net in nets for other in others)
 
     def owner(self, address: str) -> str | None:
-        """The interface that has this address."""
+        """Return the interface that has this address."""
         return next((entry.interface for entry in self.addresses if entry.address == address), None)
 
 
@@ -77,7 +77,7 @@ def host_network(
     interface: str | None = None,
     local: bool = False,
 ) -> HostNetwork:
-    """From the answer to the worker's ``network`` question."""
+    """Return the network of a host from its answer to the question ``network``."""
     addresses = tuple(
         NodeAddress(
             address=entry["address"],
@@ -97,10 +97,10 @@ def host_network(
 
 
 def candidates(networks: Sequence[HostNetwork]) -> dict[str, tuple[str, ...]]:
-    """The addresses of every node worth trying, best first, at most CANDIDATES each.
+    """Return the addresses of every node that are worth trying, the best first, at most MOST_ADDRESSES for a node.
 
-    An address that several nodes have (docker0, virbr0, a cloned image) belongs to none of them. When all hosts are
-    this very machine, loopback is the fabric.
+    An address that several nodes have (docker0, virbr0, a cloned image) is worth trying for no node. If all hosts are
+    this machine, loopback is the fabric.
     """
     if all(network.local for network in networks):
         return {network.host: network.configured or (LOOPBACK,) for network in networks}
@@ -109,12 +109,15 @@ def candidates(networks: Sequence[HostNetwork]) -> dict[str, tuple[str, ...]]:
         for address in {entry.address for entry in network.addresses}:
             seen[address] = seen.get(address, 0) + 1
     common = _common_networks(networks)
-    return {network.host: _ranked(network, seen, common)[:CANDIDATES] for network in networks}
+    return {network.host: _ranked(network, seen, common)[:MOST_ADDRESSES] for network in networks}
 
 
 def other_addresses(networks: Sequence[HostNetwork]) -> dict[str, tuple[str, ...]]:
-    """What to try where the first candidate fails: the other candidates, and where the inventory named the address or
-    the interface, what the node has besides, so that the right one can be told."""
+    """Return the addresses to try if the first candidate fails.
+
+    These are the remaining candidates. For a node whose address or interface the inventory names, its remaining
+    addresses follow, so that an error can name the right address.
+    """
     if all(network.local for network in networks):
         return {}
     free = candidates([replace(network, configured=(), interface=None) for network in networks])
@@ -139,7 +142,7 @@ def _ranked(network: HostNetwork, seen: Mapping[str, int], common: Mapping[str, 
             entry.container_bridge,
             entry.address != network.ssh_address,
             -common.get(_network_of(entry), 0),
-            ipaddress.ip_address(entry.address).is_link_local,  # a management controller has one, too
+            ipaddress.ip_address(entry.address).is_link_local,  # maybe that of a management controller
             entry.family,
             -(entry.speed or 0),
         )
@@ -152,7 +155,7 @@ def _network_of(entry: NodeAddress) -> str:
 
 
 def _common_networks(networks: Sequence[HostNetwork]) -> dict[str, int]:
-    """How many nodes have an address in each network."""
+    """Return the number of nodes that have an address in each network."""
     count: dict[str, int] = {}
     for network in networks:
         for name in {_network_of(entry) for entry in network.addresses if not entry.loopback}:
@@ -161,9 +164,9 @@ def _common_networks(networks: Sequence[HostNetwork]) -> dict[str, int]:
 
 
 def choose_fabric(networks: Sequence[HostNetwork], dials: Iterable[Dial]) -> dict[str, Fabric]:
-    """For every node the address that most of the others really reached, the best candidate among equals.
+    """Return, for every node, the address that most peers reached; between equal addresses, the better candidate.
 
-    Nodes without any candidate are left out. Without dials (one host, or no mesh) the best candidate counts.
+    So without dials (a single host, or no mesh) the best candidate is chosen. Nodes without candidates are left out.
     """
     ranked = candidates(networks)
     reached: dict[tuple[str, str], set[str]] = {}
@@ -180,7 +183,7 @@ def choose_fabric(networks: Sequence[HostNetwork], dials: Iterable[Dial]) -> dic
 
 
 def _interface(network: HostNetwork, address: str) -> str | None:
-    """The owner of the address; the inventory's word where there is one."""
+    """Return the interface from the inventory, else the interface that owns the address."""
     if network.interface:
         return network.interface
     owner = network.owner(address)

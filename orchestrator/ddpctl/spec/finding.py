@@ -1,4 +1,4 @@
-"""What a check found."""
+"""The findings of the checks, and their severity."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ LEFT_OUT = "left out on request"
 
 
 class Severity(str, Enum):
-    """How bad; the order of the members is worst first.
+    """The severity of a finding; the members are in order, the worst first.
 
-    ``unknown``: it could not be looked at (root only, not measured). ``skipped``: it does not apply here, or was left
-    out on request. Neither is ever counted among what passed; the message says why.
+    ``unknown``: the check could not look (root only, not measured). ``skipped``: the check does not apply here, or was
+    left out on request. Neither counts as passed; the message says why.
     """
 
     ERROR = "error"
@@ -33,10 +33,10 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One verdict of one check: where (``host``, and ``peer`` for a pair), what, how to fix it, and the evidence.
+    """A verdict of a check: the place (``host``, and ``peer`` for a pair), the message, the fix, and the evidence.
 
-    ``command`` is shell text that runs on ``host`` as it is; ``fix`` is a sentence for a person: what a command cannot
-    do, what it costs, and what does not survive a reboot. ``evidence`` is JSON-able.
+    ``command`` is shell text that runs on ``host`` as it is. ``fix`` is a sentence for a person: the steps that no
+    command can do, the cost of the fix, and whether it survives a reboot. ``evidence`` can be written as JSON.
     """
 
     check: str
@@ -47,24 +47,23 @@ class Finding:
     fix: str | None = None
     command: str | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    on_request: bool = False  # skipped, for --only or --skip said so
+    on_request: bool = False  # skipped because of --only or --skip
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The host it is about; where one finding stands for many hosts, those."""
+        """Return the host of the finding; for a finding that stands for many hosts, all of these."""
         return (self.host,) if self.host else tuple(self.evidence.get("hosts", ()))
 
     def nameless(self, text: str) -> str:
-        """``text`` with HOST and PEER for the finding's own two, so that what is true of many hosts reads the same."""
+        """Return ``text`` with HOST and PEER in place of the names, so that equal texts of many hosts can be folded."""
         return nameless(nameless(text, self.host, "HOST"), self.peer, "PEER")
 
     @property
     def gist(self) -> str:
-        """The message without names and numbers: findings of one gist say the same."""
+        """Return the message without names and numbers; findings with equal gists are folded."""
         return numberless(self.nameless(one_line(self.message)))
 
     def to_json(self) -> dict[str, Any]:
-        """As the contract fixes it."""
         return {
             "check": self.check,
             "severity": self.severity.value,

@@ -1,4 +1,4 @@
-"""How busy the GPUs of a run were, over its whole time. Pure."""
+"""The use of the GPUs of a run over its whole time. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from ddpctl.spec.times import elapsed
 
 @dataclass(frozen=True)
 class GpuStretch:
-    """A GPU in one attempt. ``use``: percent of the time in which it had work, ``memory_mb``: MiB in use, each on
-    average over ``every_s`` seconds from ``began`` on; None where that is not known."""
+    """A GPU in one attempt: means over periods of ``every_s`` seconds, the first of which starts at ``began``.
+
+    ``use``: percent of the time in which the GPU had work. ``memory_mb``: MiB in use. None: not known.
+    """
 
     attempt: int
     began: str
@@ -33,7 +35,7 @@ class GpuStretch:
 
 @dataclass(frozen=True)
 class GpuUse:
-    """One GPU over a run. ``held``: a rank was seen on it; in a container that cannot be seen."""
+    """A GPU over a run. ``held``: a rank was seen on the GPU; in a container this cannot be seen."""
 
     host: str
     index: int
@@ -47,8 +49,8 @@ class GpuUse:
 
     @property
     def use(self) -> float | None:
-        """Percent of the time in which it had work; None where that was never known."""
-        known = [(value, one.every_s) for one in self.attempts for value in one.use if value is not None]
+        """Return the percent of the time in which the GPU had work; None: never known."""
+        known = [(value, part.every_s) for part in self.attempts for value in part.use if value is not None]
         seconds = sum(length for _, length in known)
         return sum(value * length for value, length in known) / seconds if known else None
 
@@ -64,20 +66,22 @@ class GpuUse:
             "memory_max_mb": self.memory_max_mb,
             "temperature_max": self.temperature_max,
             "power_max_w": self.power_max_w,
-            "attempts": [one.to_json() for one in self.attempts],
+            "attempts": [part.to_json() for part in self.attempts],
         }
 
 
-def gpu_use(told: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> tuple[GpuUse, ...]:
-    """``told``: host -> attempt -> what the worker kept of its GPUs. Those that a rank was seen on; all of them where
-    none was."""
-    found = [one for host, attempts in told.items() for one in _of_host(host, attempts)]
-    return tuple([one for one in found if one.held] or found)
+def gpu_use(records: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> tuple[GpuUse, ...]:
+    """Return the GPUs on which a rank was seen; all GPUs if no rank was seen on any.
+
+    ``records``: host -> attempt -> the worker's record of its GPUs.
+    """
+    gpus = [gpu for host, attempts in records.items() for gpu in _of_host(host, attempts)]
+    return tuple([gpu for gpu in gpus if gpu.held] or gpus)
 
 
 def _of_host(host: str, attempts: Mapping[str, Mapping[str, Any]]) -> Iterator[GpuUse]:
     seen: dict[int, list[tuple[GpuStretch, Mapping[str, Any]]]] = {}
-    for attempt, kept in sorted(attempts.items(), key=lambda one: int(one[0])):
+    for attempt, kept in sorted(attempts.items(), key=lambda item: int(item[0])):
         for gpu in kept["gpus"]:
             series = tuple(gpu["use"]), tuple(gpu["memory_mb"])
             stretch = GpuStretch(int(attempt), kept["began"], gpu["every_s"], *series)
@@ -102,18 +106,18 @@ def _most(values: Iterable[Any]) -> Any:
 
 
 def mean_use(gpus: Sequence[GpuUse]) -> float | None:
-    """Of those whose use is known; None without one."""
-    known = [one.use for one in gpus if one.use is not None]
+    """Return the mean use of the GPUs with known use; None: there is no such GPU."""
+    known = [gpu.use for gpu in gpus if gpu.use is not None]
     return sum(known) / len(known) if known else None
 
 
 def least_busy_first(gpus: Sequence[GpuUse]) -> list[GpuUse]:
-    """By their use; those of which nothing is known come last."""
-    return sorted(gpus, key=lambda one: (one.use is None, one.use or 0.0))
+    """Sort GPUs by use; GPUs with unknown use come last."""
+    return sorted(gpus, key=lambda gpu: (gpu.use is None, gpu.use or 0.0))
 
 
 def over_time(gpu: GpuUse, began: str, seconds: float, columns: int) -> list[float | None]:
-    """Its use in each of ``columns`` equal parts of the ``seconds`` from ``began`` on; None where it was not read."""
+    """Divide the ``seconds`` from ``began`` on into ``columns`` parts, and return the use in each; None: not known."""
     sums = [0.0] * columns
     covered = [0.0] * columns
     for stretch in gpu.attempts:

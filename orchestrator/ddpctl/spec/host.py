@@ -1,4 +1,4 @@
-"""A host: as a line of the file says it (every key may be left out), and expanded with every default merged in."""
+"""The keys of a host in the file, and the complete host, with ranges expanded and defaults merged in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from ddpctl.spec.ranges import MAX_HOSTS, RangeFault, expand, is_range
+from ddpctl.spec.limits import MAX_HOSTS
+from ddpctl.spec.ranges import RangeFault, expand, is_range
 from ddpctl.spec.values import (
     NAME_RULE,
     Address,
@@ -37,7 +38,7 @@ RangeText = Annotated[Filled, WithJsonSchema({"type": "string", "pattern": r"^[A
 
 
 class HostKeys(Strict):
-    """The keys of a host; None where the file says nothing. ``defaults`` is exactly this."""
+    """The keys of a host, as in ``defaults``; None: the file does not have the key."""
 
     address: Address | None = Field(default=None, description="Where SSH goes; default: the name, through ssh_config.")
     fabric_address: Address | None = Field(
@@ -69,13 +70,13 @@ class HostKeys(Strict):
 
 
 class HostEntry(HostKeys):
-    """One item of ``hosts`` in its long form; ``name`` may be a range."""
+    """An item of ``hosts`` in its long form; ``name`` may be a range."""
 
     name: RangeText = Field(description="The host's name, or a range: node[01-16], node[1-3,7].")
 
 
 class Host(HostKeys):
-    """One machine, complete: ``None`` means that ssh_config or preflight decides."""
+    """A machine with all defaults merged in; None: ssh_config or preflight decides."""
 
     name: Name
     address: Address
@@ -86,12 +87,12 @@ class Host(HostKeys):
 
     @property
     def local(self) -> bool:
-        """True where the host is this machine and no SSH is used."""
+        """Return whether the host is this machine, used without SSH."""
         return self.connection == "local"
 
 
 def expand_hosts(defaults: HostKeys, entries: tuple[HostEntry, ...]) -> tuple[list[Host], list[Fault]]:
-    """Every host of the file in order, and everything that is wrong with them."""
+    """Return all hosts of the file in order, and all faults in them."""
     hosts: list[Host] = []
     faults: list[Fault] = []
     first_at: dict[str, int] = {}
@@ -114,7 +115,7 @@ def expand_hosts(defaults: HostKeys, entries: tuple[HostEntry, ...]) -> tuple[li
 
 
 def _written_out(name: str) -> str | None:
-    """What to write in place of ``alice@gpu1:2201``, as ssh and scp take it; None where it is nothing like that."""
+    """Return the hint for a name such as ``alice@gpu1:2201``, as ssh and scp accept it; None: another kind of name."""
     match = _DESTINATION.fullmatch(name)
     if match is None or (match["user"] is None and match["port"] is None):
         return None
@@ -142,7 +143,7 @@ def _expand_entry(defaults: HostKeys, entry: HostEntry) -> Iterator[Host]:
 
 
 def _spread(value: str | None, names: tuple[str, ...], key: str) -> tuple[str | None, ...]:
-    """An address for every name: a range of as many addresses, or one address for all of them."""
+    """Return an address for every name; ``value`` is a range of as many addresses, or an address for all names."""
     if value is None or not is_range(value) or value.startswith("["):
         return (value,) * len(names)
     addresses = expand(value)
@@ -152,6 +153,6 @@ def _spread(value: str | None, names: tuple[str, ...], key: str) -> tuple[str | 
 
 
 def _merge(defaults: HostKeys, entry: HostEntry) -> dict[str, Any]:
-    """The host's own keys over the defaults; ``env`` and ``labels`` name by name."""
+    """Merge the host's keys over the defaults; ``env`` and ``labels`` are merged entry by entry."""
     merged = {key: value for keys in (defaults, entry) for key, value in keys if value is not None}
     return merged | {"env": {**defaults.env, **entry.env}, "labels": {**defaults.labels, **entry.labels}}

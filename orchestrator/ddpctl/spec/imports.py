@@ -1,8 +1,8 @@
-"""What a program imports when it starts, read from its text and from those files of its folder that it imports.
+"""Finds the imports that a program runs when it starts, from the texts of the program and of the files it imports.
 
-A module's body runs when it is imported, so the imports of its body are the program's own. An import that may not run
-(in a function, under a condition) or whose failure is caught is kept with that mark: it is no reason to refuse a
-launch. Nothing is run here.
+A module's body runs when the module is imported, so its imports count. An import has a guard if it may not run (in a
+function, under a condition) or if its failure is caught. Such an import is no reason to refuse a launch. No code is run
+here.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ddpctl.spec.limits import MAX_FILES
 from ddpctl.spec.source import GUARDS, NEEDED, OPTIONAL, SourceFault, changes_path, imports_of, parse
 
-MAX_FILES = 1000
-# Modules of the standard library that some Python of a node lacks: removed, added, or built only where a library was.
+# Modules of the standard library that a node's Python may lack: removed, added, or in need of a system library.
 # fmt: off
 _NOT_EVERYWHERE = frozenset({
     "aifc", "asynchat", "asyncore", "audioop", "bz2", "cgi", "cgitb", "chunk", "crypt", "ctypes", "curses", "dbm",
@@ -30,11 +30,11 @@ _EVERYWHERE = sys.stdlib_module_names - _NOT_EVERYWHERE | {"__future__", "__main
 
 @dataclass(frozen=True)
 class Import:
-    """One statement that imports what is not in the folder (``from torch import nn``), and where it stands."""
+    """A statement that imports a module from outside the folder (``from torch import nn``), and its place."""
 
     statement: str
     file: str
-    line: int | None  # None: it stands in no file
+    line: int | None  # None: the statement is in no file
     guard: str = NEEDED
 
     @property
@@ -48,8 +48,11 @@ class Import:
 
 @dataclass(frozen=True)
 class Imports:
-    """``statements`` in the order in which they run. ``certain`` is False where the program changes its search path:
-    what is not found may still be found when it runs. ``unread`` are files of it whose imports are not known."""
+    """The imports of a program. ``statements``: in the order in which they run.
+
+    ``certain``: False if the program changes its search path: a module that was not found may be found when it runs.
+    ``unread``: files of the program whose imports are not known.
+    """
 
     statements: tuple[Import, ...] = ()
     faults: tuple[SourceFault, ...] = ()
@@ -58,8 +61,8 @@ class Imports:
 
     @property
     def tried(self) -> tuple[Import, ...]:
-        """What will run, one way or another."""
-        return tuple(one for one in self.statements if one.guard != OPTIONAL)
+        """Return the statements that will run, with or without a handler for their failure."""
+        return tuple(statement for statement in self.statements if statement.guard != OPTIONAL)
 
 
 def read_imports(
@@ -70,10 +73,10 @@ def read_imports(
     module: str | None = None,
     search: Sequence[str] = (),
 ) -> Imports | None:
-    """The imports of ``script``, or of ``module`` run with ``-m``; None where that cannot be said.
+    """Return the imports of ``script``, or of ``module`` run with ``-m``; None: they cannot be found out.
 
-    ``read`` gives a file of the folder, ``names`` are all its files (None: not known, then each module may be one).
-    ``search`` are folders in it where modules are looked for besides (PYTHONPATH).
+    ``read`` returns the content of a file in the code folder. ``names`` are all files in it; None: not known, so that
+    any module may be in it. ``search`` are further folders in it for modules (PYTHONPATH).
     """
     program = _Program(read, names)
     first = posixpath.dirname(posixpath.normpath(script)) if script else ""
@@ -94,7 +97,7 @@ def read_imports(
 
 @dataclass
 class _Program:
-    """What has been read so far. ``seen``: file -> the guard under which it was read."""
+    """The files and imports that were read so far. ``seen``: file -> the guard under which the file was read."""
 
     read: Callable[[str], bytes | None]
     names: Collection[str] | None
@@ -109,7 +112,10 @@ class _Program:
         self.folders = {folder for name in self.names or () for folder in _folders(name)}
 
     def run_module(self, parts: list[str]) -> bool:
-        """``python -m a.b``: the packages above it, then the module itself or its ``__main__``."""
+        """Visit the files that ``python -m a.b`` runs: the packages above, then the module or its ``__main__``.
+
+        Returns False if the module is not in the folder.
+        """
         files = self._files(parts, "")
         package = f"{posixpath.join(*parts)}/__init__.py"
         main = f"{posixpath.join(*parts)}/__main__.py"
@@ -120,9 +126,9 @@ class _Program:
         return bool(files)
 
     def visit(self, file: str, guard: str, *, main: bool = False, is_script: bool = False) -> None:
-        """Take in what this file imports, and follow it."""
-        known = self.seen.get(file)
-        if known is not None and GUARDS.index(known) <= GUARDS.index(guard):
+        """Record the imports of this file, and visit the files that it imports."""
+        earlier = self.seen.get(file)
+        if earlier is not None and GUARDS.index(earlier) <= GUARDS.index(guard):
             return
         self.seen[file] = guard
         text = self.read(file) if len(self.seen) <= MAX_FILES else None
@@ -159,8 +165,8 @@ class _Program:
         if parts[0] in _EVERYWHERE:
             return
         text = f"from {module} import {', '.join(names)}" if names else f"import {module}"
-        known = self.statements.get(text)
-        if known is None or GUARDS.index(guard) < GUARDS.index(known.guard):
+        earlier = self.statements.get(text)
+        if earlier is None or GUARDS.index(guard) < GUARDS.index(earlier.guard):
             self.statements[text] = Import(text, file, line, guard)
 
     def _relative(self, file: str, node: ast.ImportFrom, guard: str) -> None:
@@ -173,22 +179,22 @@ class _Program:
             self._lacks(file, node.lineno, posixpath.join(root, *parts).replace("/", "."))
 
     def _roots_of(self, parts: list[str]) -> list[str]:
-        """Where a module of the folder may lie; anywhere once the program has changed its search path."""
+        """Return the folders in which the module may be: any folder once the program has changed its search path."""
         if self.certain or self.names is None:
             return self.roots
         ends = (f"{parts[0]}.py", f"{parts[0]}/__init__.py")
-        others = [name[: -len(end)].rstrip("/") for name in self.names for end in ends if name.endswith(f"/{end}")]
-        return [*self.roots, *sorted(others)]
+        further = [name[: -len(end)].rstrip("/") for name in self.names for end in ends if name.endswith(f"/{end}")]
+        return [*self.roots, *sorted(further)]
 
     def _follow(self, file: str, line: int, parts: list[str], names: Sequence[str], root: str, guard: str) -> bool:
-        """Read the files of the folder that this import runs; False: it is not in the folder."""
+        """Visit the files of the folder that this import runs; return False if the module is not in the folder."""
         found = self._files(parts, root) if parts else []
         submodules = [files for name in names if (files := self._files([*parts, name], root)) is not None]
         if found is None and not submodules:
             return False
-        for one in [*(found or ()), *(one for files in submodules for one in files)]:
-            self.visit(one, guard)
-        if found and not self._whole(parts, root) and guard == NEEDED:
+        for imported in [*(found or ()), *(name for files in submodules for name in files)]:
+            self.visit(imported, guard)
+        if found and not self._is_whole(parts, root) and guard == NEEDED:
             self._lacks(file, line, ".".join(parts))
         return True
 
@@ -198,9 +204,9 @@ class _Program:
         self.faults.append(SourceFault(file, line, what, certain=False, fix=fix))
 
     def _files(self, parts: Sequence[str], root: str) -> list[str] | None:
-        """The files that an import of this module runs, as far as there are any; None: it is not in the folder.
+        """Return the files that an import of this module runs; None: the module is not in the folder.
 
-        A folder without ``__init__.py`` is a package only by what lies in it: an installed one of its name wins.
+        A folder without ``__init__.py`` counts only through files in it: an installed package of that name wins.
         """
         files: list[str] = []
         place, names = root, self.names or ()
@@ -216,17 +222,17 @@ class _Program:
                 return files or None
         return files or None
 
-    def _whole(self, parts: Sequence[str], root: str) -> bool:
-        """Whether the last part is there too, and not only the packages above it."""
+    def _is_whole(self, parts: Sequence[str], root: str) -> bool:
+        """Return whether the last part is there too, and not only the packages above it."""
         place = posixpath.join(root, *parts)
         names = self.names or ()
         above = (posixpath.join(root, *parts[: number + 1]) for number in range(len(parts)))
-        if any(f"{one}.py" in names and f"{one}/__init__.py" not in names for one in above):
+        if any(f"{parent}.py" in names and f"{parent}/__init__.py" not in names for parent in above):
             return True  # a module may make names below itself
         return place in self.folders or self._is_compiled(place)
 
     def _is_compiled(self, place: str) -> bool:
-        """Whether there is an extension module, or the source of one that is built on the node."""
+        """Return whether there is an extension module, or the source of an extension that the node builds."""
         starts = tuple(f"{place}.{end}" for end in ("so", "pyx", "cpython-", "abi3."))
         return any(name.startswith(starts) for name in self.names or ())
 

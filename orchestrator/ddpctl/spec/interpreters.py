@@ -1,4 +1,4 @@
-"""Which Python of the hosts a job is to use: of what was found on each, what all of them can use together. Pure."""
+"""Chooses the interpreters for a job: a Python on each host, all of them with the same torch. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
-USUAL_TORCH = "2.13.0"  # installed where no host has one
-OLDEST = (3, 8)  # what the worker runs on
+from ddpctl.spec.limits import MOST_PATHS
+
+USUAL_TORCH = "2.13.0"  # proposed for installation if no host has torch
+OLDEST = (3, 8)  # the oldest Python that the worker runs on
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python of one host; ``default``: the one that runs where the inventory names none."""
+    """A Python interpreter of one host; ``default``: it is used if the inventory names no interpreter."""
 
     path: str
     version: str
@@ -23,9 +25,9 @@ class Interpreter:
 
 @dataclass(frozen=True)
 class PythonChoice:
-    """One way to run the job: an interpreter for each host (none: what the inventory says), with the torch that it has.
+    """A way to run the job: an interpreter for each host (empty: as in the inventory), and their torch.
 
-    ``install``: the torch that ddpctl is to install instead.
+    ``install``: the version of torch that ddpctl installs instead.
     """
 
     paths: Mapping[str, str]
@@ -39,24 +41,27 @@ class PythonChoice:
         if self.torch is None:
             return "the hosts' python3, without torch"
         distinct = list(dict.fromkeys(self.paths.values()))
-        where = distinct[0] if len(distinct) == 1 else "another path on each host: " + ", ".join(distinct[:3])
+        where = distinct[0] if len(distinct) == 1 else "another path on each host: " + ", ".join(distinct[:MOST_PATHS])
         return f"torch {self.torch} in {where or 'python3'}"
 
 
 def choices(found: Mapping[str, Sequence[Interpreter]]) -> list[PythonChoice]:
-    """What the hosts can use, best first: the same torch at the same path on all of them, then at several paths, the
-    newest first; where there is no such torch, one that ddpctl installs, and the plain python3."""
-    usable = {host: [one for one in pythons if _usable(one)] for host, pythons in found.items()}
-    versions = {host: {one.torch for one in pythons if one.torch} for host, pythons in usable.items()}
+    """Return the possible choices, the best first:
+
+    1. the same torch at the same path on all hosts, the newest torch first;
+    2. the same torch at different paths;
+    3. only if no torch is on all hosts: a torch that ddpctl installs, then python3 without torch.
+    """
+    usable = {host: [python for python in pythons if _is_usable(python)] for host, pythons in found.items()}
+    versions = {host: {python.torch for python in pythons if python.torch} for host, pythons in usable.items()}
     shared = set.intersection(*versions.values()) if versions else set()
     same: list[PythonChoice] = []
     mixed: list[PythonChoice] = []
     for torch in sorted(shared, key=_release, reverse=True):
-        having = {host: [one for one in pythons if one.torch == torch] for host, pythons in usable.items()}
-        first, *others = having.values()
-        common = [one for one in first if all(any(one.path == each.path for each in other) for other in others)]
-        for one in common:
-            same.append(PythonChoice(dict.fromkeys(found, one.path), torch))
+        having = {host: [python for python in pythons if python.torch == torch] for host, pythons in usable.items()}
+        paths = [[python.path for python in pythons] for pythons in having.values()]
+        common = [path for path in paths[0] if all(path in of_host for of_host in paths[1:])]
+        same += [PythonChoice(dict.fromkeys(found, path), torch) for path in common]
         if not common:
             mixed.append(PythonChoice({host: pythons[0].path for host, pythons in having.items()}, torch))
     if same or mixed:
@@ -66,13 +71,13 @@ def choices(found: Mapping[str, Sequence[Interpreter]]) -> list[PythonChoice]:
 
 
 def own_paths(choice: PythonChoice, found: Mapping[str, Sequence[Interpreter]]) -> dict[str, str]:
-    """The interpreters that the inventory has to name: all, unless each host's is the one that runs there anyway."""
-    default = {host: {one.path for one in pythons if one.default} for host, pythons in found.items()}
+    """Return the interpreters that the inventory must name: an empty mapping if each is the default of its host."""
+    default = {host: {python.path for python in pythons if python.default} for host, pythons in found.items()}
     return {} if all(path in default[host] for host, path in choice.paths.items()) else dict(choice.paths)
 
 
-def _usable(one: Interpreter) -> bool:
-    parts = one.version.split(".")
+def _is_usable(python: Interpreter) -> bool:
+    parts = python.version.split(".")
     return tuple(int(part) for part in parts[:2]) >= OLDEST
 
 

@@ -1,4 +1,4 @@
-"""The inventory: a cluster's hosts, its environment and its jobs, as one frozen value."""
+"""The inventory: the hosts, the environment and the jobs of a cluster, as a frozen value."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pydantic_core import CoreSchema
 from ddpctl.errors import UsageError
 from ddpctl.spec.host import Host, HostEntry, HostKeys, expand_hosts
 from ddpctl.spec.job import JobEntry, JobKeys, JobSpec
+from ddpctl.spec.limits import MOST_VALID_NAMES
 from ddpctl.spec.origin import JobId, as_name
 from ddpctl.spec.ranges import RangeFault, expand
 from ddpctl.spec.values import (
@@ -35,27 +36,27 @@ _PYLOCK = re.compile(r"pylock(\.[^.]+)?\.toml")
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The one of ``words`` that looks most like ``word``, None when none does."""
-    known = list(words)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    """Return the entry of ``words`` that is most similar to ``word``; None: no entry is similar."""
+    valid = list(words)
+    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.6)
     if not close and len(word) > 2:
-        close = [name for name in known if name.startswith(word)] or [name for name in known if word in name]
+        close = [name for name in valid if name.startswith(word)] or [name for name in valid if word in name]
     return close[0] if close else None
 
 
 def suggestion(word: str, words: Iterable[str]) -> str | None:
-    """A next step for an unknown name: the nearest one, or the whole (short) list."""
-    known = list(words)
-    close = nearest(word, known)
+    """Return the hint for an unknown name: the most similar valid name, or the first names; None: no valid names."""
+    valid = list(words)
+    close = nearest(word, valid)
     if close is not None:
         return f"did you mean {close}?"
-    if not known:
+    if not valid:
         return None
-    more = f", ... ({len(known)} in all)" if len(known) > 12 else ""
-    return f"valid: {', '.join(known[:12])}{more}"
+    more = f", ... ({len(valid)} in all)" if len(valid) > MOST_VALID_NAMES else ""
+    return f"valid: {', '.join(valid[:MOST_VALID_NAMES])}{more}"
 
 
-# What people call a key of ours that they know by another name.
+# Other tools' names for keys of the inventory -> the hint.
 _SLOTS = "did you mean slots? It is how many processes the host runs; default: one for each GPU"
 _NPROC = "did you mean nproc_per_node? It is how many processes each node runs; default: the host's slots"
 _HOST_KEYS = {
@@ -74,9 +75,9 @@ _JOB_KEYS = {
 
 
 def meant_key(word: str, model: type[Strict]) -> str | None:
-    """A next step for a key that ``model`` does not have."""
-    others = _HOST_KEYS if issubclass(model, HostKeys) else _JOB_KEYS if issubclass(model, JobKeys) else {}
-    return others.get(word.lower()) or suggestion(word, sorted(model.model_fields))
+    """Return the hint for a key that ``model`` does not have."""
+    hints = _HOST_KEYS if issubclass(model, HostKeys) else _JOB_KEYS if issubclass(model, JobKeys) else {}
+    return hints.get(word.lower()) or suggestion(word, sorted(model.model_fields))
 
 
 Mode = Literal["existing", "managed"]
@@ -88,8 +89,8 @@ Backend = Annotated[
 
 
 def _requirement(value: str) -> str:
-    """One line of ``packages``, by PEP 508."""
-    from packaging.requirements import InvalidRequirement, Requirement  # few inventories need it
+    """Accept a requirement of PEP 508."""
+    from packaging.requirements import InvalidRequirement, Requirement  # here, because few inventories need them
 
     try:
         Requirement(value)
@@ -143,12 +144,12 @@ class Environment(Strict):
 
     @property
     def locked(self) -> bool:
-        """Whether ``requirements`` names a lock that the user made (PEP 751's two names)."""
+        """Return whether ``requirements`` names a lock, by the file names of PEP 751."""
         return bool(self.requirements and _PYLOCK.fullmatch(self.requirements.rpartition("/")[2]))
 
 
 def _host_entry(value: Any) -> Any:
-    """The short form, a bare name, as the long one."""
+    """Turn the short form, a bare name, into the long form."""
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, (Mapping, HostEntry)):
@@ -163,7 +164,7 @@ def _not_empty(entries: tuple[HostEntry, ...]) -> tuple[HostEntry, ...]:
 
 
 class _OrName:
-    """Tells the JSON Schema about the short form."""
+    """Adds the short form to the JSON Schema."""
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         name = HostEntry.model_json_schema()["properties"]["name"]
@@ -171,7 +172,7 @@ class _OrName:
 
 
 Entry = Annotated[HostEntry, BeforeValidator(_host_entry), _OrName()]
-# Not Field(min_length=1): pydantic counts valid items only, and would call a list of one bad item empty.
+# Not Field(min_length=1): pydantic counts valid items only, so it calls a list with a single invalid item empty.
 Entries = Annotated[tuple[Entry, ...], AsTuple, AfterValidator(_not_empty), Field(json_schema_extra={"minItems": 1})]
 Jobs = Annotated[Mapping[Name, JobEntry], KeyPattern(NAME_PATTERN)]
 
@@ -193,12 +194,12 @@ class InventoryFile(Strict):
 
 
 class Inventory(Strict):
-    """Everything a command needs to know. ``file`` is where it came from, for messages and records."""
+    """The complete inventory. ``file``: its file, for messages and records."""
 
     cluster: Name = "default"
     project: Name = "default"
     ssh_config: str | None = None  # None: ~/.ssh/config, then the machine's
-    known_hosts: str | None = None  # None: those of ssh_config, else ~/.ssh/known_hosts
+    known_hosts: str | None = None  # None: the files in ssh_config, else ~/.ssh/known_hosts
     hosts: tuple[Host, ...]
     environment: Environment = Environment()
     jobs: Mapping[str, JobSpec] = {}
@@ -206,18 +207,18 @@ class Inventory(Strict):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every host's name, in order."""
+        """Return the names of all hosts, in order."""
         return tuple(host.name for host in self.hosts)
 
     def job_id(self, job: str) -> JobId:
-        """The identity of the project's job of that name, which need not be in the file."""
+        """Return the identity of the project's job of that name; the job need not be in the file."""
         return JobId(self.cluster, self.project, job)
 
     def host(self, name: str) -> Host:
-        """The host of that name.
+        """Return the host of that name.
 
         Raises:
-            UsageError: there is none.
+            UsageError: there is no such host.
         """
         for host in self.hosts:
             if host.name == name:
@@ -225,10 +226,10 @@ class Inventory(Strict):
         raise UsageError(f"{self.file} has no host {name!r}", hint=suggestion(name, self.names))
 
     def job(self, name: str | None = None) -> JobSpec:
-        """The job of that name; without a name the only one.
+        """Return the job of that name; without a name, the only job.
 
         Raises:
-            UsageError: there is none of that name, or several to choose from.
+            UsageError: there is no such job, or no name is given and the number of jobs is not 1.
         """
         if name is None:
             return self._only_job()
@@ -247,13 +248,12 @@ class Inventory(Strict):
 
 
 def build(document: InventoryFile, file: str, folder: str) -> tuple[Inventory | None, list[Fault]]:
-    """The inventory that a file describes, or everything that does not fit together in it. ``folder``: the name of the
-    file's folder."""
+    """Return the inventory in a file, or all faults between its parts. ``folder``: the name of the file's folder."""
     hosts, faults = expand_hosts(document.defaults, document.hosts)
     jobs = {name: _spec(name, entry) for name, entry in document.jobs.items()}
     if not faults:
-        known = tuple(host.name for host in hosts)
-        faults = [fault for job in jobs.values() for fault in _job_faults(job, known)]
+        names = tuple(host.name for host in hosts)
+        faults = [fault for job in jobs.values() for fault in _job_faults(job, names)]
     if faults:
         return None, faults
     inventory = Inventory(
@@ -274,7 +274,7 @@ def _spec(name: str, entry: JobEntry) -> JobSpec:
 
 
 def _job_faults(job: JobSpec, known: tuple[str, ...]) -> Iterable[Fault]:
-    """Names in a job that no host has, and numbers that the hosts cannot fill."""
+    """Yield the faults of a job: unknown host names, and more nodes than there are hosts."""
     where = ("jobs", job.name)
     if job.master is not None and job.master not in known:
         yield Fault((*where, "master"), f"no host is named {job.master}", suggestion(job.master, known))
@@ -286,10 +286,12 @@ def _job_faults(job: JobSpec, known: tuple[str, ...]) -> Iterable[Fault]:
 
 
 def select(job: JobSpec, known: tuple[str, ...], nodes: int | str | tuple[str, ...] | None = None) -> tuple[str, ...]:
-    """Names of the nodes the job runs on, in the order of their node ranks: the master, then as in the inventory.
+    """Return the names of the job's nodes in the order of node ranks: the master first, then as in the inventory.
+
+    ``nodes`` overrides the job's own ``nodes``.
 
     Raises:
-        UsageError: not that many hosts, an unknown name, or a master that is not among the names.
+        UsageError: too few hosts, an unknown name, or a master that is not among the nodes.
     """
     wanted = job.nodes if nodes is None else nodes
     master = job.master
@@ -312,8 +314,8 @@ def _first(count: int, known: tuple[str, ...], master: str | None) -> tuple[str,
     if not 1 <= count <= len(known):
         hosts = plural(len(known), "host")
         raise UsageError(f"{count} nodes, but the inventory has {hosts}", hint=f"1 to {len(known)}, or all")
-    others = [name for name in known if name != master]
-    chosen = {*others[: count - 1], master} if master in known else set(others[:count])
+    rest = [name for name in known if name != master]
+    chosen = {*rest[: count - 1], master} if master in known else set(rest[:count])
     return tuple(name for name in known if name in chosen)
 
 
@@ -335,29 +337,29 @@ def _named(texts: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def job_hosts(inventory: Inventory, job: JobSpec, nodes: int | str | tuple[str, ...] | None = None) -> tuple[Host, ...]:
-    """The hosts the job runs on, in the order of their node ranks; ``nodes`` overrides the job's own wish.
+    """Return the job's hosts in the order of node ranks; ``nodes`` overrides the job's own ``nodes``.
 
     Raises:
-        UsageError: not that many hosts, an unknown name, or a master that is not among the names.
+        UsageError: too few hosts, an unknown name, or a master that is not among the nodes.
     """
     return tuple(inventory.host(name) for name in select(job, inventory.names, nodes))
 
 
 def spare_hosts(inventory: Inventory, job: JobSpec, nodes: Sequence[Host]) -> tuple[Host, ...]:
-    """The hosts that are kept ready beside ``nodes``: the next ones of the inventory.
+    """Return the spares: the first hosts of the inventory that are not in ``nodes``.
 
     Raises:
-        UsageError: there are not that many.
+        UsageError: the inventory has too few hosts.
     """
     taken = {host.name for host in nodes}
-    others = tuple(host for host in inventory.hosts if host.name not in taken)
-    if len(others) < job.spares:
+    rest = tuple(host for host in inventory.hosts if host.name not in taken)
+    if len(rest) < job.spares:
         hosts = plural(len(inventory.hosts), "host")
         raise UsageError(
             f"{len(nodes)} nodes and {plural(job.spares, 'spare')}, but the inventory has {hosts}",
             hint=f"set nodes: {max(1, len(inventory.hosts) - job.spares)} for job {job.name}, or fewer spares",
         )
-    return others[: job.spares]
+    return rest[: job.spares]
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""A job of the inventory file: what runs, on which nodes, how it is launched."""
+"""A job of the inventory file: its program, its nodes, and its launch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandle
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from ddpctl.spec.limits import MAX_NODES, MAX_NOTIFIERS
 from ddpctl.spec.notify import Notifier
 from ddpctl.spec.values import (
     AsTuple,
@@ -30,17 +31,15 @@ from ddpctl.spec.values import (
 )
 from ddpctl_worker.wire.contract import CODE_DIR_TOKEN, STOP_GRACE_S
 
-MAX_NODES = 4096
-MAX_NOTIFIERS = 16
-SILENCE_WARNING_S = 1800.0  # without an explicit timeouts.silence: a warning after this, never a kill
 OFF = "off"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 Launcher = Literal["auto", "launch", "torchrun"]
 LocalRankArg = Literal["auto", "none", "--local_rank", "--local-rank"]
 RendezvousBackend = Literal["static", "c10d"]
-# Those that a program may handle, and that mean nothing else to Python, torch or the kernel. Not SIGINT: Python handles
-# it in every program, by KeyboardInterrupt, so nobody could tell whether a rank saves or ends.
+# Signals that a program may handle, and that have no other meaning for Python, torch or the kernel. SIGINT is not in
+# the list: Python turns it into KeyboardInterrupt in every program, so a rank that ends would look like a rank that
+# saves.
 SaveSignal = Literal["SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGTERM", "SIGALRM"]
 
 
@@ -51,7 +50,7 @@ def _module(value: Any) -> str:
 
 
 def _inside(value: str) -> str:
-    """A path below the working folder, in its shortest form."""
+    """Accept a path below the working folder, and return its shortest form."""
     path = posixpath.normpath(value)
     if path.startswith("/") or path == "." or ".." in path.split("/"):
         raise bad("must be a path below the working folder", "write saved_models")
@@ -66,16 +65,15 @@ def _inside(value: str) -> str:
 
 
 def _apart(paths: tuple[str, ...]) -> tuple[str, ...]:
-    """No two of the paths are the same, or inside each other."""
+    """Refuse equal paths, and a path inside another path."""
     folders = [f"{path.rstrip('/')}/" for path in paths]
-    for one in folders:
-        if sum(other.startswith(one) for other in folders) > 1:
+    for outer in folders:
+        if sum(inner.startswith(outer) for inner in folders) > 1:
             raise bad("one of the paths is another, or inside it", "write each of them once")
     return paths
 
 
 def _as_names(value: int | str | tuple[str, ...]) -> int | str | tuple[str, ...]:
-    """One name or range stands for a list of one."""
     return (value,) if isinstance(value, str) and value != "all" else value
 
 
@@ -95,7 +93,7 @@ Nodes = Annotated[
 
 
 class Elastic(Strict):
-    """How many nodes the job may lose or gain, and how often it may be restarted."""
+    """The number of nodes that a job may run on, and of restarts."""
 
     min_nodes: _Count = Field(description="The fewest nodes that the job runs on.")
     max_nodes: _Count = Field(description="The most nodes that the job runs on.")
@@ -109,14 +107,14 @@ class Elastic(Strict):
 
 
 class Requires(Strict):
-    """What must be there before the job starts; preflight checks it."""
+    """Requirements of a job, which preflight checks before the start."""
 
     data: Paths = Field(default=(), description="Files and folders that must be on every node.")
     free_disk_gb: Seconds | None = Field(default=None, description="Free disk space that every node must have, in GB.")
 
 
 class Timeouts(Strict):
-    """In seconds."""
+    """The deadlines of a job, in seconds."""
 
     start: PositiveSeconds = Field(default=120.0, description="Until every rank has started, in seconds.")
     stop: Seconds = Field(default=STOP_GRACE_S, description="From SIGTERM to SIGKILL, in seconds.")
@@ -130,13 +128,13 @@ class Timeouts(Strict):
 
 
 class Doctor(Strict):
-    """When a run counts as stalled."""
+    """The settings of the doctor: when a run counts as stalled."""
 
     stall: PositiveSeconds = Field(default=30.0, description="A run without progress for this many seconds stalls.")
 
 
 class Checkpoint(Strict):
-    """What the job saves, where it is kept, and how it is asked to save."""
+    """The checkpoints of a job: their folders, their copies, and the signal that asks for a checkpoint."""
 
     paths: _PathsInside = Field(
         default=(),
@@ -150,7 +148,7 @@ class Checkpoint(Strict):
 
 @dataclass(frozen=True)
 class _Off:
-    """Adds the words for null to the JSON Schema. To a YAML 1.1 reader ``off`` is false: both mean the same here."""
+    """Adds ``off`` to the JSON Schema. A YAML 1.1 reader takes ``off`` as false, so both are accepted."""
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return {"anyOf": [{"enum": [OFF, False]}, *handler(core)["anyOf"]]}
@@ -168,7 +166,7 @@ OptionalDoctor = Annotated[Doctor | None, BeforeValidator(_doctor), _Off()]
 
 
 class JobKeys(Strict):
-    """The keys of one job in the file."""
+    """The keys of a job in the file."""
 
     script: PathText | None = Field(default=None, description="The training script, relative to the code folder.")
     module: Module | None = Field(default=None, description="Instead of script: a module, run as python -m.")
@@ -181,7 +179,7 @@ class JobKeys(Strict):
     nproc_per_node: AutoCount = Field(default="auto", description="Processes a node runs; auto: the host's slots.")
     master: Name | None = Field(
         default=None,
-        description="The host that gets node rank 0; default: the first one.",
+        description="The host that gets node rank 0; default: the first host.",
     )
     master_port: AutoPort = Field(default="auto", description="auto: a free port picked on the master node.")
     launcher: Launcher = Field(
@@ -206,18 +204,17 @@ class JobKeys(Strict):
     )
     timeouts: Timeouts = Field(default=Timeouts(), description="Time limits in seconds.")
     restarts: _Restarts = Field(default=0, description="Attempts after the first, which the nodes start by themselves.")
-    spares: _Spares = Field(default=0, description="Hosts beyond nodes that step in for one that is lost.")
+    spares: _Spares = Field(default=0, description="Hosts beyond nodes that replace lost hosts.")
     keep_runs: Kept | None = Field(
         default=None,
-        description="Ended runs that stay on the nodes when a new one starts, the newest ones; null: all of them.",
+        description="How many ended runs stay on the nodes when a new run starts, the newest first; null: all runs.",
     )
     doctor: OptionalDoctor = Field(
         default=Doctor(), description="How the nodes watch the ranks, for `ddpctl doctor`; off: not at all."
     )
-    checkpoint: Checkpoint = Field(default=Checkpoint(), description="What the job saves, and where it is kept.")
-
+    checkpoint: Checkpoint = Field(default=Checkpoint(), description="The folders, copies and signal of checkpoints.")
     notify: Annotated[tuple[Notifier, ...], AsTuple, Field(max_length=MAX_NOTIFIERS)] = Field(
-        default=(), description="Who is notified when a run ends or restarts: {command: [...]} or {webhook: URL}."
+        default=(), description="Notifiers for when a run ends or restarts: {command: [...]} or {webhook: URL}."
     )
 
     @model_validator(mode="after")
@@ -230,7 +227,7 @@ class JobKeys(Strict):
 
     @property
     def most_restarts(self) -> int:
-        """How many attempts the nodes may start after the first; with c10d torch restarts by itself."""
+        """Return how many attempts the nodes may start after the first; with c10d 0, because torch restarts itself."""
         if self.rendezvous != "static":
             return 0
         return self.restarts or (self.elastic.max_restarts if self.elastic else 0)
@@ -244,7 +241,7 @@ class JobKeys(Strict):
 
     @model_validator(mode="after")
     def _paths_of_sent_code(self) -> JobKeys:
-        """Links are made in the run's own copy of the code, never in a folder of the user's."""
+        """Refuse ``checkpoint.paths`` outside sent code: links are made in the run's copy of the code alone."""
         elsewhere = self.workdir is not None and not self.workdir.startswith(CODE_DIR_TOKEN)
         if self.checkpoint.paths and (self.code is None or elsewhere):
             raise bad(
@@ -255,7 +252,7 @@ class JobKeys(Strict):
 
 
 class JobEntry(JobKeys):
-    """A job as the file has it: it may extend another one. ``files/extends.py`` makes it complete."""
+    """A job as the file has it: it may extend another job. ``files/extends.py`` makes it complete."""
 
     extends: Name | None = Field(
         default=None, description="Another job of this file: every key that is not given here is as there."
@@ -264,11 +261,11 @@ class JobEntry(JobKeys):
 
 
 class JobSpec(JobKeys):
-    """One job, complete. In a loaded inventory ``code`` and ``env_file`` are absolute paths of this machine."""
+    """A complete job. In a loaded inventory ``code`` and ``env_file`` are absolute paths on this machine."""
 
     name: Name
 
     @property
     def program(self) -> str:
-        """The script or the module, for messages."""
+        """Return the script or the module, for messages."""
         return self.script or self.module or ""

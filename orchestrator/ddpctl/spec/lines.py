@@ -1,7 +1,7 @@
-"""The output of many ranks as one: merged by time, equal lines folded. Pure.
+"""Merges the output of many ranks by time, and folds equal lines. Pure.
 
-The lines of one host keep the order of its log, whatever their times: the merge goes by the latest time that a host's
-log has had up to a line. So the order over hosts is as good as their clocks.
+The lines of a host keep the order of its log: the place of a line is the latest time in that log up to the line. So the
+order of lines of different hosts is as good as their clocks.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from itertools import accumulate, islice
 from operator import itemgetter
 
 from ddpctl.spec.event import Line
+from ddpctl.spec.limits import FOLD_S
 
-FOLD_S = 1.0  # equal lines of several ranks are one if no more than this lies between them
 _HOST, _TIME = itemgetter(0), itemgetter(3)
-Group = list[Line]  # equal lines of different ranks, in the order in which they came; most often one line
+Group = list[Line]  # equal lines of different ranks, in the order of arrival; usually a single line
 
 
-class _Side:
-    """What has come of one host and was not taken yet: its lines, and the latest time up to each of them."""
+class _HostLines:
+    """The lines of a host that have arrived and were not taken yet, and the latest time up to each line."""
 
     def __init__(self) -> None:
         self.lines: list[Line] = []
@@ -33,67 +33,69 @@ class _Side:
         self.latest = self.times[-1] if self.times else self.latest
 
     def drop(self, count: int) -> Line:
-        """The last one of those dropped."""
+        """Drop the first ``count`` lines, and return the last dropped line."""
         last = self.lines[count - 1]
         del self.lines[:count], self.times[:count]
         return last
 
 
 class Merge:
-    """Collects the lines of many hosts and gives them out in the order of time."""
+    """Collects the lines of many hosts, and returns them in the order of time."""
 
     def __init__(self, hosts: Iterable[str]) -> None:
-        self._sides = {host: _Side() for host in hosts}
+        self._hosts = {host: _HostLines() for host in hosts}
 
     def add(self, host: str, lines: Sequence[Line]) -> None:
-        """The next ones of a host's log."""
-        self._sides[host].add(lines)
+        """Add the next lines of a host's log."""
+        self._hosts[host].add(lines)
 
     def latest(self, host: str) -> float:
-        """No line that is still to come of the host has its place before this time."""
-        return self._sides[host].latest
+        """Return the time before which no further line of the host can have its place."""
+        return self._hosts[host].latest
 
     def count(self, until: float) -> int:
-        """How many lines have their place at this time or before."""
-        return sum(bisect_right(side.times, until) for side in self._sides.values())
+        """Return the number of lines whose place is at this time or before."""
+        return sum(bisect_right(host.times, until) for host in self._hosts.values())
 
     def merged(self, until: float) -> list[Line]:
-        """These lines, in order."""
+        """Return the lines whose place is at this time or before, in order."""
         lines: list[Line] = []
         times: list[float] = []
-        sides = 0
-        for side in self._sides.values():
-            count = bisect_right(side.times, until)
-            lines += side.lines[:count]
-            times += side.times[:count]
-            sides += count > 0
-        if sides < 2:
+        hosts = 0
+        for host in self._hosts.values():
+            count = bisect_right(host.times, until)
+            lines += host.lines[:count]
+            times += host.times[:count]
+            hosts += count > 0
+        if hosts < 2:
             return lines
-        # A sort of runs that are sorted already is a merge, and it is stable.
+        # Sorting a list that consists of sorted runs is a merge, and Python's sort is stable.
         return [lines[index] for index in sorted(range(len(lines)), key=times.__getitem__)]
 
     def drop(self, lines: Iterable[Line]) -> dict[str, tuple[int, Line]]:
-        """Take the first lines of ``merged`` out: of each host how many they were, and the last one."""
+        """Drop the first lines of ``merged``. Return the number of dropped lines and the last dropped line by host."""
         counts = Counter(map(_HOST, lines))
-        return {host: (count, self._sides[host].drop(count)) for host, count in counts.items()}
+        return {host: (count, self._hosts[host].drop(count)) for host, count in counts.items()}
 
 
 def fold(lines: Sequence[Line], due: int) -> list[Group]:
-    """The first ``due`` lines, equal ones of different ranks together, and as many more as belong to them: the groups
-    are always made of the first lines, with none left out between.
+    """Fold equal lines of different ranks into groups.
 
-    A line joins an earlier one if the text is the same and the rank has said nothing else since. So the lines of a rank
-    keep their order, and one that came twice is in two groups. A progress bar is never folded.
+    The groups hold the first ``due`` lines, and as many lines after them as their groups need: no line between the
+    first and the last line of the result is left out.
+
+    A line joins an earlier group if the text is equal and the rank has printed nothing else since. So the lines of a
+    rank keep their order, and a line that a rank prints twice is in two groups. A progress bar is never folded.
     """
     groups: list[Group] = []
-    firsts: list[int] = []  # of each group: the index of its first line, and of its last one
-    lasts: list[int] = []
+    firsts: list[int] = []  # for each group the index of its first line
+    lasts: list[int] = []  # for each group the index of its last line
     same: dict[str, list[int]] = {}  # text -> its groups
     newest: dict[tuple[str, int | None], int] = {}  # rank -> the group of its last line
     for index, line in enumerate(lines):
-        who, text = (line[0], line[1]), line[4]
+        source, text = (line[0], line[1]), line[4]
         places = same.get(text)
-        place = None if places is None else _open(groups, places, newest.get(who, -1), line)
+        place = None if places is None else _open(groups, places, newest.get(source, -1), line)
         if place is None:
             place = len(groups)
             if places is None:
@@ -106,12 +108,15 @@ def fold(lines: Sequence[Line], due: int) -> list[Group]:
         else:
             groups[place].append(line)
             lasts[place] = index
-        newest[who] = place
+        newest[source] = place
     return groups[: _whole(firsts, lasts, due)]
 
 
 def _open(groups: Sequence[Group], places: Sequence[int], after: int, line: Line) -> int | None:
-    """The first group of that text which the line may join: it is behind the rank's last one."""
+    """Return the first group that the line may join; None: no group.
+
+    ``places`` are the groups with the text of the line. ``after`` is the group of the rank's last line.
+    """
     if line.end == "\r":
         return None
     for at in range(bisect_right(places, after), len(places)):
@@ -123,7 +128,7 @@ def _open(groups: Sequence[Group], places: Sequence[int], after: int, line: Line
 
 
 def _whole(firsts: Sequence[int], lasts: Sequence[int], due: int) -> int:
-    """How many groups hold the first ``due`` lines, and no line after one that is in none of them."""
+    """Return the number of groups that hold the first ``due`` lines, and all lines up to the last line in them."""
     count = bisect_left(firsts, due)
     reach = max(lasts[:count], default=-1)
     while count < len(firsts) and firsts[count] <= reach:
@@ -133,14 +138,14 @@ def _whole(firsts: Sequence[int], lasts: Sequence[int], due: int) -> int:
 
 
 def last_lines(lines: Sequence[Line], count: int) -> Sequence[Line]:
-    """The last ``count`` lines. A piece without an end belongs to the line that it begins."""
+    """Return the last ``count`` lines. Pieces of a line, which lack an end, count together with that line."""
     begun: set[tuple[str, int | None, str]] = set()
     for index in range(len(lines) - 1, -1, -1):
         line = lines[index]
-        who = (line.host, line.rank, line.stream)
-        if line.end or who not in begun:
+        source = (line.host, line.rank, line.stream)
+        if line.end or source not in begun:
             if not count:
                 return lines[index + 1 :]
             count -= 1
-            begun.add(who)
+            begun.add(source)
     return lines

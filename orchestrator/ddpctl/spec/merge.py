@@ -1,4 +1,4 @@
-"""Runs, made of what every host says of its own part. Pure."""
+"""Merges the records of the hosts into runs. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from ddpctl_worker.wire import contract
 def merge_runs(
     answers: Mapping[str, Iterable[Mapping[str, Any]]], errors: Mapping[str, DdpctlError] | None = None
 ) -> list[RunStatus]:
-    """Runs from every host's node statuses (each with its run.json under ``record``), oldest first.
+    """Return the runs, the oldest first. ``answers``: host -> its node statuses, with run.json under ``record``.
 
-    A host that a record names but that did not answer (or that is not in the inventory any more) is `unreachable`, and
-    its entry in ``errors`` says why; one that answered without knowing the run was never started, or its disk is new:
-    `lost`.
+    A run has every host that a record of it names:
+
+    - A host that did not answer, or is no longer in the inventory, is `unreachable`. ``errors`` may say why.
+    - A host that answered without the run is `lost`: the run was never started there, or the disk is new.
     """
     by_run: dict[str, dict[str, Mapping[str, Any]]] = {}
     for host, statuses in answers.items():
@@ -29,9 +30,9 @@ def merge_runs(
 
 
 def _merge(parts: Mapping[str, Mapping[str, Any]], answered: set[str], errors: Mapping[str, DdpctlError]) -> RunStatus:
-    first = _most_told(parts)
+    first = _most_confirmed(parts)
     record = first["record"]
-    # A host that reports the run takes part in it, whatever the record of another leaves out.
+    # A host that reports the run takes part in it, even if the chosen record does not name that host.
     hosts = list(dict.fromkeys((*(record.get("hosts") or ()), *parts)))
     nodes = []
     for node_rank, host in enumerate(hosts):
@@ -44,20 +45,21 @@ def _merge(parts: Mapping[str, Mapping[str, Any]], answered: set[str], errors: M
     return RunStatus(first["job"], first["run"], first["cluster"], tuple(nodes), record)
 
 
-def _most_told(parts: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The part whose job and hosts most others confirm: one damaged record decides nothing."""
+def _most_confirmed(parts: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the part whose job and hosts most hosts report, so that a single damaged record decides nothing."""
 
-    def told(part: Mapping[str, Any]) -> tuple[Any, ...]:
+    def identity(part: Mapping[str, Any]) -> tuple[Any, ...]:
         return (part["job"], part["cluster"], part["record"]["project"], *(part["record"].get("hosts") or ()))
 
-    count = Counter(map(told, parts.values()))
-    return max(parts.values(), key=lambda part: count[told(part)])
+    count = Counter(map(identity, parts.values()))
+    return max(parts.values(), key=lambda part: count[identity(part)])
 
 
 def current(runs: Sequence[RunStatus]) -> list[RunStatus]:
-    """The runs that are not over, and the newest of every job.
+    """Return the runs that are not over, and the newest run of every job.
 
-    Of the others a host tells only when it took part in no newer run of the job: what was merged of those is in parts.
+    An older ended run is dropped because it may be incomplete: a host reports an ended run only if it is the newest
+    run of the job there.
     """
     last: dict[JobId, str] = {}
     for run in runs:

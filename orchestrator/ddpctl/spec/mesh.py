@@ -1,4 +1,4 @@
-"""What the nodes saw of each other: every connection tried, what each link gave, and which links stand out."""
+"""The mesh of preflight: every connection that was tried, the speed of each link, and the slow and late links."""
 
 from __future__ import annotations
 
@@ -8,32 +8,23 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from ddpctl.spec import limits
 from ddpctl_worker.wire import contract
 
 OK = contract.OK
-# What a host without room for a neighbour sees.
+# The statuses of a dial at a host whose neighbour table is full.
 _NO_ROOM = frozenset({contract.DROPPED, contract.REJECTED, contract.NO_ROUTE, contract.ERROR})
 
-SLOW_FACTOR = 0.5  # of the median
-# One TCP connection: above the first rate the processors' own noise counts, so that it takes more; above the second
-# they are measured, and not the link.
-NOISY_MBIT, NOISY_FACTOR = 2000.0, 0.33
-FAST_ENOUGH_MBIT = 5000.0
-HARDLY_USABLE_MBIT = 80.0  # a 100 Mbit/s port gives 94
-LATE_FACTOR = 3.0
-LATE_MS = 2.0  # a round trip this much above the median is worth a word
-MOST_SUSPECTS = 12
-MOST_PER_HOST = 4
 BROKEN = frozenset({contract.STALLED, contract.BROKEN})
 
 Pair = tuple[str, str]
 
 
 class Dial(NamedTuple):
-    """One connection that was tried. ``status`` is a word of the worker's contract (OK, REFUSED, ...). Times in
-    milliseconds.
+    """A connection that was tried. ``status``: a status of the worker's contract (OK, REFUSED, ...). ``ms``: its time.
 
-    A tuple, for there are tens of thousands: it is made quickly, and the garbage collector passes it over."""
+    A tuple, because a mesh has tens of thousands: a tuple is made quickly, and the garbage collector skips it.
+    """
 
     dialer: str
     peer: str
@@ -49,9 +40,11 @@ class Dial(NamedTuple):
 
 @dataclass(frozen=True)
 class Speed:
-    """What a link gave: round trip in ms, Mbit/s from the dialer (``push``) and to it (``pull``), and whether the bulk
-    data arrived: ok, slow (stopped early), stalled or failed. ``mtu``: where it stalled, the largest packets that
-    pass."""
+    """A measured link: the round trip in ms, and the rates from the dialer (``push``) and to it (``pull``) in Mbit/s.
+
+    ``push`` and ``pull`` say whether the bulk data arrived: ok, slow (stopped early), stalled or failed. ``mtu``: on a
+    link that stalled, the size of the largest packets that pass.
+    """
 
     dialer: str
     peer: str
@@ -66,8 +59,10 @@ class Speed:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The kernel's neighbour (ARP) table of a node after its dials: how many entries it may have and has, and how many
-    found no room meanwhile."""
+    """The kernel's neighbour (ARP) table of a node after its dials.
+
+    ``limit``: the most entries it may have. ``overflows``: entries that found no room during the dials.
+    """
 
     limit: int
     entries: int
@@ -76,7 +71,7 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Fabric:
-    """The address that the other nodes use for a node, and the interface that owns it (None: not known)."""
+    """The address that the other nodes use for a node, and the interface with that address (None: not known)."""
 
     address: str
     interface: str | None
@@ -84,7 +79,7 @@ class Fabric:
 
 @dataclass(frozen=True)
 class Link:
-    """One direction of the mesh as people look at it: the worst status of its ports, round trip, and speed."""
+    """A link in one direction, as shown to a person: the worst status of its ports, the round trip, and the rate."""
 
     dialer: str
     peer: str
@@ -95,14 +90,16 @@ class Link:
 
 @dataclass(frozen=True)
 class Mesh:
-    """All that the mesh round saw, on the addresses that were chosen.
+    """The results of the mesh, on the chosen addresses.
 
-    ``ports``: for each host its dialled ports and what they stand for (master, gang, agent, sample); ``ranges``:
-    each host's ephemeral ports, both ends included; ``again``: the dialled pairs that were measured twice; ``reached``:
-    for a host whose address nobody reaches, others of it that somebody did (only where that address seems to be the
-    wrong one, and not the network to be broken); ``scheduled``: who was to dial whom; ``absent``: hosts that could not
-    take part, and why; ``agents``: the job has restarts, so agents listen on every host, and any of
-    them may be the next master.
+    - ``ports``: host -> its dialled ports, each with its purpose (master, gang, agent, sample).
+    - ``ranges``: host -> its ephemeral ports, both ends included.
+    - ``again``: the dialled pairs that were measured twice.
+    - ``reached``: host that no peer reaches -> its other addresses that a peer did reach. Only for a host whose address
+      seems to be wrong, not for a broken network.
+    - ``scheduled``: the pairs (dialer, peer) of the schedule.
+    - ``absent``: host that could not take part -> why.
+    - ``agents``: the job has restarts, so agents listen on every host, and any host may be the next master.
     """
 
     hosts: tuple[str, ...] = ()
@@ -120,21 +117,21 @@ class Mesh:
     absent: Mapping[str, str] = field(default_factory=dict)
     neighbours: Mapping[str, Neighbours] = field(default_factory=dict)
     agents: bool = False
-    left_out = 0  # of the hosts: it is whole
+    left_out = 0  # hosts that are not in it, as in ``Network``
 
     @cached_property
     def pairs(self) -> frozenset[Pair]:
-        """Each host with each peer that it dialled."""
+        """Return the pairs (dialer, peer) that were tried."""
         return frozenset((dial.dialer, dial.peer) for dial in self.dials)
 
     @cached_property
     def crowded_out(self) -> frozenset[Dial]:
-        """Connections that failed at a host whose neighbour table was full: they say nothing of the network."""
+        """Return the dials that failed at a host whose neighbour table was full: the network is not to blame."""
         full = {host for host, table in self.neighbours.items() if table.overflows}
         return frozenset(dial for dial in self.dials if dial.status in _NO_ROOM and {dial.dialer, dial.peer} & full)
 
     def rates(self) -> dict[Pair, float]:
-        """Mbit/s of every direction that was measured: the better of the sender's push and the receiver's pull."""
+        """Return the Mbit/s of every measured direction: the better of the sender's push and the receiver's pull."""
         found: dict[Pair, float] = {}
         for speed in self.speeds:
             there, back = (speed.dialer, speed.peer), (speed.peer, speed.dialer)
@@ -145,7 +142,7 @@ class Mesh:
         return found
 
     def links(self) -> tuple[Link, ...]:
-        """Every direction that was tried."""
+        """Return every tried link, each direction by itself."""
         worst: dict[Pair, str] = {}
         for dial in self.dials:
             pair = (dial.dialer, dial.peer)
@@ -169,12 +166,12 @@ def _rtt(speeds: Mapping[Pair, Speed], pair: Pair) -> float | None:
 
 
 def worst_hosts(hosts: Sequence[str], links: Iterable[Link], most: int) -> tuple[str, ...]:
-    """As many hosts as ``most``, in their order: first those with broken links, then those with the slowest ones."""
+    """Choose at most ``most`` hosts: with broken links first, then with the slowest links. The order stays."""
     if len(hosts) <= most:
         return tuple(hosts)
-    known = list(links)
-    broken = [link for link in known if link.status != OK]
-    slow = sorted((link for link in known if link.mbit is not None), key=lambda link: link.mbit or 0.0)
+    every = list(links)
+    broken = [link for link in every if link.status != OK]
+    slow = sorted((link for link in every if link.mbit is not None), key=lambda link: link.mbit or 0.0)
     worst = [host for link in (*broken, *slow) for host in (link.dialer, link.peer)]
     chosen = set(list(dict.fromkeys((*worst, *hosts)))[:most])
     return tuple(host for host in hosts if host in chosen)
@@ -184,46 +181,53 @@ def worst_hosts(hosts: Sequence[str], links: Iterable[Link], most: int) -> tuple
 
 
 def slow_links(mesh: Mesh) -> dict[Pair, float]:
-    """Directions under half of the median of all (a third, where they are fast; or hardly usable at all), with their
-    Mbit/s; not those of a link that swallows bulk data, whose rate says no more than that."""
+    """Return the slow directions with their Mbit/s.
+
+    A direction is slow below half of the median rate; between fast links, below a third. A hardly usable rate is always
+    slow. Links on which bulk data stalls are left out: their rate has another cause.
+    """
     rates = mesh.rates()
     if not rates:
         return {}
     middle = statistics.median(rates.values())
-    bound = max(min(SLOW_FACTOR * middle, NOISY_MBIT), min(NOISY_FACTOR * middle, FAST_ENOUGH_MBIT), HARDLY_USABLE_MBIT)
+    slow = min(limits.SLOW_LINK_SHARE * middle, limits.NOISY_MBIT)
+    slow_and_noisy = min(limits.NOISY_LINK_SHARE * middle, limits.FAST_ENOUGH_MBIT)
+    bound = max(slow, slow_and_noisy, limits.HARDLY_USABLE_MBIT)
     return _whole(mesh, {pair: value for pair, value in rates.items() if value < bound})
 
 
 def late_links(mesh: Mesh) -> dict[Pair, float]:
-    """Directions whose round trip is far above the median of all, in ms; not those of a link that swallows bulk data,
-    which was never measured in quiet."""
+    """Return the directions whose round trip is far above the median, with their ms.
+
+    Links on which bulk data stalls are left out: their round trip was measured under load.
+    """
     trips = {(speed.dialer, speed.peer): speed.rtt_ms for speed in mesh.speeds if speed.rtt_ms is not None}
-    if len(trips) < 3:
+    if len(trips) < limits.LEAST_COMPARED:
         return {}
     middle = statistics.median(trips.values())
-    late = {pair: value for pair, value in trips.items() if value > LATE_FACTOR * middle and value > middle + LATE_MS}
-    return _whole(mesh, late)
+    bound = max(limits.LATE_LINK_FACTOR * middle, middle + limits.LATE_LINK_MS)
+    return _whole(mesh, {pair: value for pair, value in trips.items() if value > bound})
 
 
 def _whole(mesh: Mesh, found: dict[Pair, float]) -> dict[Pair, float]:
-    """Without the links on which bulk data stalls, in either direction."""
+    """Leave out the links on which bulk data stalls in either direction."""
     stalled = {frozenset(pair) for pair in stalled_pairs(mesh)}
     return {pair: value for pair, value in found.items() if frozenset(pair) not in stalled}
 
 
 def stalled_pairs(mesh: Mesh) -> tuple[Pair, ...]:
-    """The dialled pairs whose bulk data did not arrive, one way or both."""
+    """Return the dialled pairs whose bulk data did not arrive, in one direction or both."""
     return tuple((s.dialer, s.peer) for s in mesh.speeds if s.push in BROKEN or s.pull in BROKEN)
 
 
 def suspects(mesh: Mesh) -> tuple[Pair, ...]:
-    """The dialled pairs worth a second measurement because they look slow or late, the worst MOST_SUSPECTS of them."""
+    """Return the dialled pairs to measure again: slow, then late links, the worst first, MOST_REMEASURED at most."""
     slow, late = slow_links(mesh), late_links(mesh)
     ordered = [*sorted(slow, key=lambda pair: slow[pair]), *sorted(late, key=lambda pair: -late[pair])]
     measured = {(speed.dialer, speed.peer) for speed in mesh.speeds}
     chosen: list[Pair] = []
     for pair in dict.fromkeys(ordered):
         busy = max(sum(host in other for other in chosen) for host in pair)
-        if pair in measured and busy < MOST_PER_HOST and len(chosen) < MOST_SUSPECTS:
+        if pair in measured and busy < limits.MOST_REMEASURED_PER_HOST and len(chosen) < limits.MOST_REMEASURED:
             chosen.append(pair)
     return tuple(chosen)

@@ -1,6 +1,6 @@
-"""What the ranks of a job measure of themselves, and how it adds up to the job's own numbers. Pure.
+"""Adds up the metrics of the ranks to the metrics of the job. Pure.
 
-Either rank 0 writes the numbers of the whole job, or every rank writes those of its share: who writes decides.
+Either rank 0 alone writes metrics, and they are for the whole job. Or every rank writes the metrics of its share.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Mapping, Sequence
 
 Values = Mapping[str, float]
 
-RATE = "_per_s"  # a name with this ending is a rate: those of several ranks add up
-COUNTERS = frozenset({"step", "epoch"})  # how far a rank has come
+RATE = "_per_s"  # the ending of names of rates: the job's rate is the sum over its ranks
+COUNTERS = frozenset({"step", "epoch"})  # progress of a rank: the job's value is the greatest
 SAMPLES = "samples_per_s"
 COMM_SHARE = "comm_share"  # the share of the time in communication, 0 to 1
 
 
 def of_job(ranks: Sequence[Values]) -> dict[str, float]:
-    """The job's values from those of the ranks that wrote any, one mapping a rank."""
+    """Return the job's values; ``ranks`` has the values of each rank that wrote any."""
     names = dict.fromkeys(name for values in ranks for name in values)
     return {name: together(name, [values[name] for values in ranks if name in values]) for name in names}
 
 
 def together(name: str, values: Sequence[float]) -> float:
-    """One value of the job from those of its ranks."""
+    """Return the job's value of ``name``: the sum of rates, the maximum of counters, else the mean."""
     if len(values) == 1:
         return values[0]
     if name.endswith(RATE):

@@ -1,4 +1,4 @@
-"""What a run is called: the name that ``up --name`` gives it, and the beginning of its id. Pure."""
+"""Names of runs: the name given by ``up --name``, and the beginning of a run id. Pure."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from collections.abc import Collection, Iterable
 
 from ddpctl.errors import UsageError
+from ddpctl.spec.limits import MOST_RUN_IDS
 from ddpctl.spec.values import NAME_RULE, is_name
 
-MOST_SHOWN = 8
 _RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")  # as cli/session.py makes them
 
 
 def check_run_name(name: str, job: str, jobs: Collection[str]) -> None:
-    """Refuse a name for a run of ``job`` that would mean something else too; ``jobs`` are those of the inventory.
+    """Refuse an ambiguous or invalid name for a run of ``job``; ``jobs`` are the names of the inventory's jobs.
 
     Raises:
-        UsageError: it is no name, has the form of a run id, or is another job's.
+        UsageError: the name is invalid, has the form of a run id, or is the name of another job.
     """
     if not is_name(name):
         raise UsageError(f"--name {name!r} is not a valid name", hint=NAME_RULE)
@@ -30,7 +30,7 @@ def check_run_name(name: str, job: str, jobs: Collection[str]) -> None:
 
 
 def name_taken(name: str, where: str) -> UsageError:
-    """Why a run cannot be called ``name``; ``where`` says which live run has the name."""
+    """Return the error for a name that a live run has; ``where`` describes that run."""
     return UsageError(
         f"{name} is live: {where}; nothing was started",
         hint=f"follow it: ddpctl attach {name}; end it: ddpctl kill {name}; or choose another --name",
@@ -38,10 +38,10 @@ def name_taken(name: str, where: str) -> UsageError:
 
 
 def ambiguous(word: str, runs: Iterable[str]) -> UsageError:
-    """Why ``word`` means no run: it is the beginning of several ids."""
+    """Return the error for a word that is the beginning of several run ids."""
     found = sorted(runs, reverse=True)
-    more = f" and {len(found) - MOST_SHOWN} older ones" if len(found) > MOST_SHOWN else ""
+    more = f" and {len(found) - MOST_RUN_IDS} older ones" if len(found) > MOST_RUN_IDS else ""
     return UsageError(
-        f"{word} is the beginning of {len(found)} run ids: {', '.join(found[:MOST_SHOWN])}{more}",
+        f"{word} is the beginning of {len(found)} run ids: {', '.join(found[:MOST_RUN_IDS])}{more}",
         hint="type more of the id",
     )

@@ -1,4 +1,4 @@
-"""What preflight measured between the hosts of a run, as the run's record keeps it. Pure."""
+"""The links between the hosts of a run as preflight measured them, in the form that the run's record holds. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ddpctl.spec.limits import MOST_RECORDED_HOSTS
 from ddpctl.spec.mesh import Link, Mesh, worst_hosts
-
-MOST_HOSTS = 64
 
 
 @dataclass(frozen=True)
 class Network:
-    """The directions that were tried among ``hosts``. Of a bigger network these are the hosts with the worst links:
-    ``left_out`` counts the others."""
+    """The tried links among ``hosts``, each in one direction.
+
+    Of a network with more than MOST_RECORDED_HOSTS hosts, ``hosts`` are the hosts with the worst links, and
+    ``left_out`` is the number of the remaining hosts.
+    """
 
     hosts: tuple[str, ...]
     tried: tuple[Link, ...]
@@ -26,15 +28,16 @@ class Network:
     @staticmethod
     def of(mesh: Mesh) -> Network:
         links = mesh.links()
-        hosts = worst_hosts(mesh.hosts, links, MOST_HOSTS)
+        hosts = worst_hosts(mesh.hosts, links, MOST_RECORDED_HOSTS)
         kept = tuple(link for link in links if link.dialer in hosts and link.peer in hosts)
         return Network(hosts, kept, len(mesh.hosts) - len(hosts))
 
     def to_json(self) -> dict[str, Any]:
-        """Short: a row a direction, with the hosts' places in the list."""
+        """Return the compact form: a row per link, with indexes into ``hosts`` in place of names."""
         place = {host: index for index, host in enumerate(self.hosts)}
         rows = [
-            [place[one.dialer], place[one.peer], one.status, _short(one.rtt_ms), _short(one.mbit)] for one in self.tried
+            [place[link.dialer], place[link.peer], link.status, _rounded(link.rtt_ms), _rounded(link.mbit)]
+            for link in self.tried
         ]
         return {"hosts": list(self.hosts), "links": rows, "left_out": self.left_out}
 
@@ -45,5 +48,5 @@ class Network:
         return Network(hosts, tuple(links), data["left_out"])
 
 
-def _short(value: float | None) -> float | None:
+def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)

@@ -1,4 +1,4 @@
-"""What torch's launcher prints on every healthy run and nobody needs to read. Pure."""
+"""Holds back output of torch's launcher that appears in every healthy run and helps no reader. Pure."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ _STORE_MORE = re.compile(r"^(Exception raised from |frame #\d+: |<omitting pytho
 
 @dataclass
 class Held:
-    """Held back where a run's output is shown as text, shown when the run does not succeed, and always in the log.
+    """The lines that are held back. They are shown if the run does not succeed, and are always in the log.
 
-    Two blocks only, both from the launcher itself, never from a rank: the deprecation notice of
-    torch.distributed.launch (ddpctl knows what it calls), and the complaint of an agent whose store was closed by
-    node 0 a moment before it left the exit barrier.
+    There are two kinds, both from the launcher itself and never from a rank:
+
+    - the deprecation notice of torch.distributed.launch: ddpctl calls that module on purpose;
+    - the error of a launcher's agent that was still in the exit barrier when node 0 closed the store.
     """
 
     lines: list[Line] = field(default_factory=list)
-    _inside: dict[str, re.Pattern[str]] = field(default_factory=dict)  # host -> the block that it is in the middle of
+    _inside: dict[str, re.Pattern[str]] = field(default_factory=dict)  # host -> the block that has begun there
 
     def takes(self, line: Line) -> bool:
-        """Whether the line is noise; it is kept then."""
+        """Hold the line back if it is noise, and return whether it is."""
         if line.rank is not None or line.stream != "stderr":
             return False
         if self._is_noise(line):
@@ -41,7 +42,7 @@ class Held:
         return False
 
     def groups(self) -> list[Group]:
-        """All of it, to be shown."""
+        """Return all lines that were held back, by time."""
         return [[line] for line in sorted(self.lines, key=lambda line: line.time)]
 
     def _is_noise(self, line: Line) -> bool:
@@ -60,7 +61,10 @@ class Held:
         return False
 
     def _is_barrier(self, line: Line) -> bool:
-        """The first line of the block names the barrier; the rest bears the same prefix."""
+        """Return whether the line belongs to the error at the barrier.
+
+        Its first line names the barrier. All of its lines have the prefix _BARRIER, as other messages do too.
+        """
         if "Error waiting on exit barrier" in line.text:
             self._inside[line.host] = _BARRIER
             return True

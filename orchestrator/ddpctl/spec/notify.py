@@ -1,6 +1,7 @@
-"""Who is notified when a run ends or restarts: a command on a node, or a webhook. The address of one is often a secret.
+"""The notifiers of a job: commands on a node, or webhooks, that learn when a run ends or restarts.
 
-What may be shown of it is its scheme and host; the whole travels with the secrets, and is written nowhere.
+The address of a webhook is often a secret. Only its scheme and host may be shown. The whole address goes to the nodes
+together with the secrets, and is in no plan, record or log.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Argv = Annotated[
 
 
 class Notifier(Strict):
-    """One of the two."""
+    """A command or a webhook."""
 
     command: Argv | None = Field(default=None, description="A program on the node and its arguments; no shell.")
     webhook: Webhook | None = Field(
@@ -53,10 +54,10 @@ class Notifier(Strict):
         return self
 
     def resolved(self, secrets: Mapping[str, str]) -> dict[str, Any]:
-        """What the node is given: with every ``${NAME}`` of a webhook replaced by its value.
+        """Return the notifier for the node, with every ``${NAME}`` of a webhook replaced by its value.
 
         Raises:
-            ValueError: there is no such secret, or what comes out is no address. Its words hold no secret.
+            ValueError: a secret is missing, or the result is not an address. The message holds no secret.
         """
         if self.webhook is None:
             return {"command": list(self.command or ())}
@@ -70,7 +71,7 @@ class Notifier(Strict):
 
 
 def shown(notifier: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved notifier as a plan, a record or a log may show it."""
+    """Return a resolved notifier without its secret part, for plans, records and logs."""
     if "webhook" not in notifier:
         return dict(notifier)
     place = urlsplit(notifier["webhook"])

@@ -1,4 +1,4 @@
-"""NVIDIA: nvidia-smi's text, which differs by driver and generation, as values; and which driver runs which CUDA."""
+"""Parses the output of nvidia-smi, which differs by driver and GPU, and knows the oldest driver for each CUDA."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpctl.spec.fold import one_line
+from ddpctl.spec.limits import SMI_MESSAGE_LETTERS, SMI_S
 from ddpctl.spec.question import Answer, Question
 
-SMI = Question("nvidia_smi", deadline=20.0)
+SMI = Question("nvidia_smi", deadline=SMI_S)
 KERNEL = Question("nvidia_kernel")
 ASK = (SMI, KERNEL)
 
-# How nvidia-smi can fail, by what it prints.
+# The states of nvidia-smi, by its output.
 OK = "ok"
 ABSENT = "absent"  # not installed
 HUNG = "hung"
-MISMATCH = "mismatch"  # the library was upgraded, the loaded module was not
+MISMATCH = "mismatch"  # the library was upgraded, the loaded kernel module was not
 NO_DRIVER = "no_driver"
 NO_DEVICES = "no_devices"
-LOST = "lost"  # a GPU does not answer any more
+LOST = "lost"  # a GPU no longer answers
 FAILED = "failed"
-NO_GPU = (ABSENT, NO_DRIVER, NO_DEVICES)  # nothing for torch to use, as far as nvidia-smi knows
+NO_GPU = (ABSENT, NO_DRIVER, NO_DEVICES)  # torch finds no GPU, according to nvidia-smi
 
 _FAILURES = (
     (re.compile(r"Driver/library version mismatch", re.IGNORECASE), MISMATCH),
@@ -39,7 +40,7 @@ _MIG_DEVICE = re.compile(r"^\s+MIG\s.*Device\s+\d+:", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Gpu:
-    """One row of ``--query-gpu``: the cells by column name (units off, names as new drivers spell them)."""
+    """A row of ``--query-gpu``: column -> cell. Columns have no unit, and are spelled as by new drivers."""
 
     cells: Mapping[str, str | None]
 
@@ -53,23 +54,23 @@ class Gpu:
 
     @property
     def bus(self) -> str:
-        """``0000:3b:00``, as ``bus_of`` spells it."""
+        """Return the PCI address as ``bus_of`` spells it: ``0000:3b:00``."""
         return bus_of(self.cells.get("pci.bus_id") or "")
 
     def number(self, column: str) -> float | None:
-        """The cell as a number, whatever unit follows it."""
+        """Return the cell as a number, without its unit."""
         match = re.match(r"-?\d+(\.\d+)?", self.cells.get(column) or "")
         return float(match.group()) if match else None
 
     def is_on(self, column: str) -> bool:
-        """Active, Enabled, Yes, or a number above 0."""
+        """Return whether the cell is Active, Enabled, Yes, or a number above 0."""
         cell = (self.cells.get(column) or "").lower()
         return cell in ("active", "enabled", "yes") or (self.number(column) or 0) > 0
 
 
 @dataclass(frozen=True)
 class App:
-    """A compute process on a GPU; ``user`` None: a process that this node cannot see (another container's)."""
+    """A compute process on a GPU. ``user`` is None if the node cannot see the process (it is in another container)."""
 
     uuid: str
     pid: int
@@ -83,12 +84,12 @@ class App:
 
 @dataclass(frozen=True)
 class Smi:
-    """All that nvidia-smi said on one host. ``text`` is its complaint where ``state`` is not OK."""
+    """The output of nvidia-smi on a host. ``text``: its error message if ``state`` is not OK."""
 
     state: str
     text: str = ""
     gpus: tuple[Gpu, ...] = ()
-    program: str = "nvidia-smi"  # as it is called there: in WSL2 it is in no PATH
+    program: str = "nvidia-smi"  # its name or path: in WSL2 it is not in PATH
     apps: tuple[App, ...] = ()
     remapped: tuple[Mapping[str, str | None], ...] = ()
     mig_devices: int = 0
@@ -97,7 +98,7 @@ class Smi:
 
     @property
     def count(self) -> int:
-        """Devices that a process can have: whole GPUs, or one MIG device, however many there are."""
+        """Return the number of devices for processes: all whole GPUs; without any, a single MIG device."""
         whole = [gpu for gpu in self.gpus if not gpu.is_on("mig.mode.current")]
         return len(whole) or min(1, self.mig_devices)
 
@@ -107,13 +108,13 @@ class Smi:
 
 
 def bus_of(text: str) -> str:
-    """One spelling of a PCI address: nvidia-smi's domain has eight digits, the kernel log tells no function."""
+    """Return a PCI address in a common spelling: nvidia-smi's domain has 8 digits, the kernel log has no function."""
     domain, _, rest = text.lower().partition(":")
     return f"{domain[-4:]}:{rest.partition('.')[0]}"
 
 
 def labels(gpus: Iterable[Gpu]) -> str:
-    """``GPU 3 (00000000:3B:00.0)``; of several ``GPUs 0-3, 6``."""
+    """Return the GPUs as text: ``GPU 3 (00000000:3B:00.0)``, or ``GPUs 0-3, 6``."""
     many = tuple(gpus)
     if len(many) == 1:
         bus = many[0].cells.get("pci.bus_id")
@@ -129,7 +130,7 @@ def labels(gpus: Iterable[Gpu]) -> str:
 
 
 def read(answer: Answer) -> Smi:
-    """The worker's ``nvidia_smi`` answer as a value."""
+    """Parse a host's answer to the question ``nvidia_smi``."""
     if not answer.ok:
         return Smi(HUNG if answer.timed_out else FAILED, answer.error or "", seconds=answer.seconds)
     if answer.value is None:
@@ -141,7 +142,7 @@ def read(answer: Answer) -> Smi:
     text = (first["stdout"] + first["stderr"]).strip()
     failed = failure(text)
     if first["code"] != 0 or failed:
-        return Smi(failed or FAILED, one_line(text)[:300], seconds=first["seconds"], evidence=value)
+        return Smi(failed or FAILED, one_line(text)[:SMI_MESSAGE_LETTERS], seconds=first["seconds"], evidence=value)
     return Smi(
         OK,
         gpus=tuple(Gpu(row) for row in table(first["stdout"])),
@@ -160,12 +161,12 @@ def _program(path: str | None) -> str:
 
 
 def failure(text: str) -> str | None:
-    """Which known complaint the text is, if any."""
+    """Return the state that the error message means; None: an unknown message, or no error."""
     return next((state for pattern, state in _FAILURES if pattern.search(text)), None)
 
 
 def table(text: str) -> list[dict[str, str | None]]:
-    """A CSV table with a header. Cells that say that there is nothing to say are None."""
+    """Parse a CSV table with a header: rows of column -> cell, with None for cells such as ``N/A``."""
     header, *rows = _rows(text) or [[]]
     names = [column(name) for name in header]
     return [dict(zip(names, map(cell, row), strict=False)) for row in rows]
@@ -176,7 +177,7 @@ def _rows(text: str) -> list[list[str]]:
 
 
 def column(name: str) -> str:
-    """A column's name without its unit, as drivers since 535 spell it."""
+    """Return the name of a column without its unit, spelled as by drivers since 535."""
     plain = _UNIT.sub("", name.strip())
     return plain.replace("clocks_throttle_reasons.", "clocks_event_reasons.")
 
@@ -192,21 +193,21 @@ def _text(value: Mapping[str, Any], key: str) -> str:
 
 
 def _apps(value: Mapping[str, Any]) -> tuple[App, ...]:
-    known = {one["pid"]: one for one in value.get("processes", ())}
+    processes = {process["pid"]: process for process in value.get("processes", ())}
     found = []
     for row in _rows(_text(value, "apps")):
         if len(row) >= 4 and row[1].strip().isdigit():
             pid = int(row[1])
-            who = known.get(pid) or {}
-            owner = (who.get(key) for key in ("user", "command", "job", "run"))
+            process = processes.get(pid) or {}
+            owner = (process.get(key) for key in ("user", "command", "job", "run"))
             found.append(App(row[0], pid, row[2], cell(row[3]), *owner))
     return tuple(found)
 
 
 # --- drivers ---------------------------------------------------------------------------------------------------------
 
-# The oldest driver that runs programs built with a CUDA release. NVIDIA's CUDA compatibility guide, "minor version
-# compatibility": a driver of the first release of a major version runs every later build of that version.
+# CUDA release -> the oldest driver that runs programs built with it. Source: NVIDIA's CUDA compatibility guide, "minor
+# version compatibility": the driver of the first release of a major version runs every later build of that version.
 _LEAST_DRIVER = {
     "13": "580.0",
     "12": "525.60.13",
@@ -220,15 +221,15 @@ _LEAST_DRIVER = {
 
 
 def least_driver(cuda: str) -> str | None:
-    """The oldest driver for a CUDA release (``12.6``); None: not in the table."""
+    """Return the oldest driver for a CUDA release (``12.6``); None: the release is not in the table."""
     return _LEAST_DRIVER.get(cuda.split(".")[0]) or _LEAST_DRIVER.get(".".join(cuda.split(".")[:2]))
 
 
 def older(driver: str, least: str) -> bool:
-    """Whether a driver's version is below another, number by number."""
+    """Return whether version ``driver`` is below version ``least``, compared number by number."""
     return numbers(driver) < numbers(least)
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """``525.60.13`` as numbers."""
+    """Return the numbers of a version such as ``525.60.13``."""
     return tuple(int(part) for part in re.findall(r"\d+", version))

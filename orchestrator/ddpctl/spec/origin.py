@@ -1,4 +1,4 @@
-"""Whose a run is: the identity of its job, and where it was started. Pure."""
+"""The identity of a job, and the place where a run was started. Pure."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ddpctl.spec.values import is_name
 
 
 class JobId(NamedTuple):
-    """A job's identity. Its name alone is not enough: on the same hosts many projects have a job ``train``."""
+    """The identity of a job. Its name alone is not enough: many projects on the same hosts have a job ``train``."""
 
     cluster: str
     project: str
     job: str
 
     def __str__(self) -> str:
-        """As the nodes spell it, and the path of its checkpoints there: ``lab/exp1-7f3a/train``."""
+        """Return ``lab/exp1-7f3a/train``: the spelling in messages and the path of its checkpoints on a node."""
         return "/".join(self)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a run was started: the account, its machine, and the folder of the inventory file with its inode."""
+    """The place where a run was started: account, machine, and the folder of the inventory file with its inode."""
 
     account: str
     machine: str
@@ -42,13 +42,16 @@ class Origin:
         return f"{self.account}@{self.machine}:{self.folder}"
 
     def is_same_folder(self, other: Origin) -> bool:
-        """Whether both are the same folder. Two of three signs are enough: a folder that was moved has another path,
-        and one of a shared file system has another machine."""
+        """Return whether both are the same folder.
+
+        Two equal signs of three are enough: a moved folder has another path, a folder on a shared file system may be
+        used from another machine.
+        """
         signs = (self.machine == other.machine, self.folder == other.folder, self.inode == other.inode)
         return sum(signs) >= 2
 
 
 def as_name(text: str, otherwise: str) -> str:
-    """``text`` with everything that a name cannot hold replaced by a hyphen; ``otherwise`` if nothing is left."""
+    """Return ``text`` as a valid name, with hyphens for invalid characters; ``otherwise`` if no valid name is left."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:63]
     return name if is_name(name) else otherwise

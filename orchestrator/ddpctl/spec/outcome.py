@@ -1,25 +1,26 @@
-"""What became of a run: values that come from the nodes' records, and how they add up. Pure."""
+"""The status of a run, computed from the records of its nodes. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
+from ddpctl.spec.limits import SAVE_S, SURVIVED
 from ddpctl.spec.metrics import Values, of_job
 from ddpctl.spec.origin import JobId, Origin
 from ddpctl_worker.wire import contract
 
-SLOW = ("host", "rank", "lag_ms", "last_share")  # what the documents say of a slow rank
+SLOW = ("host", "rank", "lag_ms", "last_share")  # the keys of a slow rank in JSON documents
 LOST_FOR_RUN = "it takes part in this run no more; the next `ddpctl restart` or `ddpctl up` uses it again"
-SAVE_SIGNAL, SAVE_TIMEOUT_S = "SIGUSR1", 120.0  # of a run that was started by a ddpctl without the key checkpoint
+SAVE_SIGNAL = "SIGUSR1"  # for records of a ddpctl that had no key `checkpoint` yet
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a run failed: the first failure, with the host and rank that had it."""
+    """A failure: the host and rank at fault, the reason, and the time. The cause of a run is its first failure."""
 
     host: str
     reason: str
@@ -29,10 +30,10 @@ class Cause:
     exit_code: int | None = None
     signal: str | None = None
     traceback: str | None = None
-    peer: str | None = None  # the second host of a link that is lost
+    peer: str | None = None  # the second host of a lost link
 
     def to_json(self) -> dict[str, Any]:
-        """``peer`` is there where there is one."""
+        """Return the fields; ``peer`` only where it is set."""
         return {name: value for name, value in asdict(self).items() if name != "peer" or value is not None}
 
     @staticmethod
@@ -52,7 +53,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node's part of a run, as its record tells (or as unreachable)."""
+    """The part of a node in a run: the fields of its record. A node that does not answer has the state unreachable."""
 
     host: str
     node_rank: int
@@ -65,31 +66,31 @@ class NodeStatus:
     started: str | None = None
     ended: str | None = None
     cause: Cause | None = None
-    candidates: tuple[Cause, ...] = ()  # what else may have been the cause, by this node's record
+    candidates: tuple[Cause, ...] = ()  # the other possible causes in this node's record
     dropped_lines: int = 0
-    metrics: Mapping[str, Values] = field(default_factory=dict)  # the last values by rank
-    note: str | None = None  # why a host that answers cannot tell how its part stands, or whom an attempt waits for
-    diagnosis: Mapping[str, Any] | None = None  # why the run is stuck, as this node knows it
-    slow: tuple[Mapping[str, Any], ...] = ()  # ranks that are late again and again, of all nodes
-    reported: str | None = None  # when the node that decides on both said so
-    strangers: Mapping[str, Any] | None = None  # connections to its ports by programs that are not of the run
+    metrics: Mapping[str, Values] = field(default_factory=dict)  # rank -> its last values
+    note: str | None = None  # why an answering host does not know its state, or which hosts an attempt waits for
+    diagnosis: Mapping[str, Any] | None = None  # why the run is stuck, as far as this node knows
+    slow: tuple[Mapping[str, Any], ...] = ()  # the stragglers of all nodes, as far as this node knows
+    reported: str | None = None  # when the first node of the attempt decided on diagnosis and slow
+    strangers: Mapping[str, Any] | None = None  # connections to its ports by programs outside the run
     lag: Mapping[str, Any] | None = None  # how far its checkpoints are behind the saves of its ranks
-    agreed: Mapping[str, Any] | None = None  # what the agents of a run with restarts have agreed on, as it knows that
+    agreed: Mapping[str, Any] | None = None  # its copy of the document that the agents of a run with restarts agree on
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> NodeStatus:
-        own = {one.name for one in fields(NodeStatus)}
-        told = {name: value for name, value in data.items() if name in own and value is not None}
-        told["ranks"] = tuple(data.get("ranks") or ())
-        told["slow"] = tuple(data.get("slow") or ())
-        told["attempt"] = data.get("attempt") or 1
+        names = {each.name for each in fields(NodeStatus)}
+        values = {name: value for name, value in data.items() if name in names and value is not None}
+        values["ranks"] = tuple(data.get("ranks") or ())
+        values["slow"] = tuple(data.get("slow") or ())
+        values["attempt"] = data.get("attempt") or 1
         if cause := data.get("cause"):
-            told["cause"] = Cause.from_json(cause)
-        told["candidates"] = tuple(Cause.from_json(one) for one in data.get("candidates") or ())
-        return NodeStatus(**told)
+            values["cause"] = Cause.from_json(cause)
+        values["candidates"] = tuple(Cause.from_json(each) for each in data.get("candidates") or ())
+        return NodeStatus(**values)
 
     def cut_off_from(self, host: str | None) -> bool:
-        """It misses another host than ``host``, which the others miss: it was cut off itself."""
+        """Return whether this node itself was cut off: the run lost ``host``, and this node lost another host."""
         return self.cause is not None and self.cause.reason == contract.NODE_LOST and self.cause.host != host
 
     def to_json(self) -> dict[str, Any]:
@@ -107,7 +108,7 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class End:
-    """How a run ended, by the word of all its nodes: a fact that later holds without them."""
+    """The end of a run. It is recorded once all nodes have reported it, and stays valid when they cannot be reached."""
 
     state: str
     ended: str | None = None
@@ -121,7 +122,7 @@ class End:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt of a run, the first one being 1; ``set_aside``: hosts that the next one does without, and why."""
+    """One attempt of a run, numbered from 1. ``set_aside``: the hosts that the next attempt excludes, each with why."""
 
     number: int
     hosts: tuple[str, ...]
@@ -132,10 +133,9 @@ class Attempt:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Attempt:
-        cause = data.get("cause")
-        aside = tuple((str(one["host"]), str(one["why"])) for one in data.get("set_aside") or ())
-        why = Cause.from_json(cause) if cause else None
-        return Attempt(data["attempt"], tuple(data["hosts"]), data.get("started"), data.get("ended"), why, aside)
+        cause = Cause.from_json(data["cause"]) if data.get("cause") else None
+        excluded = tuple((str(each["host"]), str(each["why"])) for each in data.get("set_aside") or ())
+        return Attempt(data["attempt"], tuple(data["hosts"]), data.get("started"), data.get("ended"), cause, excluded)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -148,18 +148,19 @@ class Attempt:
         }
 
 
-# A node that takes part in an elastic run no more. One that is out of reach is lost, or fares as the others do.
-_LEFT = frozenset({contract.FAILED, contract.LOST, contract.UNREACHABLE})
-_OUT = contract.TERMINAL | {contract.UNREACHABLE}  # of a node that is not known to be at work
-SURVIVED = timedelta(minutes=10)  # so long before the last failure of an elastic run, one was survived
-# A node that fails for such a reason has lost another one, or never met it.
-_MISSES_OTHERS = frozenset({contract.NODE_LOST, contract.RENDEZVOUS_TIMEOUT})
+# States of a node that has left an elastic run. An unreachable node is lost, or it ends like the rest.
+_GONE = frozenset({contract.FAILED, contract.LOST, contract.UNREACHABLE})
+_NOT_AT_WORK = contract.TERMINAL | {contract.UNREACHABLE}  # states of a node that is not known to be at work
+_PEER_MISSING = frozenset({contract.NODE_LOST, contract.RENDEZVOUS_TIMEOUT})  # the node lost a peer, or never met it
 
 
 @dataclass(frozen=True)
 class Untracked:
-    """Files that the script wrote into its working folder on a host and that no declared output covers. ``files``: how
-    many, at least if not ``whole``; ``largest``: names below ``folder``, with bytes. ``error``: why it is not known."""
+    """Files that the script wrote into its working folder on a host and that no declared output covers.
+
+    ``files``: their number; a lower bound if not ``whole``. ``largest``: names below ``folder``, with bytes. ``error``:
+    why the files are not known.
+    """
 
     host: str
     folder: str = ""
@@ -172,10 +173,17 @@ class Untracked:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run on all its nodes. ``record`` is the run.json of any of them, ``seen`` the end that was seen before.
+    """A run on all its nodes.
 
-    ``unheard``: other hosts that were asked which run a name means, and did not answer. ``untracked``: as far as
-    anybody asked.
+    ``record`` is the run.json of any node. ``seen`` is the end that this machine recorded earlier. ``unheard``: hosts
+    that did not answer the question which run a name means. ``untracked``: empty unless the command asked for it.
+
+    There are three kinds of runs:
+
+    - Static, without restarts: every node decides on the state. There is one attempt.
+    - Elastic (the record has ``min_nodes``): torch's elastic agent goes on without lost nodes, down to that number.
+    - With restarts (the record has ``restart``): the agents of the hosts agree on attempts and on the end. A majority
+      of all hosts, spares included, commits a decision; ``NodeStatus.agreed`` is a host's copy.
     """
 
     job: str
@@ -197,65 +205,70 @@ class RunStatus:
 
     @property
     def origin(self) -> Origin | None:
-        """Where it was started; None where a damaged record does not say."""
-        told = self.record.get("origin")
-        return Origin.from_json(told) if told else None
+        """Return where the run was started; None: the record is damaged."""
+        origin = self.record.get("origin")
+        return Origin.from_json(origin) if origin else None
 
     @property
     def user(self) -> str | None:
-        """The account that started it."""
+        """Return the account that started the run."""
         return self.origin.account if self.origin else None
 
     @property
     def state(self) -> str:
         if self.seen:
             return self.seen.state
-        if self._over:
-            return str(self._over["state"])
-        whole = run_state([self._seen_by(node) for node in self.taking_part])
-        if whole not in contract.TERMINAL or not self._may_go_on:
-            return whole
-        return contract.RUNNING if whole == contract.SUCCEEDED else contract.STARTING  # as between two attempts
+        if self._final_end:
+            return str(self._final_end["state"])
+        state = run_state([self._state_of(node) for node in self.taking_part])
+        if state not in contract.TERMINAL or not self._may_go_on:
+            return state
+        return contract.RUNNING if state == contract.SUCCEEDED else contract.STARTING  # as between two attempts
 
     @property
     def _may_go_on(self) -> bool:
-        """Whether its hosts may still start another attempt, or have done that: its end is not known to be agreed on,
-        and one of them lives, be it a spare, or those that do not answer may go on."""
-        if not self.record.get("restart") or self._agreed_over:
+        """Return whether another attempt may still start, or may have started already.
+
+        That needs restarts, no committed end, and hosts that can go on: a host at work, even a spare, or silent hosts.
+        """
+        if not self.record.get("restart") or self._committed_end:
             return False
-        return any(node.state not in _OUT for node in self.nodes) or self.silent_may_go_on
+        return any(node.state not in _NOT_AT_WORK for node in self.nodes) or self.silent_may_go_on
 
     @property
     def silent_may_go_on(self) -> bool:
-        """Whether the hosts that do not answer may have gone on without the others, of a run with restarts.
+        """Return whether the silent (unreachable) hosts of a run with restarts may have gone on by themselves.
 
-        A host that has ended its part, or whose agent is gone, never votes again. So the silent hosts need a majority
-        to start another attempt. Half of an even number can keep an attempt that runs on silent hosts alone.
+        A host that has ended its part, or whose agent is gone, never votes again. So the silent hosts may go on
+
+        - if they are a majority of all hosts: they can agree on another attempt;
+        - if they are half of an even number of hosts, and the newest attempt may run on silent hosts alone: they cannot
+          start another attempt, but they can finish this attempt.
         """
         silent = [node for node in self.nodes if node.state == contract.UNREACHABLE]
-        others = [node for node in self.nodes if node.state != contract.UNREACHABLE]
+        answering = [node for node in self.nodes if node.state != contract.UNREACHABLE]
         if len(silent) >= majority_of(len(self.nodes)):
             return True
-        known = all(node.agreed for node in others)  # else an attempt may have begun that they do not know
-        apart = all(node in silent for node in self.nodes_at_work)
-        return 2 * len(silent) >= len(self.nodes) and (apart or not known)
+        attempt_is_known = all(node.agreed for node in answering)  # a host without its copy may have missed an attempt
+        attempt_is_silent = all(node in silent for node in self.nodes_at_work)
+        return 2 * len(silent) >= len(self.nodes) and (attempt_is_silent or not attempt_is_known)
 
     @property
     def lacks_majority(self) -> bool:
-        """Whether too many hosts of a run with restarts are lost for its hosts to start another attempt."""
+        """Return whether a run with restarts has lost so many hosts that no other attempt can start."""
         lost = sum(node.state == contract.LOST for node in self.nodes)
         return bool(self.record.get("restart")) and len(self.nodes) - lost < majority_of(len(self.nodes))
 
     @property
     def taking_part(self) -> Sequence[NodeStatus]:
-        """The nodes that decide how the run stands: those of the newest attempt, or all of them less those that torch's
-        elastic agent does without.
+        """Return the nodes that decide on the state of the run: usually all nodes of the newest attempt.
 
-        One that has ended before any other succeeded was done without. One that fails later is a failure as ever.
+        In an elastic run with at least ``min_nodes`` nodes left, the nodes that are gone do not count: torch's elastic
+        agent goes on without them. A node that fails once another node has succeeded does count: no agent replaces it.
         """
         least = self.record.get("min_nodes")
         nodes = self.nodes_at_work
-        rest = [node for node in nodes if node.state not in _LEFT]
+        rest = [node for node in nodes if node.state not in _GONE]
         if least is None or len(rest) < least:
             return nodes
         first = min((node.ended for node in rest if node.state == contract.SUCCEEDED and node.ended), default=None)
@@ -264,23 +277,26 @@ class RunStatus:
 
     @property
     def left(self) -> Sequence[NodeStatus]:
-        """The nodes that an elastic run does without."""
+        """Return the nodes that have left an elastic run, and that it goes on without."""
         staying = self.taking_part
         return [node for node in self.nodes_at_work if node not in staying]
 
-    def _seen_by(self, node: NodeStatus) -> str:
-        """The node's state; one that was out of reach when a user killed the others lost them to that kill."""
-        why = node.cause
-        if node.state == contract.FAILED and why is not None and why.reason in _MISSES_OTHERS:
-            ends = [one.cause for one in self.nodes if one.host == why.host and one.cause is not None]
-            if any(end.reason == contract.KILLED_BY_USER and end.time < why.time for end in ends):
+    def _state_of(self, node: NodeStatus) -> str:
+        """Return the state of a node; killed instead of failed where the node lost its peer to a kill by the user.
+
+        A kill may not reach every host. A host that it missed finds its peers gone later, and fails for that reason.
+        """
+        cause = node.cause
+        if node.state == contract.FAILED and cause is not None and cause.reason in _PEER_MISSING:
+            of_peer = [peer.cause for peer in self.nodes if peer.host == cause.host and peer.cause is not None]
+            if any(end.reason == contract.KILLED_BY_USER and end.time < cause.time for end in of_peer):
                 return contract.KILLED
         return node.state
 
     @property
     def end(self) -> End | None:
-        """What to remember: the end, once every node reports it."""
-        if self.seen or (not self._over and any(node.state not in contract.TERMINAL for node in self.nodes)):
+        """Return the end to record on this machine; None: some node has not reported the end yet."""
+        if self.seen or (not self._final_end and any(node.state not in contract.TERMINAL for node in self.nodes)):
             return self.seen
         return End(self.state, self.ended, self.cause)
 
@@ -290,26 +306,28 @@ class RunStatus:
 
     @property
     def cause(self) -> Cause | None:
-        """The first failure in time, preferring a culprit over those who only lost their peer.
+        """Return the cause of the run, from the causes that the deciding nodes report:
 
-        Where there is none but lost nodes, the one that most hosts miss: who was cut off itself misses another.
+        1. A lost link, if all other causes are missing peers. Both hosts of the link live, so no host was lost.
+        2. Else the earliest cause other than a lost node: a lost node is what the peers of the culprit report.
+        3. Else, with lost nodes only, the node that most nodes report. A node that was cut off reports another node.
         """
         if self.seen:
             return self.seen.cause
-        if self._over:
-            return Cause.from_json(self._over["cause"]) if self._over["cause"] else None
-        causes = self._not_survived([node.cause for node in self._deciding if node.cause])
+        if self._final_end:
+            return Cause.from_json(self._final_end["cause"]) if self._final_end["cause"] else None
+        causes = self._without_survived([node.cause for node in self._deciding if node.cause])
         culprits = [cause for cause in causes if cause.reason != contract.NODE_LOST]
         links = [cause for cause in culprits if cause.reason == contract.LINK_LOST]
-        if links and all(cause in links or cause.reason in _MISSES_OTHERS for cause in culprits):
-            culprits = links  # a host that others miss has said so itself: it lives
+        if links and all(cause in links or cause.reason in _PEER_MISSING for cause in culprits):
+            culprits = links
         if culprits:
             return min(culprits, key=lambda cause: cause.time)
-        missed = Counter(cause.host for cause in causes)
-        return max(causes, key=lambda cause: missed[cause.host], default=None)
+        reports = Counter(cause.host for cause in causes)
+        return max(causes, key=lambda cause: reports[cause.host], default=None)
 
-    def _not_survived(self, causes: Sequence[Cause]) -> Sequence[Cause]:
-        """An elastic run may have lost a node days before it ended: that was not the cause."""
+    def _without_survived(self, causes: Sequence[Cause]) -> Sequence[Cause]:
+        """Drop the causes that an elastic run survived: a node that it lost days before the end did not end it."""
         if self.record.get("min_nodes") is None or not causes:
             return causes
         times = [datetime.fromisoformat(cause.time.replace("Z", "+00:00")) for cause in causes]
@@ -317,49 +335,49 @@ class RunStatus:
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
-        """All attempts so far, with those of the run that this one continues."""
+        """Return all attempts so far, beginning with the attempts of the run that this run continues."""
         earlier = (self.record.get("continues") or {}).get("attempts") or ()
-        return (*(Attempt.from_json(one) for one in earlier), *self.own_attempts)
+        return (*(Attempt.from_json(each) for each in earlier), *self.own_attempts)
 
     @property
     def continues(self) -> str | None:
-        """The id of the run that this one continues."""
+        """Return the id of the run that this run continues."""
         return (self.record.get("continues") or {}).get("run")
 
     @property
     def own_attempts(self) -> tuple[Attempt, ...]:
-        """Those of this very run. Without restarts it has one."""
+        """Return the attempts of this run alone: a single attempt if the run has no restarts."""
         agreed = self._agreed
         if agreed:
-            return tuple(Attempt.from_json(one) for one in agreed["attempts"])
+            return tuple(Attempt.from_json(each) for each in agreed["attempts"])
         number = max((node.attempt for node in self.nodes), default=1)
         return (Attempt(number, self.hosts, self.started, self.ended, self.cause),)
 
     @property
     def _agreed(self) -> Mapping[str, Any] | None:
-        """The newest that any host knows of what the agents have agreed on."""
-        found = [node.agreed for node in self.nodes if node.agreed]
-        return max(found, key=lambda one: (one["term"], one["version"]), default=None)
+        """Return the newest copy of the agents' document that any host has."""
+        copies = [node.agreed for node in self.nodes if node.agreed]
+        return max(copies, key=_mark, default=None)
 
     @property
     def unfit(self) -> Mapping[str, str]:
-        """The hosts that must not be used for it again, and why: their hardware is broken, or they are stuck."""
+        """Return the hosts that this run must not use again, each with why: broken hardware, or a stuck host."""
         return dict((self._agreed or {}).get("aside") or {})
 
     @property
-    def _over(self) -> Mapping[str, Any] | None:
-        """How it ended, as the agents agreed, once no host of it is at work any more."""
-        return None if any(node.state not in _OUT for node in self.nodes) else self._agreed_over
+    def _final_end(self) -> Mapping[str, Any] | None:
+        """Return the committed end, once no host is at work any more."""
+        return None if any(node.state not in _NOT_AT_WORK for node in self.nodes) else self._committed_end
 
     @property
-    def _agreed_over(self) -> Mapping[str, Any] | None:
-        """How it ended, by the word of a majority: one host may have written what the others never heard of."""
+    def _committed_end(self) -> Mapping[str, Any] | None:
+        """Return the end in the agents' document, if a majority has it: a single host's copy may not be committed."""
         agreed = self._agreed
-        marks = [(one["term"], one["version"]) for node in self.nodes if (one := node.agreed)]
-        if agreed is None or marks.count((agreed["term"], agreed["version"])) < majority_of(len(self.nodes)):
+        marks = [_mark(node.agreed) for node in self.nodes if node.agreed]
+        if agreed is None or marks.count(_mark(agreed)) < majority_of(len(self.nodes)):
             return None
-        over: Mapping[str, Any] | None = agreed["over"]
-        return over
+        end: Mapping[str, Any] | None = agreed["over"]
+        return end
 
     @property
     def started(self) -> str | None:
@@ -372,14 +390,16 @@ class RunStatus:
         if self.seen or not self.terminal:
             return self.seen.ended if self.seen else None
         host = self.cause.host if self.cause else None
+        # A node that was cut off ends on its own, maybe long after the run.
         ends = (node.ended for node in self._deciding if node.ended and not node.cut_off_from(host))
         return max(ends, default=None)
 
     @property
     def _deciding(self) -> Sequence[NodeStatus]:
-        """The nodes that say how the run ended: those that saw it fail or be killed, where there are any.
+        """Return the nodes whose records tell how the run ended.
 
-        One that comes back after that finds its processes gone, and can only speak for itself.
+        Of a run that failed or was killed, these are the nodes in that state. A node that comes back later, after a
+        power loss for example, finds its processes gone. Its record then describes that node alone.
         """
         if self.state not in (contract.FAILED, contract.KILLED):
             return self.taking_part
@@ -387,63 +407,69 @@ class RunStatus:
 
     @property
     def candidates(self) -> tuple[Cause, ...]:
-        """What else may have been the cause, the earliest first; every node reports its own, one reports all."""
+        """Return the other possible causes, the earliest first, each of them once even if several nodes report it."""
         cause = self.cause
         kept = {(cause.host, cause.rank, cause.reason): cause} if cause else {}
         for node in self.nodes:
             own = [node.cause] if node.cause and node in self.left else []
-            for one in (*own, *node.candidates):
-                kept.setdefault((one.host, one.rank, one.reason), one)
-        return tuple(sorted((one for one in kept.values() if one is not cause), key=lambda one: one.time))
+            for found in (*own, *node.candidates):
+                kept.setdefault((found.host, found.rank, found.reason), found)
+        return tuple(sorted((found for found in kept.values() if found is not cause), key=lambda found: found.time))
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last values that the job wrote of itself."""
+        """Return the last values that the job measured of itself."""
         return of_job([values for node in self.nodes for values in node.metrics.values()])
 
     @property
     def diagnosis(self) -> Mapping[str, Any] | None:
-        """Why the run is stuck, or was when it ended: verdict, suspects, since, time. None when it is not."""
+        """Return why the run is stuck, or was stuck when it ended: verdict, suspects, since, time. None: not stuck."""
         if self.state == contract.SUCCEEDED:
             return None
         return self._doctors_report.diagnosis if self._doctors_report else None
 
     @property
     def slow(self) -> list[Mapping[str, Any]]:
-        """The ranks that all others wait for again and again: host, rank, lag_ms, last_share."""
-        return sorted(self._doctors_report.slow, key=lambda one: one["rank"]) if self._doctors_report else []
+        """Return the stragglers, for which all ranks wait again and again: host, rank, lag_ms, last_share."""
+        return sorted(self._doctors_report.slow, key=lambda rank: rank["rank"]) if self._doctors_report else []
 
     @property
     def lag(self) -> Mapping[str, Any] | None:
-        """How far the checkpoints with all of their copies are behind the saves, on the host where that is most: name,
-        saved_s, kept_s, behind_s, late, copies. None: no rank has saved in this attempt."""
-        told = [node.lag for node in self.nodes_at_work if node.lag is not None]
-        return max(told, key=lambda one: (one["behind_s"] or 0.0, one["kept_s"] or 0.0), default=None)
+        """Return how far the fully copied checkpoints are behind the saves, on the host where the gap is widest.
+
+        Keys: name, saved_s, kept_s, behind_s, late, copies. None: no rank has saved in this attempt.
+        """
+        lags = [node.lag for node in self.nodes_at_work if node.lag is not None]
+        return max(lags, key=lambda lag: (lag["behind_s"] or 0.0, lag["kept_s"] or 0.0), default=None)
 
     @property
     def _doctors_report(self) -> NodeStatus | None:
-        """The node with node rank 0 decides who is stuck or slow; where it does not answer, what another heard last."""
-        told = [node for node in self.nodes_at_work if node.reported]
-        return max(told, key=lambda node: (node is self.nodes_at_work[0], node.reported), default=None)
+        """Return the node whose ``diagnosis`` and ``slow`` count.
+
+        That is the node with node rank 0, which decides on both. If it does not answer, it is the node that has its
+        newest report.
+        """
+        reporting = [node for node in self.nodes_at_work if node.reported]
+        return max(reporting, key=lambda node: (node is self.nodes_at_work[0], node.reported), default=None)
 
     @property
     def grace(self) -> float:
-        """Seconds from SIGTERM to SIGKILL where a kill names none: the job's ``timeouts.stop``."""
+        """Return the default seconds from SIGTERM to SIGKILL in a kill: the job's ``timeouts.stop``."""
         return float((self.record.get("timeouts") or {}).get("stop") or contract.STOP_GRACE_S)
 
     @property
     def save_signal(self) -> str:
-        """What asks a rank for a checkpoint: the job's ``checkpoint.signal``."""
+        """Return the signal that asks a rank for a checkpoint: the job's ``checkpoint.signal``."""
         return str((self.record.get("checkpoint") or {}).get("signal") or SAVE_SIGNAL)
 
     @property
     def save_timeout(self) -> float:
-        """Seconds until it has to be there: the job's ``checkpoint.timeout``."""
-        return float((self.record.get("checkpoint") or {}).get("timeout") or SAVE_TIMEOUT_S)
+        """Return the seconds that a requested checkpoint may take: the job's ``checkpoint.timeout``."""
+        return float((self.record.get("checkpoint") or {}).get("timeout") or SAVE_S)
 
     @property
     def copies(self) -> bool:
-        """Whether another host gets a copy of each checkpoint."""
+        """Return whether another host gets a copy of each checkpoint."""
         return bool((self.record.get("checkpoint") or {}).get("replicas")) and len(self.nodes_at_work) > 1
 
     @property
@@ -458,27 +484,29 @@ class RunStatus:
 
     @property
     def nodes_at_work(self) -> tuple[NodeStatus, ...]:
-        """The nodes of the newest attempt in the order of their node ranks: spares and lost hosts are left out."""
+        """Return the nodes of the newest attempt in the order of their node ranks, without spares and lost hosts."""
         if not self._agreed:
             return self.nodes
         order = {host: rank for rank, host in enumerate(self.attempts[-1].hosts)}
         return tuple(sorted((node for node in self.nodes if node.host in order), key=lambda node: order[node.host]))
 
     def hosts_of(self, ranks: Collection[int]) -> list[str]:
-        """The hosts that may have run one of these ranks; none where there is no such rank.
+        """Return the hosts that may have run any of these ranks; an empty list if the run has no such rank.
 
-        After a restart a rank may be on another host. One that is out of reach does not say which ranks it has.
+        - With restarts or torch's elastic agent: all hosts, since a rank may move to another host.
+        - Else the hosts that report such a rank. If no host reports a rank, also the unreachable hosts, which report no
+          ranks at all: that rank may be theirs.
         """
-        found = {rank for node in self.nodes for rank in node.ranks}
+        reported = {rank for node in self.nodes for rank in node.ranks}
         most = self.record.get("world_size")  # None: torch's elastic agent decides
-        wanted = set(ranks) if most is None else {rank for rank in ranks if rank < most} | found.intersection(ranks)
+        wanted = set(ranks) if most is None else {rank for rank in ranks if rank < most} | reported.intersection(ranks)
         if wanted and (self.record.get("restart") or self.record.get("min_nodes") is not None):
             return list(self.hosts)
-        unsaid = not wanted <= found
-        return [node.host for node in self.nodes if wanted & set(node.ranks) or (unsaid and not node.ranks)]
+        missing = not wanted <= reported
+        return [node.host for node in self.nodes if wanted & set(node.ranks) or (missing and not node.ranks)]
 
     def to_json(self) -> dict[str, Any]:
-        """As the contract fixes it for `up` and `status`."""
+        """Return the document of `up --json` and `status --json`, as the contract fixes it."""
         cause = self.cause
         return {
             "schema": contract.SCHEMA,
@@ -492,39 +520,46 @@ class RunStatus:
             "world_size": self.world_size,
             "nodes": [node.to_json() for node in self.nodes_at_work],
             "cause": cause.to_json() if cause else None,
-            "candidates": [one.to_json() for one in self.candidates],
+            "candidates": [candidate.to_json() for candidate in self.candidates],
             "metrics": self.metrics,
-            "slow": [{name: one[name] for name in SLOW} for one in self.slow],
+            "slow": [{name: rank[name] for name in SLOW} for rank in self.slow],
             "checkpoints": dict(self.lag) if self.lag else None,
             "diagnosis": dict(self.diagnosis) if self.diagnosis else None,
             "attempt": self.attempts[-1].number,
-            "attempts": [one.to_json() for one in self.attempts],
+            "attempts": [attempt.to_json() for attempt in self.attempts],
             "continues": self.continues,
-            "untracked": [asdict(one) for one in self.untracked],
+            "untracked": [asdict(files) for files in self.untracked],
         }
 
 
+def _mark(agreed: Mapping[str, Any]) -> tuple[int, int]:
+    return agreed["term"], agreed["version"]
+
+
 def majority_of(hosts: int) -> int:
-    """How many hosts of a run with restarts decide what follows, spares included."""
+    """Return the quorum of a run with restarts on that many hosts, spares included."""
     return hosts // 2 + 1
 
 
 def no_majority(left: int, hosts: int) -> str:
-    """Why the hosts that are left of a run with restarts start no attempt any more."""
+    """Return the sentence that says why the remaining hosts of a run with restarts start no other attempt."""
     return f"{left} of the run's {hosts} hosts left, no majority: they start no other attempt"
 
 
 def end_and_continue(run: str) -> str:
-    """What to do then; ``run``: its id or name."""
+    """Return the hint for a run without a majority; ``run`` is its id or name."""
     return f"end it, then continue it on the hosts that are there: ddpctl kill {run}, then ddpctl restart {run}"
 
 
 def run_state(states: Sequence[str]) -> str:
-    """The state of a run from those of its nodes.
+    """Return the state of a run from the states of its nodes. The first rule that holds decides:
 
-    A run is over only when every node is: one that cannot be asked, or whose heartbeat is old, keeps it from being
-    called a success. While some are over and some are not, a failure shows as `stopping`; one stands when all that
-    can be asked are over, since whatever the others say one day makes it no better.
+    1. No nodes: lost.
+    2. All nodes are over: failed, killed or lost if any node is, in this order; else succeeded.
+    3. A node failed, and every other node is over or unreachable: failed. No later report can make that better.
+    4. A node is over without success, or is stopping: stopping.
+    5. All nodes are pending: pending. Any node is pending or starting: starting.
+    6. Else running: also if a node is unreachable or has a stale heartbeat, and all other nodes have succeeded.
     """
     if not states:
         return contract.LOST

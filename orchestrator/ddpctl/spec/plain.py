@@ -1,5 +1,4 @@
-"""The start of a script that starts its own processes: the interpreter itself, once on each host, without torch's
-launcher. Pure."""
+"""Plans the start of a script that starts its own processes: without torch's launcher, once on each host. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +10,20 @@ from ddpctl.spec.script import NODE, RANKS, ScriptFacts, Start
 
 
 def start_of(job: JobSpec, found: Start | None) -> Start:
-    """How the job's processes begin, by what was ``found`` in its script. A launcher that the job names is used."""
+    """Return how the job's processes begin. ``found`` in its script counts unless the job names a launcher."""
     if found is None or job.launcher != "auto" or job.rendezvous != "static":
         return "ranks"
     return found
 
 
 def refuse_number(job: JobSpec, start: Start, nproc: int | None) -> None:
-    """Raises UsageError: a number of processes is given (``nproc``: by the command line) that the script would not
-    heed."""
+    """Refuse a number of processes that a script which starts its own processes would ignore.
+
+    ``nproc``: the number on the command line.
+
+    Raises:
+        UsageError: the number is greater than 1.
+    """
     count = nproc if nproc is not None else job.nproc_per_node
     if start != RANKS and isinstance(count, int) and count > 1:
         program = job.script or job.module
@@ -30,24 +34,27 @@ def refuse_number(job: JobSpec, start: Start, nproc: int | None) -> None:
 
 
 def plain_argv(python: str, job: JobSpec) -> tuple[str, ...]:
-    """The command line, as by hand."""
+    """Return the command line that starts the program without a launcher."""
     program = ("-m", job.module) if job.module else (job.script or "",)
     return (python, *program, *job.args)
 
 
 def node_variables(node_rank: int, nodes: int, address: str, port: str) -> Mapping[str, str]:
-    """What a script on several hosts finds: the launcher's variables, as one process a host has them.
+    """Return the variables of torch's launcher for one process per host.
 
-    The port is free: the script opens the store there itself.
+    Nothing listens on ``port``: the script opens the store there itself.
     """
     number, size = str(node_rank), str(nodes)
-    found = dict.fromkeys(("RANK", "NODE_RANK", "GROUP_RANK"), number)
-    found.update(WORLD_SIZE=size, GROUP_WORLD_SIZE=size, LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
-    return {**found, "MASTER_ADDR": address, "MASTER_PORT": port}
+    variables = dict.fromkeys(("RANK", "NODE_RANK", "GROUP_RANK"), number)
+    variables.update(WORLD_SIZE=size, GROUP_WORLD_SIZE=size, LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    return {**variables, "MASTER_ADDR": address, "MASTER_PORT": port}
 
 
 def processes_text(job: JobSpec, facts: ScriptFacts | None, hosts: int) -> str | None:
-    """How the job's processes begin, for a person; None: torch's launcher starts them. ``facts``: of its script."""
+    """Return the sentence that says how the processes begin; None: torch's launcher starts them.
+
+    ``facts``: the facts about the job's script.
+    """
     start = start_of(job, facts.start if facts is not None else None)
     if facts is None or facts.spawning is None or start == RANKS:
         return None

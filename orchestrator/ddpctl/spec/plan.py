@@ -1,7 +1,7 @@
 """The whole launch as a value. ``--dry-run`` prints it, the stages run it, tests compare it. planning.py makes it.
 
-What only the nodes can tell (GPUs, cores, the fabric address, a free port) comes in as ``Facts``; where a fact is not
-known yet (a dry run opens no connection) the plan says ``auto`` in its place and names it under ``open_questions``.
+Facts that only the nodes know (GPUs, cores, the fabric address, a free port) come in as ``Facts``. A dry run opens no
+connection: for an unknown fact the plan has ``auto``, and an entry in ``open_questions``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ddpctl.spec.origin import JobId, Origin
 from ddpctl.spec.script import Start
 from ddpctl_worker.wire import contract
 
-AUTO = "auto"  # in the place of what is not known
+AUTO = "auto"  # stands for an unknown fact
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What a node told about itself; None: not known."""
+    """The facts that a node reported about itself; None: not known."""
 
     gpus: int | None = None
     cores: int | None = None
@@ -29,16 +29,16 @@ class NodeFacts:
     interface: str | None = None
     torch: str | None = None
     has_launch: bool | None = None
-    python: str | None = None  # the interpreter of a managed environment, once it stands
-    environment: str | None = None  # and the hash of its lock
-    local_rank_arg: str | None = None  # how a script that lies on the node wants its local rank
-    start: Start | None = None  # and how its processes begin
-    machine: str | None = None  # its type as the kernel calls it: x86_64, aarch64
+    python: str | None = None  # the interpreter of a managed environment, once it is installed
+    environment: str | None = None  # the hash of that environment's lock
+    local_rank_arg: str | None = None  # the local rank option of a script that is on the node only
+    start: Start | None = None  # how the processes of such a script begin
+    machine: str | None = None  # the machine type as the kernel calls it: x86_64, aarch64
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the nodes told, by host, and the free ports that the master picked."""
+    """The facts of the nodes by host, and the free ports that the master picked."""
 
     nodes: Mapping[str, NodeFacts] = field(default_factory=dict)
     master_port: int | None = None
@@ -50,7 +50,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class CodeRef:
-    """The archive of the job's code: what it hashes to and which commit it was made from."""
+    """The archive of the job's code: its hash, and the commit that it was made from."""
 
     sha256: str
     size: int
@@ -63,10 +63,11 @@ class CodeRef:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """One node's part: its launcher's command line and environment.
+    """The part of a node: the launcher's command line and environment.
 
-    ``cwd`` and the values named in ``token_env`` may hold the tokens of contract.py (``{run_dir}`` ...): folders whose
-    absolute names only the node knows. ``secret_names`` are variables from ``env_file``: their values are not here.
+    ``cwd`` and the values of the variables in ``token_env`` may hold tokens of contract.py (``{run_dir}`` ...) for
+    folders whose absolute path only the node knows. ``secret_names``: variables from ``env_file``; the plan does not
+    hold their values.
     """
 
     host: str
@@ -98,7 +99,7 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The launch of one run on all its nodes, in node rank order."""
+    """The launch of a run on all its nodes, in the order of node ranks."""
 
     job: str
     run: str
@@ -112,22 +113,22 @@ class Plan:
     world_size: int | None
     launcher: str
     rendezvous: str
-    min_nodes: int | None  # torch's own elastic agent goes down to so few; None: it loses none
+    min_nodes: int | None  # torch's elastic agent goes on with so few nodes; None: it is not used
     code: CodeRef | None
     outputs: tuple[str, ...]
     timeouts: Mapping[str, Any]
     doctor: Mapping[str, float] | None  # None: off
     keep_runs: int | None  # ended runs of this name that stay on a node; None: all
-    notify: tuple[Mapping[str, Any], ...]  # as it may be shown
+    notify: tuple[Mapping[str, Any], ...]  # without the secret parts
     checkpoint: Mapping[str, Any]
     origin: Origin
     created: str
     restarts: int = 0  # attempts after the first
-    spares: int = 0  # of the nodes, the last ones: they only step in
-    least: int = 1  # nodes that an attempt may run on
+    spares: int = 0  # the last nodes of the plan, which only replace lost nodes
+    least: int = 1  # the fewest nodes of an attempt
     open_questions: tuple[str, ...] = ()
     settings: Settings | None = None  # for a restart
-    earlier: Earlier | None = None  # the run that this one continues
+    earlier: Earlier | None = None  # the run that this run continues
 
     @property
     def job_id(self) -> JobId:
@@ -135,12 +136,12 @@ class Plan:
 
     @property
     def first(self) -> int:
-        """The number of its first attempt."""
+        """Return the number of the first attempt."""
         return self.earlier.last + 1 if self.earlier else 1
 
     @property
     def active(self) -> tuple[NodePlan, ...]:
-        """The nodes of the first attempt."""
+        """Return the nodes of the first attempt."""
         return self.nodes[: len(self.nodes) - self.spares]
 
     @property
@@ -149,7 +150,7 @@ class Plan:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """What no launcher can be started without, in words; the other open questions have defaults of torch's own."""
+        """Return the unknown facts that a launcher needs, as text. The remaining open questions have defaults."""
         words = [f"processes per node of {node.host}" for node in self.nodes if node.nproc is None]
         if self.rendezvous == "static":
             nameless = [self.master] if self.master_addr == AUTO else []
@@ -162,7 +163,7 @@ class Plan:
         return next(node for node in self.nodes if node.host == host)
 
     def with_own_checkpoints(self) -> Plan:
-        """The same, but checkpoints go to the run's own folder: a benchmark neither finds nor replaces the job's."""
+        """Return the plan with checkpoints in the run's folder: a benchmark must not use or replace the job's own."""
         folder = {contract.ENV_CHECKPOINT_DIR: f"{contract.RUN_DIR_TOKEN}/checkpoints"}
         nodes = [
             replace(node, command=replace(node.command, env={**node.command.env, **folder})) for node in self.nodes
@@ -170,7 +171,7 @@ class Plan:
         return replace(self, nodes=tuple(nodes))
 
     def to_json(self) -> dict[str, Any]:
-        """What ``--dry-run --json`` prints; no secret's value is in it."""
+        """Return the document of ``--dry-run --json``, without the values of secrets."""
         return {
             **self._shared(),
             "master": self.master,
@@ -179,7 +180,7 @@ class Plan:
         }
 
     def record(self, node: NodePlan) -> dict[str, Any]:
-        """The immutable part of the run's record on ``node`` (the worker writes it as run.json)."""
+        """Return the immutable part of the run's record on ``node``; the worker writes it as run.json."""
         return {
             **self._shared(),
             "host": node.host,
@@ -202,7 +203,7 @@ class Plan:
         }
 
     def _shared(self) -> dict[str, Any]:
-        """What a person reads of the whole run, and every node's record holds."""
+        """Return the keys that both the printed plan and every node's record have."""
         return {
             "schema": contract.SCHEMA,
             "job": self.job,
@@ -222,12 +223,15 @@ class Plan:
             "restarts": self.restarts,
             "spares": [node.host for node in self.nodes[len(self.active) :]],
             "keep_runs": self.keep_runs,
-            "notify": [dict(one) for one in self.notify],
+            "notify": [dict(notifier) for notifier in self.notify],
             "checkpoint": dict(self.checkpoint),
         }
 
     def _gang(self, node: NodePlan) -> dict[str, Any] | None:
-        """Where the nodes watch each other; below torch's elastic agent, which loses nodes by design, there is none."""
+        """Return the addresses at which the nodes watch each other; None: they do not.
+
+        Under torch's elastic agent they do not: it goes on without lost nodes.
+        """
         if len(self.active) < 2 or self.gang_port is None or self.rendezvous != "static":
             return None
         return {
@@ -238,7 +242,7 @@ class Plan:
         }
 
     def _restart(self) -> dict[str, Any] | None:
-        """What the nodes need to start further attempts by themselves (ddpctl_worker/agent/); None: there are none."""
+        """Return the data with which the nodes start further attempts (ddpctl_worker/agent/); None: no restarts."""
         if not self.restarts:
             return None
         first = {
@@ -248,9 +252,9 @@ class Plan:
             "ended": None,
         }
         first |= {"master_port": self.master_port, "gang_port": self.gang_port, "cause": None, "set_aside": []}
-        hosts = [{"host": one.host, "address": one.address, "nproc": one.nproc} for one in self.nodes]
+        hosts = [{"host": node.host, "address": node.address, "nproc": node.nproc} for node in self.nodes]
         return {
-            "restarts": self.restarts + self.first - 1,  # by their numbers
+            "restarts": self.restarts + self.first - 1,  # the number of the last attempt, less 1
             "nodes": len(self.active),
             "least": self.least,
             "hosts": hosts,
@@ -260,7 +264,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """Who starts the run, from where and when: no file says that. ``created`` is ISO 8601 in UTC."""
+    """The id of a run, the account and place that start it, and the time. ``created``: ISO 8601 in UTC."""
 
     run: str
     origin: Origin

@@ -1,4 +1,4 @@
-"""From an inventory, a job and what the nodes told to the plan of a run. Pure: nothing it is given is changed."""
+"""Makes the plan of a run from an inventory, a job, and the facts of the nodes. Pure: no argument is changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 from ddpctl.errors import UsageError
 from ddpctl.spec.command import Command
 from ddpctl.spec.inventory import Host, Inventory
-from ddpctl.spec.job import SILENCE_WARNING_S, JobSpec
+from ddpctl.spec.job import JobSpec
+from ddpctl.spec.limits import SILENCE_WARNING_S
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.plain import node_variables, plain_argv, refuse_number, start_of
 from ddpctl.spec.plan import AUTO, CodeRef, Facts, NodeFacts, NodePlan, Plan, RunIdentity
@@ -39,11 +40,14 @@ def make_plan(
     nproc: int | None = None,
     spares: int = 0,
 ) -> Plan:
-    """The plan of ``job`` on ``hosts`` (node rank order, the master first; the last ``spares`` of them only step in).
+    """Return the plan of ``job`` on ``hosts``.
 
-    ``local_rank_arg`` is how the job's script wants its local rank ("--local_rank", "--local-rank" or None), as read
-    from the script; the job file's own word wins over it. ``start`` is how its processes begin, read there too (None:
-    the nodes may know). ``notify`` are notifiers as they may be shown. ``nproc`` overrides processes per node.
+    - ``hosts``: in the order of node ranks, the master first; the last ``spares`` of them are spares.
+    - ``local_rank_arg``: the local rank option in the job's script ("--local_rank", "--local-rank" or None). The job's
+      key of that name overrides it.
+    - ``start``: how the script's processes begin; None: only the nodes may know.
+    - ``notify``: notifiers without their secret parts.
+    - ``nproc``: overrides the number of processes per node.
 
     Raises:
         UsageError: the job cannot be planned on these hosts (no hosts, old launchers with uneven slots, ...).
@@ -112,13 +116,13 @@ def make_plan(
 
 @dataclass(frozen=True)
 class _Shared:
-    """What is the same on every node of a plan."""
+    """The values that all nodes of a plan share."""
 
     job: JobSpec
     job_id: JobId
     run: str
     nnodes: int
-    alone: bool  # one host is all there is
+    alone: bool  # the plan has a single host
     master_addr: str
     master_port: int | None
     launcher: str
@@ -129,7 +133,7 @@ class _Shared:
 
 
 def _refuse_impossible_elastic(job: JobSpec, nodes: int) -> None:
-    """What torch's elastic agent would answer with a wait that leads nowhere, or with a stop of healthy nodes."""
+    """Refuse jobs for which torch's elastic agent would wait in vain, or stop healthy nodes."""
     if job.rendezvous == "static":
         return
     limits = job.elastic
@@ -147,7 +151,10 @@ def _refuse_impossible_elastic(job: JobSpec, nodes: int) -> None:
 
 
 def _processes(host: Host, job: JobSpec, facts: NodeFacts, override: int | None) -> int | None:
-    """How many processes a node runs: the command line, then the job, then the host, then its GPUs, then one."""
+    """Return the processes of a node: from the command line, else the job, else the host, else its GPUs, else 1.
+
+    None: the number of GPUs is not known.
+    """
     for wish in (override, job.nproc_per_node, host.slots):
         if isinstance(wish, int):
             return wish
@@ -157,13 +164,16 @@ def _processes(host: Host, job: JobSpec, facts: NodeFacts, override: int | None)
 
 
 def torch_release(version: str | None) -> tuple[int, int] | None:
-    """(major, minor) of a torch version string such as ``1.8.1+cu111``; None when it has no such form."""
+    """Return (major, minor) of a torch version such as ``1.8.1+cu111``; None: the text has another form."""
     match = re.match(r"(\d+)\.(\d+)", version or "")
     return (int(match[1]), int(match[2])) if match else None
 
 
 def _is_old(facts: NodeFacts) -> bool:
-    """torch 1.8 and older: its launcher has no agent, no ``${local_rank}`` and counts ranks as nnodes x nproc."""
+    """Return whether the node has torch 1.8 or older.
+
+    That launcher has no agent, does not know ``${local_rank}``, and counts ranks as nnodes x nproc.
+    """
     release = torch_release(facts.torch)
     return release is not None and release <= (1, 8)
 
@@ -180,7 +190,10 @@ def _refuse_uneven_on_old_launchers(hosts: Sequence[Host], counts: Mapping[str, 
 
 
 def _launcher(job: JobSpec, nodes: Sequence[NodeFacts]) -> str:
-    """`launch` works from torch 1.6 to today; `run` where a torch has lost it, and always for elastic rendezvous."""
+    """Return the launcher module: `launch`, which torch has from 1.6 to today, unless `run` is needed.
+
+    `run` is needed for elastic rendezvous, and for a torch without `launch`.
+    """
     if job.rendezvous != "static" or job.launcher == "torchrun":
         return RUN
     if job.launcher == AUTO and any(node.has_launch is False for node in nodes):
@@ -189,9 +202,9 @@ def _launcher(job: JobSpec, nodes: Sequence[NodeFacts]) -> str:
 
 
 def _address(host: Host, facts: NodeFacts, *, alone: bool = False) -> str:
-    """The address that the other nodes use for this one.
+    """Return the address that the other nodes use for this node; AUTO: not known.
 
-    Never a name: a name may resolve differently on every node (or to a loopback address on its own).
+    Never a name: a name may resolve differently on each node, and to a loopback address on the node itself.
     """
     address = host.fabric_address or facts.fabric_address
     if address:
@@ -226,7 +239,7 @@ def _node(
 
 
 def _launcher_args(shared: _Shared, node_rank: int, nproc: int | None, address: str) -> list[str]:
-    """The launcher's own options, in the underscore spelling that torch 1.6 and today's both take."""
+    """Return the launcher's own options, spelled with underscores: torch 1.6 and today's torch accept that."""
     per_node = AUTO if nproc is None else str(nproc)
     port = AUTO if shared.master_port is None else str(shared.master_port)
     if shared.job.rendezvous == "static":
@@ -239,18 +252,18 @@ def _launcher_args(shared: _Shared, node_rank: int, nproc: int | None, address: 
         args += ["--max_restarts", str(elastic.max_restarts)]
     args += ["--rdzv_backend", shared.job.rendezvous, "--rdzv_endpoint", f"{shared.master_addr}:{port}"]
     args += ["--rdzv_id", shared.run]
-    # Without it c10d publishes the node's FQDN as MASTER_ADDR, which breaks without DNS.
+    # Without --local_addr c10d publishes the node's FQDN as MASTER_ADDR, which fails without DNS.
     args += ["--local_addr", address]
-    # torch waits ten minutes for nodes that are missing; there is a deadline for the start already.
+    # torch's own default is to wait ten minutes for missing nodes.
     settings = [f"join_timeout={math.ceil(shared.job.timeouts.start)}"]
     if shared.job.rendezvous == "c10d":
-        # c10d guesses who hosts the store by comparing names; the plan knows.
+        # Without is_host c10d compares names to guess which node hosts the store.
         settings.insert(0, f"is_host={1 if node_rank == 0 else 0}")
     return [*args, "--rdzv_conf", ",".join(settings)]
 
 
 def _script_args(shared: _Shared, facts: NodeFacts) -> list[str]:
-    """``--use_env -- SCRIPT ARGS``: ``--`` keeps a script's ``--n`` from being read as the launcher's ``--nnodes``."""
+    """Return ``--use_env -- SCRIPT ARGS``. Without ``--`` the launcher reads a script's ``--n`` as ``--nnodes``."""
     job = shared.job
     old = _is_old(facts)
     style = _local_rank_style(job, shared.local_rank_arg or facts.local_rank_arg)
@@ -267,7 +280,6 @@ def _script_args(shared: _Shared, facts: NodeFacts) -> list[str]:
 
 
 def _local_rank_style(job: JobSpec, found: str | None) -> str | None:
-    """The job file's word, or what was read from the script."""
     wish = job.local_rank_arg
     if wish == AUTO:
         return found
@@ -275,27 +287,26 @@ def _local_rank_style(job: JobSpec, found: str | None) -> str | None:
 
 
 def _escaped(arg: str, old: bool) -> str:
-    """``$`` doubled, since the launcher runs every argument through string.Template (torch 1.9 and newer)."""
+    """Double every ``$``: the launcher of torch 1.9 and newer treats each argument as a string.Template."""
     return arg if old else arg.replace("$", "$$")
 
 
 def _environment(
     shared: _Shared, host: Host, node_rank: int, interface: str | None, nproc: int | None, facts: NodeFacts
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The variables a node's launcher gets; the names whose values hold a token come second."""
+    """Return the variables of a node's launcher, and the names of the variables that hold a token."""
     env: dict[str, str] = {}
     if interface:
-        env["NCCL_SOCKET_IFNAME"] = f"={interface}"  # exactly this one: to NCCL a bare name is a prefix, eth1 of eth10
+        env["NCCL_SOCKET_IFNAME"] = f"={interface}"  # without "=", NCCL takes eth1 as a prefix, also of eth10
         env["GLOO_SOCKET_IFNAME"] = interface
     plain = shared.start != RANKS
     if plain:
-        env["PYTHONUNBUFFERED"] = (
-            "1"  # torch's launcher runs a script with -u, of which the script's processes know nothing
-        )
+        # In place of the option -u of torch's launcher; the processes that the script starts inherit the variable.
+        env["PYTHONUNBUFFERED"] = "1"
     elif facts.cores is not None and nproc:
         env["OMP_NUM_THREADS"] = str(max(1, facts.cores // nproc))
     if shared.job.rendezvous != "static":
-        # Else torch 2.13 keeps the address of rank 0's store when rank 0 moves, on all nodes but that which gets it.
+        # Else, when rank 0 moves to another node, torch 2.13 keeps the old address of its store on all other nodes.
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     env.update({} if plain else _launcher_defaults(facts, nproc))
     env.update(host.env)
@@ -315,18 +326,19 @@ def _environment(
         contract.ENV_RUN_DIR: contract.RUN_DIR_TOKEN,
         contract.ENV_OUTPUT_DIR: contract.OUTPUT_DIR_TOKEN,
         contract.ENV_CHECKPOINT_DIR: contract.CHECKPOINT_DIR_TOKEN,
-        contract.ENV_METRICS: f"{contract.RUN_DIR_TOKEN}/metrics/node.jsonl",  # each rank finds one of its own here
+        contract.ENV_METRICS: f"{contract.RUN_DIR_TOKEN}/metrics/node.jsonl",  # each rank gets a file of its own
     }
-    if not plain:  # torchrun leaves a folder in /tmp at every run unless it is given one
+    if not plain:  # torchrun's default is a new folder in /tmp for every run, which it never removes
         folders["PET_LOG_DIR"] = f"{contract.RUN_DIR_TOKEN}/torchelastic"
     return env | folders, tuple(folders)
 
 
 def _launcher_defaults(facts: NodeFacts, nproc: int | None) -> dict[str, str]:
-    """torch 1.9 to 1.13 cannot launch on Python 3.11 and newer with its own defaults for redirects and tee.
+    """Return variables without which torch 1.9 to 1.13 cannot launch on Python 3.11 and newer.
 
-    Iterating an IntFlag leaves out its zero there, so the launcher turns "nothing" into None and fails. Naming a local
-    rank that does not exist gives it a map instead; it takes one digit only, so a node with ten or more is left alone.
+    Its default for redirects and tee is an IntFlag of zero. Iterating that yields no member on these Pythons, so the
+    launcher gets None and fails. A map that names a local rank which does not exist avoids the default. The launcher
+    reads a single digit there, so a node with ten or more ranks keeps the default.
     """
     release = torch_release(facts.torch)
     if release is None or not (1, 9) <= release < (2, 0) or (nproc or 1) > 9:
@@ -341,7 +353,7 @@ def _timeouts(job: JobSpec) -> dict[str, Any]:
 
 
 def _open_questions(nodes: Sequence[NodePlan], port: int | None) -> tuple[str, ...]:
-    """What a dry run cannot know, in words."""
+    """Return the facts that a dry run cannot know, as text."""
     words = [f"{node.host}: processes per node (auto: its GPUs, or 1)" for node in nodes if node.nproc is None]
     words += [f"{node.host}: fabric address (found by preflight)" for node in nodes if node.address == AUTO]
     words += [f"{node.host}: interface (the one that owns {node.address})" for node in nodes if not node.interface]

@@ -1,4 +1,4 @@
-"""What a preflight found, as one value."""
+"""The outcome of a preflight."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from ddpctl_worker.wire.contract import SCHEMA
 
 @dataclass(frozen=True)
 class PreflightReport:
-    """``findings`` worst first; ``mesh`` is None where no mesh was measured, and ``network`` what a run's
-    record keeps of it; ``facts`` is what a plan needs to know.
+    """The outcome of a preflight.
 
-    ``unreachable`` are the hosts that could not be asked at all: nothing else is said of them.
+    ``findings``: the worst first. ``mesh``: None if no mesh was measured. ``network``: the part of the mesh that the
+    record of a run holds. ``facts``: for the plan. ``unreachable``: the hosts that gave no answer at all; no other
+    field says anything about them.
     """
 
     cluster: str
@@ -34,7 +35,7 @@ class PreflightReport:
     fabric: Mapping[str, Fabric] = field(default_factory=dict)
     open_ports: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     unreachable: tuple[str, ...] = ()
-    age_s: float | None = None  # of a report of a moment ago; None: measured now
+    age_s: float | None = None  # the age of a reused report; None: measured now
 
     @property
     def ok(self) -> bool:
@@ -42,7 +43,7 @@ class PreflightReport:
 
     @property
     def exit_code(self) -> int:
-        """0, 3 when a check found an error, 4 when a host could not be reached."""
+        """Return 0; 3 if a check found an error; 4 if a host could not be reached."""
         if self.unreachable:
             return ConnectError.exit_code
         return 0 if self.ok else PreflightFailed.exit_code
@@ -51,7 +52,6 @@ class PreflightReport:
         return sum(finding.severity is severity for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """As the contract fixes it."""
         return {
             "schema": SCHEMA,
             "cluster": self.cluster,
@@ -63,7 +63,7 @@ class PreflightReport:
 
 
 def sorted_findings(findings: Iterable[Finding], hosts: tuple[str, ...]) -> tuple[Finding, ...]:
-    """Worst first, then by check, then in the order of the hosts."""
+    """Sort findings by severity (the worst first), then by check, then in the order of the hosts."""
     place = {host: index for index, host in enumerate(hosts)}
 
     def order(finding: Finding) -> tuple[int, str, int, int]:
@@ -77,11 +77,11 @@ def sorted_findings(findings: Iterable[Finding], hosts: tuple[str, ...]) -> tupl
     return tuple(sorted(findings, key=order))
 
 
-# --- for the minute in which it still counts ------------------------------------------------------------------------
+# --- a report kept on this machine, for reuse within a short time -----------------------------------------------------
 
 
 def to_document(report: PreflightReport) -> dict[str, Any]:
-    """Everything but the mesh, JSON-able."""
+    """Return the report as JSON, without the mesh."""
     document: dict[str, Any] = TypeAdapter(PreflightReport).dump_python(
         report, mode="json", exclude={"mesh", "unreachable", "age_s"}
     )
@@ -89,5 +89,9 @@ def to_document(report: PreflightReport) -> dict[str, Any]:
 
 
 def from_document(document: Mapping[str, Any]) -> PreflightReport:
-    """Back from ``to_document``. Raises ValueError for anything else."""
+    """Return the report that ``to_document`` turned into JSON.
+
+    Raises:
+        ValueError: the document is not such a report.
+    """
     return TypeAdapter(PreflightReport).validate_python(document)

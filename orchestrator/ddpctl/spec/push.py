@@ -1,4 +1,4 @@
-"""What a push put on the nodes, and what a gc takes off them. Pure."""
+"""The outcomes of ``ddpctl push`` and ``ddpctl gc``. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ddpctl_worker.wire import contract
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of a push, added up over all nodes.
+    """The bytes of a push, summed over all nodes.
 
-    ``needed``: what the nodes need to have; ``reused``: what of that lay there already; ``sent_by_controller`` and
-    ``relayed``: what went over the wire from the controller and from node to node.
+    ``needed``: all files that the nodes must have. ``reused``: the files that were there already.
+    ``sent_by_controller`` and ``relayed``: the bytes on the wire, from this machine and from node to node.
     """
 
     needed: int = 0
@@ -39,7 +39,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Delivery:
-    """Files were brought to hosts: every host is in ``done`` (complete and verified there) or in ``errors``."""
+    """The outcome of sending files: every host is in ``done`` (files complete and verified) or in ``errors``."""
 
     traffic: Traffic = field(default_factory=Traffic)
     done: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class NodeEnvironment:
-    """The environment of one node: its interpreter, what is in it, and how long it took to put it there."""
+    """The environment of a node: its interpreter, the versions of its packages, and the time of the installation."""
 
     host: str
     python: str
@@ -63,7 +63,10 @@ class NodeEnvironment:
 
 @dataclass(frozen=True)
 class EnvironmentOutcome:
-    """What ``provision`` did: every job host is in ``nodes`` or in ``errors``; ``lock`` holds a pylock a platform."""
+    """The outcome of ``provision``: every host of the job is in ``nodes`` or in ``errors``.
+
+    ``lock``: platform -> pylock.
+    """
 
     mode: str
     nodes: Mapping[str, NodeEnvironment] = field(default_factory=dict)
@@ -72,14 +75,14 @@ class EnvironmentOutcome:
     lock: Mapping[str, str] = field(default_factory=dict)
 
     def python(self, host: str) -> str | None:
-        """The interpreter that the launch uses on ``host`` instead of the inventory's; None: that one stays."""
+        """Return the interpreter that replaces the inventory's in a launch on ``host``; None: no replacement."""
         node = self.nodes.get(host)
         return node.python if node and node.env_hash else None
 
 
 @dataclass(frozen=True)
 class PushedNode:
-    """One node after a push."""
+    """A node after a push."""
 
     host: str
     python: str
@@ -104,7 +107,7 @@ class PushedNode:
 
 @dataclass(frozen=True)
 class PushOutcome:
-    """Environment and code on every node, nothing started."""
+    """The outcome of a push: environment and code on every node; no process was started."""
 
     cluster: str
     duration_s: float
@@ -116,13 +119,16 @@ class PushOutcome:
         return all(node.error is None for node in self.nodes)
 
     def raise_for_errors(self) -> None:
-        """Raises HostsFailed when a host did not get everything."""
+        """Raise an error unless every host got everything.
+
+        Raises:
+            HostsFailed: a host has an error.
+        """
         errors = {node.host: node.error for node in self.nodes if node.error is not None}
         if errors:
             raise HostsFailed(f"{len(errors)} of {len(self.nodes)} hosts did not get everything", errors)
 
     def to_json(self) -> dict[str, Any]:
-        """As the contract fixes it."""
         return {
             "schema": contract.SCHEMA,
             "cluster": self.cluster,
@@ -138,7 +144,7 @@ class PushOutcome:
 
 @dataclass(frozen=True)
 class Garbage:
-    """One thing on a node: ``kind`` is run, environment, wheel, file, cache or part; ``bytes`` its removal frees."""
+    """An item to remove from a node. ``kind``: run, environment, wheel, file, cache or part. ``bytes``: freed space."""
 
     kind: str
     name: str
@@ -148,7 +154,7 @@ class Garbage:
 
 @dataclass(frozen=True)
 class GcOutcome:
-    """Every host is in ``hosts`` or in ``errors``. ``dry_run``: nothing was removed yet."""
+    """The outcome of a gc: every host is in ``hosts`` or in ``errors``. ``dry_run``: no item was removed."""
 
     cluster: str
     dry_run: bool
@@ -160,7 +166,11 @@ class GcOutcome:
         return sum(item.bytes for items in self.hosts.values() for item in items)
 
     def raise_for_errors(self) -> None:
-        """Raises HostsFailed when a host could not be cleaned."""
+        """Raise an error unless every host was cleaned.
+
+        Raises:
+            HostsFailed: a host has an error.
+        """
         if self.errors:
             raise HostsFailed(f"{plural(len(self.errors), 'host')} could not be cleaned", self.errors)
 

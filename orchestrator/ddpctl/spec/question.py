@@ -1,4 +1,4 @@
-"""What the nodes are asked by the worker's ``probe`` verb, and what they answer."""
+"""The questions of preflight to the nodes (the worker's verb ``probe``), and the answers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddpctl.spec.limits import QUESTION_S
+
 
 @dataclass(frozen=True)
 class Question:
-    """A question's name there, its parameters, and a deadline in seconds.
+    """A fact of the worker by name, its parameters, and a deadline in seconds.
 
-    Two checks that ask the same thing share one answer: ``key`` is name plus parameters.
+    Checks that ask the same question share the answer. ``key`` identifies it: name and parameters.
     """
 
     name: str
     params: Mapping[str, Any] = field(default_factory=dict)
-    deadline: float = 5.0
+    deadline: float = QUESTION_S
 
     @property
     def key(self) -> str:
@@ -27,7 +29,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a host answered: ``value`` when ok, otherwise ``error`` (and ``timed_out`` when the deadline passed)."""
+    """The answer of a host: ``value`` if ok, otherwise ``error``; ``timed_out``: the deadline passed."""
 
     ok: bool
     value: Any = None
@@ -37,10 +39,10 @@ class Answer:
 
 
 def as_request(asked: Iterable[Question]) -> list[dict[str, Any]]:
-    """The ``questions`` of a ``probe``."""
+    """Return the argument ``questions`` of the verb ``probe``."""
     return [{"id": q.key, "name": q.name, "params": dict(q.params), "deadline": q.deadline} for q in asked]
 
 
 def as_answers(reply: Mapping[str, Any]) -> dict[str, Answer]:
-    """The ``answers`` of its reply, by question key."""
+    """Return the answers in a reply of ``probe``, by the keys of the questions."""
     return {key: Answer(**answer) for key, answer in reply["answers"].items()}

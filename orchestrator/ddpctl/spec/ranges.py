@@ -1,4 +1,7 @@
-"""Host ranges (``node[01-16]``, ``node[1-3,7]``), expanded by ClusterShell without its groups, operators, wildcards."""
+"""Host ranges such as ``node[01-16]`` and ``node[1-3,7]``.
+
+ClusterShell expands them; its groups, operators and wildcards are refused.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterable
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
-MAX_HOSTS = 4096
+from ddpctl.spec.limits import MAX_HOSTS
 
 _ALLOWED = re.compile(r"[A-Za-z0-9._,/\[\]:-]+")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
@@ -19,17 +22,17 @@ class RangeFault(ValueError):
 
 
 def is_range(text: str) -> bool:
-    """Whether ``text`` has anything to expand."""
+    """Return whether ``text`` is a range."""
     return "[" in text or "]" in text
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Every name that ``text`` stands for, in order: a plain name is itself.
+    """Return the names in a range, in order; a plain name stands for itself.
 
-    A comma outside brackets is not a separator here; a list in the file is.
+    A comma outside brackets is refused: several ranges are written as a list in the file.
 
     Raises:
-        RangeFault: a bad range, more than MAX_HOSTS names, or one name twice.
+        RangeFault: the range is invalid, has more than MAX_HOSTS names, or has a name twice.
     """
     if not is_range(text):
         return (text,)
@@ -48,12 +51,12 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def split(text: str) -> list[str]:
-    """The parts of a list with commas, of which those inside brackets do not count."""
+    """Split a list at its commas, except the commas inside brackets."""
     return [part.strip() for part in re.split(r",(?![^\[\]]*\])", text) if part.strip()]
 
 
 def _check_size(text: str) -> None:
-    """Refuse what would expand to too much, or name a host twice, before anything is expanded."""
+    """Refuse a range with too many names or with a name twice, before its expansion takes memory and time."""
     total = 1
     for inside in _BRACKETS.findall(text):
         seen: set[int] = set()
@@ -77,8 +80,10 @@ def _check_size(text: str) -> None:
 
 
 def fold(names: Iterable[str], least: int = 3) -> str:
-    """The shortest way to write these names: ``node[0-2,7]`` for node0 node1 node2 node7. Fewer than ``least`` are only
-    listed."""
+    """Return the shortest text for these names: ``node[0-2,7]`` for node0 node1 node2 node7.
+
+    Fewer than ``least`` names become a plain list.
+    """
     listed = list(dict.fromkeys(names))
     if len(listed) < least:
         return ",".join(listed)

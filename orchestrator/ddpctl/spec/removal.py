@@ -1,4 +1,4 @@
-"""What became of a run's folders when it was removed from its nodes. Pure."""
+"""The outcome of removing a run from its nodes. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddpctl_worker.wire import contract
 
 @dataclass(frozen=True)
 class RemovedPart:
-    """One host: ``removed`` is False where it had nothing of the run, or an error."""
+    """The outcome on one host; ``removed`` is False if it had nothing of the run, or failed to remove it."""
 
     host: str
     removed: bool = False
@@ -21,14 +21,18 @@ class RemovedPart:
 
 @dataclass(frozen=True)
 class RemovedRun:
-    """A run that had ended, and every host of it."""
+    """The outcome for an ended run on all of its hosts."""
 
     job: str
     run: str
     hosts: tuple[RemovedPart, ...]
 
     def raise_for_errors(self) -> None:
-        """Raises HostsFailed when some host may still have it."""
+        """Raise an error unless the run is gone everywhere.
+
+        Raises:
+            HostsFailed: a host may still have a part of the run.
+        """
         errors = {part.host: part.error for part in self.hosts if part.error is not None}
         if errors:
             count = f"{len(errors)} of {len(self.hosts)} hosts"
@@ -43,5 +47,5 @@ class RemovedRun:
 
 
 def removal_document(runs: Sequence[RemovedRun]) -> dict[str, Any]:
-    """What ``ddpctl rm --json`` prints."""
+    """Return the document of ``ddpctl rm --json``."""
     return {"schema": contract.SCHEMA, "runs": [run.to_json() for run in runs]}

@@ -1,4 +1,4 @@
-"""What ``ddpctl report`` says of a run, as one value."""
+"""The content of ``ddpctl report``, as one value."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ _SECRET = re.compile("key|token|secret|passw|credential", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class RunReport:
-    """A run as its nodes have recorded it, at the time ``made``. ``launches``: by host, what was started there.
-    ``missing``: the hosts whose part is not in it, and why."""
+    """A run as its nodes have recorded it at the time ``made``.
+
+    ``launches``: host -> the launch as recorded there (argv, torch, environment). ``missing``: the hosts whose records
+    are not in the report, each with why.
+    """
 
     run: RunStatus
     made: datetime
@@ -38,14 +41,14 @@ class RunReport:
 
     @property
     def duration_s(self) -> float | None:
-        """From the start to the end, or to this report."""
+        """Return the seconds from the start to the end, or to the report while the run lasts."""
         took = elapsed(self.run.started, self.run.ended or self.made.isoformat())
         return None if took is None else max(0.0, took)  # the clocks of two hosts may differ
 
     @property
     def command(self) -> Sequence[str]:
-        """The launcher's, on the first node that says."""
-        return next((one["argv"] for one in self.launches.values() if one.get("argv")), ())
+        """Return the launcher's command line, from the first node that recorded it."""
+        return next((launch["argv"] for launch in self.launches.values() if launch.get("argv")), ())
 
     @property
     def code(self) -> Mapping[str, Any]:
@@ -53,8 +56,10 @@ class RunReport:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The job's keys where they differ from the defaults. A page may be sent to others, so a variable whose name is
-        that of a secret has no value here, wherever it should have been."""
+        """Return the job's keys that differ from the defaults.
+
+        A report may be sent to other people. So the value of a variable is hidden if its name suggests a secret.
+        """
         keys = dict((self.run.record.get("settings") or {}).get("keys") or {})
         if isinstance(env := keys.get("env"), Mapping):
             keys["env"] = {name: REDACTED if _SECRET.search(name) else value for name, value in env.items()}
@@ -62,12 +67,12 @@ class RunReport:
 
     @property
     def failures(self) -> tuple[Attempt, ...]:
-        """The attempts after which it carried on."""
-        return tuple(one for one in self.run.attempts[:-1] if one.cause is not None)
+        """Return the failed attempts that another attempt followed."""
+        return tuple(attempt for attempt in self.run.attempts[:-1] if attempt.cause is not None)
 
     @property
     def headline(self) -> str:
-        """``succeeded after 12 min, in attempt 3 after 2 failures``."""
+        """Return the verdict: ``succeeded after 12 min, in attempt 3 after 2 failures``."""
         run, took, number = self.run, self.duration_s, self.run.attempts[-1].number
         word = "after" if run.terminal else "for"
         text = run.state if took is None else f"{run.state} {word} {lasting(took)}"
@@ -76,14 +81,14 @@ class RunReport:
 
     @property
     def ranks(self) -> list[tuple[str, int, Values]]:
-        """The last values of every rank that wrote some of its own: host, rank, values."""
+        """Return the last values of every rank that wrote metrics: host, rank, values."""
         found = [
             (node.host, int(rank), values)
             for node in self.run.nodes_at_work
             for rank, values in node.metrics.items()
             if rank
         ]
-        return sorted(found, key=lambda one: one[1])
+        return sorted(found, key=lambda row: row[1])
 
     def to_json(self) -> dict[str, Any]:
         run = self.run
@@ -109,22 +114,28 @@ class RunReport:
             "settings": self.settings,
             "nodes": [self._node(node.host) | node.to_json() for node in run.nodes],
             "continues": run.continues,
-            "attempts": [one.to_json() for one in run.attempts],
+            "attempts": [attempt.to_json() for attempt in run.attempts],
             "cause": cause.to_json() if cause else None,
-            "candidates": [one.to_json() for one in run.candidates],
+            "candidates": [candidate.to_json() for candidate in run.candidates],
             "diagnosis": dict(run.diagnosis) if run.diagnosis else None,
-            "slow": [{name: one[name] for name in SLOW} for one in run.slow],
-            "metrics": [one.to_json() for one in self.curves],
+            "slow": [{name: rank[name] for name in SLOW} for rank in run.slow],
+            "metrics": [curve.to_json() for curve in self.curves],
             "ranks": [{"host": host, "rank": rank, "metrics": dict(values)} for host, rank, values in self.ranks],
-            "gpus": [one.to_json() for one in self.gpus],
+            "gpus": [gpu.to_json() for gpu in self.gpus],
             "network": self.network.to_json() if self.network else None,
             "checkpoints": [
-                {"name": one.entry, "step": one.step, "time": one.time, "size": one.size, "complete": one.complete}
-                for one in self.checkpoints
+                {
+                    "name": saved.entry,
+                    "step": saved.step,
+                    "time": saved.time,
+                    "size": saved.size,
+                    "complete": saved.complete,
+                }
+                for saved in self.checkpoints
             ],
             "missing": [{"host": host, "error": error} for host, error in self.missing.items()],
         }
 
     def _node(self, host: str) -> dict[str, Any]:
-        told = self.launches.get(host, {})
-        return {"torch": told.get("torch"), "environment": told.get("environment")}
+        launch = self.launches.get(host, {})
+        return {"torch": launch.get("torch"), "environment": launch.get("environment")}

@@ -1,4 +1,4 @@
-"""Which checkpoint a start resumes from, whose it is, and how that is told. Pure."""
+"""The checkpoint that a start resumes from, the run that saved it, and the line that says so. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ddpctl.spec.times import elapsed, lasting
 from ddpctl_worker.rules.entries import step_of
 from ddpctl_worker.rules.order import oldest_first, when_of
 
-Row = Mapping[str, Any]  # a checkpoint on a host, in short (ddpctl_worker.checkpoint.listing.summary)
+Row = Mapping[str, Any]  # the summary of a checkpoint on a host (ddpctl_worker.checkpoint.listing.summary)
 
 
 @dataclass(frozen=True)
 class Start:
-    """A run that was started with the job's folder for checkpoints."""
+    """A run that used the checkpoint folder of the job."""
 
     run: str
     origin: Origin | None
@@ -30,14 +30,17 @@ class Start:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The newest checkpoint that a start finds, and the run that saved it (None: not on record)."""
+    """The newest checkpoint that a start finds, and the run that saved it (None: no host has a record of the run)."""
 
     entry: str
     time: str
     start: Start | None = None
 
     def line(self, now: datetime) -> str:
-        """``resumes from step_120 (step 120, saved 4 min ago by run R); `ddpctl up --fresh` starts without it``."""
+        """Return the line for the user.
+
+        ``resumes from step_120 (step 120, saved 4 min ago by run R); `ddpctl up --fresh` starts without it``
+        """
         step = step_of(self.entry)
         age = elapsed(self.time, now.isoformat())
         words = [] if step is None else [f"step {step}"]
@@ -47,8 +50,8 @@ class Resumed:
 
 
 def newest(rows: Mapping[str, Sequence[Row]], starts: Mapping[str, Sequence[Start]]) -> Resumed | None:
-    """The newest of the checkpoints that the hosts have; None where they have none. Both by host."""
-    every = [row for known in rows.values() for row in known]
+    """Return the newest checkpoint that any host has; None if there is no checkpoint. Both arguments are by host."""
+    every = [row for of_host in rows.values() for row in of_host]
     if not every:
         return None
     row = oldest_first(every, when_of, lambda row: (row["writer"], row["version"]))[-1]
@@ -56,5 +59,5 @@ def newest(rows: Mapping[str, Sequence[Row]], starts: Mapping[str, Sequence[Star
 
 
 def start_of(run: str | None, starts: Mapping[str, Sequence[Start]]) -> Start | None:
-    """The start of the run that saved it, where a host has that on record."""
-    return next((one for known in starts.values() for one in known if one.run == run), None)
+    """Return the start of ``run``; None if no host has a record of it."""
+    return next((start for of_host in starts.values() for start in of_host if start.run == run), None)

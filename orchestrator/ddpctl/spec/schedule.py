@@ -1,4 +1,4 @@
-"""Who dials whom in the mesh, and in what order."""
+"""The schedule of the mesh: the peers that each host dials, in order."""
 
 from __future__ import annotations
 
@@ -7,40 +7,38 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ddpctl.spec.limits import FULL_MESH_HOSTS, PARTNERS
 from ddpctl.spec.mesh import Pair
-
-FULL_MESH_HOSTS = 64
-# Of these at most one a host is left out (an odd number of hosts) and three are the master and the two neighbours of
-# the ring, so that 8 to 12 are left.
-PARTNERS = 12
 
 T = TypeVar("T")
 
 
 def tournament(hosts: Sequence[str]) -> list[list[Pair]]:
-    """Rounds in which every host has at most one partner, and after which every pair has met once (circle method)."""
-    seats = _seats(hosts)
-    return [_round(seats, number) for number in range(len(seats) - 1)]
+    """Return rounds of pairs: in each round a host has at most one partner, and each pair meets in exactly one round.
+
+    The circle method of round-robin tournaments.
+    """
+    circle = _circle(hosts)
+    return [_round(circle, number) for number in range(len(circle) - 1)]
 
 
-def _seats(hosts: Sequence[str]) -> list[str | None]:
-    """An empty seat makes an odd number even."""
-    return [*hosts, None] if len(hosts) % 2 else [*hosts]
+def _circle(hosts: Sequence[str]) -> list[str | None]:
+    return [*hosts, None] if len(hosts) % 2 else [*hosts]  # an empty place makes an odd number even
 
 
-def _round(seats: Sequence[str | None], number: int) -> list[Pair]:
-    """The first seat stays, the others move on by one a round; partners sit opposite."""
-    first, others = seats[:1], seats[1:]
-    turn = len(others) - number
-    seated = [*first, *others[turn:], *others[:turn]]
-    half = len(seated) // 2
-    pairs = zip(seated[:half], reversed(seated[half:]), strict=True)
+def _round(circle: Sequence[str | None], number: int) -> list[Pair]:
+    """Pair opposite places. The first host stays in its place, and all other hosts move on by one place per round."""
+    first, moving = circle[:1], circle[1:]
+    turn = len(moving) - number
+    placed = [*first, *moving[turn:], *moving[:turn]]
+    half = len(placed) // 2
+    pairs = zip(placed[:half], reversed(placed[half:]), strict=True)
     return [(a, b) for a, b in pairs if a is not None and b is not None]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """``targets``: whom each host dials, in order. ``note`` says how a sample was taken; None for the full mesh."""
+    """``targets``: host -> the peers that it dials, in order. ``note``: how a sample was taken; None: the full mesh."""
 
     targets: Mapping[str, tuple[str, ...]]
     note: str | None = None
@@ -55,18 +53,18 @@ class Schedule:
 
 
 def schedule(hosts: Sequence[str], master: str, seed: str = "") -> Schedule:
-    """Every ordered pair in tournament order; above FULL_MESH_HOSTS hosts a sample.
+    """Return the full mesh (every ordered pair, in tournament order), or a sample with more than FULL_MESH_HOSTS hosts.
 
-    The sample: each host and its two neighbours in a ring, each host and PARTNERS random ones, in both directions; and
-    every host dials the master. No host dials more than PARTNERS + 3 others, whatever their number. ``seed``: the same
-    one gives the same sample, so that two runs can be compared.
+    In a sample each host dials the master, its two neighbours in a ring, and PARTNERS random partners. Neighbours and
+    partners dial back. So a host dials at most PARTNERS + 3 peers, however many hosts there are. The same ``seed``
+    gives the same sample, so that runs can be compared.
     """
     full = len(hosts) <= FULL_MESH_HOSTS
     rounds = tournament(hosts) if full else [*_ring(hosts), *_random(hosts, seed)]
     targets: dict[str, dict[str, None]] = {host: {} for host in hosts}
     for pairs in rounds:
-        for one, other in pairs:
-            targets[one][other] = targets[other][one] = None
+        for a, b in pairs:
+            targets[a][b] = targets[b][a] = None
     for host in hosts:
         if host != master:
             targets[host].setdefault(master)
@@ -83,7 +81,7 @@ def _note(hosts: Sequence[str], order: Mapping[str, tuple[str, ...]]) -> str:
 
 
 def _ring(hosts: Sequence[str]) -> list[list[Pair]]:
-    """The ring in two or three rounds of disjoint pairs."""
+    """Return the pairs of the ring, in two or three rounds of disjoint pairs."""
     count = len(hosts)
     ring = [(hosts[i], hosts[(i + 1) % count]) for i in range(count)]
     even = ring[: count - count % 2]
@@ -91,11 +89,11 @@ def _ring(hosts: Sequence[str]) -> list[list[Pair]]:
 
 
 def _random(hosts: Sequence[str], seed: str) -> list[list[Pair]]:
-    """Some rounds of a tournament among the hosts in random order: no pair meets twice, whichever rounds they are."""
-    seats = _seats(_shuffled(hosts, seed))
-    return [_round(seats, number) for number in _shuffled(range(len(seats) - 1), seed)[:PARTNERS]]
+    """Return PARTNERS random rounds of a tournament in random order; no pair occurs twice."""
+    circle = _circle(_shuffled(hosts, seed))
+    return [_round(circle, number) for number in _shuffled(range(len(circle) - 1), seed)[:PARTNERS]]
 
 
 def _shuffled(items: Iterable[T], seed: str) -> list[T]:
-    """An order that has nothing to do with the names, the same for the same seed."""
+    """Return a random order that depends on the seed alone, not on the order of the items."""
     return sorted(items, key=lambda item: hashlib.sha256(f"{seed}/{item}".encode()).digest())

@@ -1,8 +1,8 @@
-"""What a training script says about how it wants to be launched, and its backend, read from its text alone.
+"""Reads from the text of a training script how it must be launched, and its backend.
 
-A launcher can tell a process its local rank as ``--local_rank=N``, as ``--local-rank=N`` or in ``LOCAL_RANK``; a script
-that gets an option it does not parse dies at once, one that misses its own stays on GPU 0. Python's own parser reads
-the script, so that a mention in a comment or a docstring does not count; a text it cannot parse is searched instead.
+A process gets its local rank from ``--local_rank=N``, ``--local-rank=N`` or ``LOCAL_RANK``. A script that gets an
+option that it does not parse dies at once. A script that misses its own option stays on GPU 0. The text is parsed as
+Python, so a mention in a comment or a docstring does not count. A text that cannot be parsed is searched instead.
 """
 
 from __future__ import annotations
@@ -30,16 +30,20 @@ _FALLBACK_ENV = re.compile(r"""^[^#\n]*\benv\w*\b[^#\n]*["']LOCAL_RANK["']""", r
 _FALLBACK_INIT = re.compile(r"^[^#\n]*\binit_process_group\b", re.M)
 
 
-# How a job's processes begin. RANKS: torch's launcher starts each rank. NODE: the script starts them itself, is started
-# once on each host, and finds the host's number in RANK. ALONE: the same without these variables, as it asks for none.
+# How a job's processes begin:
+# - RANKS: torch's launcher starts each rank.
+# - NODE: the script starts the ranks itself. It is started once on each host, with the number of the host in RANK.
+# - ALONE: as NODE, but without the number of the host, because the script does not read it.
 Start = Literal["ranks", "node", "alone"]
 RANKS, NODE, ALONE = "ranks", "node", "alone"
 
 
 @dataclass(frozen=True)
 class Spawning:
-    """Where a script starts its own processes, and ``call`` with which; ``loopback``: the address at which they meet,
-    where that is the machine's own."""
+    """The place where a script starts its own processes, and the ``call`` that does so.
+
+    ``loopback``: the loopback address at which the processes meet; None: the script names no such address.
+    """
 
     line: int
     call: str
@@ -53,13 +57,16 @@ class Spawning:
 
 @dataclass(frozen=True)
 class ScriptFacts:
-    """What was found.
+    """The facts about a script.
 
-    ``local_rank_arg``: the option the script parses ("--local_rank", "--local-rank") or None. ``reads_local_rank``: it
-    reads LOCAL_RANK from the environment. ``asks_place``: it reads there on which host it runs. ``initialises``: it
-    calls init_process_group (``joins``), or hands that to a library that does (accelerate, lightning, deepspeed,
-    transformers, ignite, composer). ``spawning``: it starts processes that do. ``backend``: the one that it names for
-    certain. ``parsed``: it is valid Python for us.
+    - ``local_rank_arg``: the option that the script parses, "--local_rank" or "--local-rank"; None: neither.
+    - ``reads_local_rank``: the script reads LOCAL_RANK from the environment.
+    - ``asks_place``: the script reads the number of its host from the environment.
+    - ``joins``: the script calls init_process_group.
+    - ``initialises``: the script does so, or uses a library that does (accelerate, lightning, deepspeed ...).
+    - ``spawning``: where the script starts processes that join the process group.
+    - ``backend``: the backend, where it is certain.
+    - ``parsed``: the text is valid Python for this interpreter.
     """
 
     local_rank_arg: str | None = None
@@ -73,30 +80,34 @@ class ScriptFacts:
 
     @property
     def start(self) -> Start:
-        """A script that takes a local rank as well can be started in both ways; torch's launcher is the better one. So
-        it is for a script of which nothing that was read joins a process group."""
+        """Return how the processes of the script begin.
+
+        A script that takes a local rank can be started in both ways, and torch's launcher is the better way. The
+        launcher also starts a script that was not seen to join a process group.
+        """
         if self.spawning is None or not self.joins or self.reads_local_rank or self.local_rank_arg:
             return "ranks"
         return "node" if self.asks_place else "alone"
 
     def named(self, file: str) -> ScriptFacts:
-        """With the name of the file that this was read from."""
+        """Return the facts with ``file`` as the place in which they were found."""
         spawning = replace(self.spawning, file=file) if self.spawning is not None else None
         return replace(self, spawning=spawning, backend=replace(self.backend, file=file) if self.backend else None)
 
     def with_modules(self, helpers: Sequence[ScriptFacts]) -> ScriptFacts:
-        """With what modules say that lie beside the script and are imported by it."""
-        spawning = [one.spawning for one in (self, *helpers) if one.spawning is not None]
-        backends = [one.backend for one in (self, *helpers) if one.joins]
-        named = {one.name if one is not None else None for one in backends}
+        """Return the facts combined with the facts about the modules of the code folder that the script imports."""
+        files = (self, *helpers)
+        spawning = [file.spawning for file in files if file.spawning is not None]
+        backends = [file.backend for file in files if file.joins]
+        names = {backend.name if backend is not None else None for backend in backends}
         return replace(
             self,
-            initialises=self.initialises or any(one.initialises for one in helpers),
-            joins=any(one.joins for one in (self, *helpers)),
-            reads_local_rank=any(one.reads_local_rank or one.local_rank_arg for one in (self, *helpers)),
-            asks_place=self.asks_place or any(one.asks_place for one in helpers),
+            initialises=any(file.initialises for file in files),
+            joins=any(file.joins for file in files),
+            reads_local_rank=any(file.reads_local_rank or file.local_rank_arg for file in files),
+            asks_place=any(file.asks_place for file in files),
             spawning=spawning[0] if spawning else None,
-            backend=backends[0] if len(named) == 1 else None,
+            backend=backends[0] if len(names) == 1 else None,
         )
 
 
@@ -116,7 +127,7 @@ _LIBRARIES = frozenset(
 
 
 def read_script(text: str) -> ScriptFacts:
-    """The facts of a script; never raises, whatever the text is."""
+    """Return the facts about a script. Never raises: the text need not be Python."""
     tree = _tree(text)
     if tree is None:
         return _search(text)
@@ -140,12 +151,12 @@ def _spawning(tree: ast.Module) -> Spawning | None:
 
 
 def _choose(styles: set[str]) -> str | None:
-    """One of both spellings: where a script declares both, either works and the older one is known to more of them."""
+    """Choose between both spellings. A script that declares both accepts the older spelling, ``--local_rank``, too."""
     return UNDERSCORE if UNDERSCORE in styles else DASH if DASH in styles else None
 
 
 def _aliases(tree: ast.AST) -> frozenset[str]:
-    """Other names that the script gives to such a call: ``add = parser.add_argument``."""
+    """Return the names that the script gives to a call in _DECLARES: ``add = parser.add_argument``."""
     return frozenset(
         target.id
         for node in ast.walk(tree)
@@ -156,7 +167,7 @@ def _aliases(tree: ast.AST) -> frozenset[str]:
 
 
 def _styles(node: ast.AST, declares: frozenset[str]) -> Iterator[str]:
-    """The spellings that this node declares as options."""
+    """Yield the spellings of the local rank that this node declares as options."""
     if not isinstance(node, ast.Call) or last_name(node.func) not in declares:
         return
     absl = last_name(node.func).startswith("DEFINE_")
@@ -180,7 +191,7 @@ def _is_environ(node: ast.expr) -> bool:
 
 
 def _variables_read(node: ast.AST) -> Iterator[str]:
-    """``os.environ["NAME"]``, with ``.get()`` or ``in`` as well, or ``os.getenv("NAME")``."""
+    """Yield NAME from ``os.environ["NAME"]``, ``os.environ.get("NAME")``, ``"NAME" in os.environ``, and ``getenv``."""
     names: list[ast.expr] = []
     if isinstance(node, ast.Subscript) and _is_environ(node.value) and isinstance(node.ctx, ast.Load):
         names = [node.slice]
@@ -205,7 +216,7 @@ def _initialises(node: ast.AST) -> bool:
 
 
 def _search(text: str) -> ScriptFacts:
-    """The same from a text that is not Python for this interpreter: an older dialect, a newer one, a shell script."""
+    """Search a text that this interpreter cannot parse: an older or newer dialect of Python, or a shell script."""
     return ScriptFacts(
         local_rank_arg=_choose(set(_FALLBACK.findall(text))),
         reads_local_rank=_FALLBACK_ENV.search(text) is not None,
@@ -218,7 +229,7 @@ _FALLBACK_IMPORT = re.compile(r"^\s*(?:import|from)\s+([A-Za-z_]\w*)", re.M)
 
 
 def imported_modules(text: str) -> frozenset[str]:
-    """The top-level modules that a Python text imports anywhere in it."""
+    """Return the top-level modules that a Python text imports anywhere."""
     tree = _tree(text)
     if tree is None:
         return frozenset(_FALLBACK_IMPORT.findall(text))
@@ -230,10 +241,9 @@ def imported_modules(text: str) -> frozenset[str]:
 
 
 def _tree(text: str) -> ast.Module | None:
-    """The text as Python reads it; None when it is not valid for this Python."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in somebody's script are not our concern
+            warnings.simplefilter("ignore")  # a user's script may have invalid escapes
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None

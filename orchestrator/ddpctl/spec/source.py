@@ -1,4 +1,4 @@
-"""One Python file, read and not run: whether a Python takes it, and what it imports when it runs."""
+"""Reads a Python file without running it: the Python versions that accept it, and the imports that it runs."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# What a failure of the import does to the program: it ends it; or it is caught where the module is missing, or where
-# any ImportError is raised; or the import need not run at all.
+# The guard of an import:
+# - NEEDED: a failure of the import ends the program.
+# - IF_THERE: the program handles a missing module.
+# - IF_IMPORTABLE: the program handles any ImportError.
+# - OPTIONAL: the program handles any failure, or the import may not run.
 NEEDED, IF_THERE, IF_IMPORTABLE, OPTIONAL = "", "missing", "import", "optional"
 GUARDS = (NEEDED, IF_THERE, IF_IMPORTABLE, OPTIONAL)
 
-OLDEST = (3, 8)  # the worker's own
+OLDEST = (3, 8)  # the oldest Python that the worker runs on
 _PATHS = ("path", "meta_path", "path_hooks", "addsitedir")
-_PATH = re.compile(rb"\b(sys|site)\b")  # most files have neither: a look at their text is cheaper than one at the tree
+_PATH = re.compile(rb"\b(sys|site)\b")  # most files have neither word, and a search of the text is cheaper than a walk
 
 
 @dataclass(frozen=True)
 class SourceFault:
-    """Why a file of the program cannot be run.
+    """The reason why a file of the program cannot be run.
 
-    ``below``: Pythons below this one refuse it (None: all); ``newer_unknown``: whether later ones take it was not seen.
-    ``certain`` is False where the program could still make it work.
+    ``below``: versions of Python below this version refuse the file (None: all versions). ``newer_unknown``: it is not
+    known whether newer versions accept it. ``certain``: False if the program may still make it work.
     """
 
     file: str
@@ -41,12 +44,15 @@ class SourceFault:
 
 
 def parse(file: str, text: bytes) -> tuple[ast.Module | None, SourceFault | None]:
-    """The file as this Python reads it, or why it does not; a fault too where an older Python would refuse it."""
+    """Parse a file with this Python: return its tree, or the fault.
+
+    A file that only an older Python refuses gives both. Neither: the file is too deeply nested to be parsed.
+    """
     here = sys.version_info[:2]
     fault = None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in somebody's script are not our concern
+            warnings.simplefilter("ignore")  # a user's script may have invalid escapes
             try:
                 tree = ast.parse(text, feature_version=OLDEST)
             except SyntaxError:
@@ -65,7 +71,7 @@ def parse(file: str, text: bytes) -> tuple[ast.Module | None, SourceFault | None
 
 
 def _too_new(file: str, text: bytes) -> SourceFault | None:
-    """Which Python it needs, as far as the parser knows versions apart."""
+    """Return the fault that names the Python version which the file needs; None: the parser accepts it with any."""
     fault = None
     for minor in range(OLDEST[1], sys.version_info[1]):
         try:
@@ -78,7 +84,7 @@ def _too_new(file: str, text: bytes) -> SourceFault | None:
 
 
 def imports_of(body: Sequence[ast.stmt], guard: str, main: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, str]]:
-    """Every import of these statements with what guards it, in their order."""
+    """Yield every import in these statements with its guard, in their order."""
     for node in body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node, guard
@@ -98,16 +104,16 @@ def imports_of(body: Sequence[ast.stmt], guard: str, main: bool) -> Iterator[tup
         elif isinstance(node, ast.ClassDef):
             yield from imports_of(node.body, guard, main)
         else:  # a function, a loop, a match: it may not run
-            inner = (one for one in ast.walk(node) if isinstance(one, (ast.Import, ast.ImportFrom)))
-            yield from ((one, OPTIONAL) for one in inner)
+            inner = (child for child in ast.walk(node) if isinstance(child, (ast.Import, ast.ImportFrom)))
+            yield from ((child, OPTIONAL) for child in inner)
 
 
-def _weaker(one: str, other: str | None) -> str:
-    return max(one, other or NEEDED, key=GUARDS.index)
+def _weaker(guard: str, other: str | None) -> str:
+    return max(guard, other or NEEDED, key=GUARDS.index)
 
 
 def _branches(test: ast.expr, main: bool) -> tuple[str | None, str | None]:
-    """How surely each branch of an ``if`` runs; None: never."""
+    """Return the guards of both branches of an ``if``; None: the branch never runs."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         then, other = _branches(test.operand, main)
         return other, then
@@ -121,7 +127,7 @@ def _branches(test: ast.expr, main: bool) -> tuple[str | None, str | None]:
 
 
 def _caught(handlers: Sequence[ast.ExceptHandler]) -> str:
-    """Which failures of an import these handlers survive; one that ends the program itself survives none."""
+    """Return the guard that these handlers give an import. A handler that ends the program itself is no guard."""
     kinds = [_kind(handler.type) for handler in handlers if not any(map(_gives_up, handler.body))]
     return max(kinds, key=GUARDS.index, default=NEEDED)
 
@@ -141,19 +147,19 @@ def _gives_up(node: ast.stmt) -> bool:
 
 
 def _suppressed(node: ast.With) -> str:
-    """``with contextlib.suppress(ImportError):``"""
+    """Return the guard of a ``with contextlib.suppress(ImportError):``."""
     calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
     kinds = [_kind(arg) for call in calls if last_name(call.func) == "suppress" for arg in call.args]
     return max(kinds, key=GUARDS.index, default=NEEDED)
 
 
 def last_name(node: ast.expr) -> str:
-    """The last name of ``a.b.name``."""
+    """Return the last name of ``a.b.name``; an empty text for any other expression."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def dotted_name(node: ast.expr) -> str:
-    """``a.b.name`` as it is written; empty where it begins with anything but a name."""
+    """Return ``a.b.name`` as it is written; an empty text if it does not begin with a name."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -162,16 +168,16 @@ def dotted_name(node: ast.expr) -> str:
 
 
 def mentioned_names(node: ast.AST) -> Iterator[str]:
-    """Every name below the node: of variables, and of attributes."""
-    for one in ast.walk(node):
-        if isinstance(one, ast.Name):
-            yield one.id
-        elif isinstance(one, ast.Attribute):
-            yield one.attr
+    """Yield the names of all variables and attributes below the node."""
+    for child in ast.walk(node):
+        if isinstance(child, ast.Name):
+            yield child.id
+        elif isinstance(child, ast.Attribute):
+            yield child.attr
 
 
 def changes_path(text: bytes, tree: ast.Module) -> bool:
-    """Whether the program may look for modules elsewhere: it touches ``sys.path``, or adds a folder like it."""
+    """Return whether the program may change its search path for modules: it uses ``sys.path`` or its like."""
     return _PATH.search(text) is not None and any(map(_is_path, ast.walk(tree)))
 
 

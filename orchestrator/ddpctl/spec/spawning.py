@@ -1,7 +1,7 @@
-"""Whether a script starts the processes of its training by itself, read from its tree: ``mp.spawn`` and its kin.
+"""Finds out whether a script starts the processes of its training by itself, for example with ``mp.spawn``.
 
-Such a script is started once on each host, as by hand. Below a launcher its processes would inherit the variables of a
-rank, and wait for ever for a store that nobody offers them.
+Such a script is started once on each host, without torch's launcher. Under the launcher its processes would inherit the
+variables of a rank, and wait for ever for a store that does not exist.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from ddpctl.spec.source import dotted_name, last_name, mentioned_names
 
 JOINS = frozenset({"init_process_group", "init_device_mesh", "init_distributed"})
-# What only a script that runs on several hosts asks for.
+# Variables that only a script for several hosts reads.
 PLACES = frozenset({"RANK", "NODE_RANK", "GROUP_RANK", "DDPCTL_HOST", "DDPCTL_HOSTS"})
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SPAWNS = frozenset({"spawn", "start_processes"})
@@ -20,10 +20,11 @@ _MODULES = ("torch.multiprocessing", "multiprocessing", "torch.multiprocessing.s
 
 
 def find_spawning(tree: ast.Module) -> ast.Call | None:
-    """The call that starts the processes of the training; None where there is none.
+    """Return the call that starts the processes of the training; None: the script has no such call.
 
-    ``mp.spawn`` counts where the function that it starts joins the process group, or may do so: it is an argument
-    itself, or nothing in this file joins. ``Process`` is used for much else: its target must join in this file.
+    - ``mp.spawn`` counts if its function joins the process group, or may do so: the function is not defined in this
+      file, or no code in this file joins.
+    - ``Process`` counts only if its target joins in this file, as it has many other uses.
     """
     modules, functions = _multiprocessing(tree)
     definitions = _definitions(tree)
@@ -40,28 +41,28 @@ def find_spawning(tree: ast.Module) -> ast.Call | None:
 
 
 def is_join(node: ast.AST) -> bool:
-    """Whether the node is a call that joins the process group."""
+    """Return whether the node is a call that joins the process group."""
     return isinstance(node, ast.Call) and last_name(node.func) in JOINS
 
 
 def asks_place(names: Iterable[str]) -> bool:
-    """Whether a script that reads these variables asks on which of several hosts it runs."""
+    """Return whether a script that reads these variables asks for the number of its host."""
     return not PLACES.isdisjoint(names)
 
 
 def find_loopback(tree: ast.Module) -> str | None:
-    """The address of the machine itself that the script writes into MASTER_ADDR or ``init_method``; else None."""
+    """Return the loopback address that the script writes into MASTER_ADDR or ``init_method``; None: no such address."""
     for node in ast.walk(tree):
         for value in _addresses(node):
             text = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
-            found = next((one for one in LOOPBACK if text == one or f"//{one}:" in text or f"//[{one}]:" in text), None)
-            if found is not None:
-                return found
+            for own in LOOPBACK:
+                if text == own or f"//{own}:" in text or f"//[{own}]:" in text:
+                    return own
     return None
 
 
 def _addresses(node: ast.AST) -> Iterator[ast.expr]:
-    """Where the script says at which address its processes meet."""
+    """Yield the expressions in ``node`` that set the address at which the processes meet."""
     if isinstance(node, ast.Assign) and any(_names_master(target) for target in node.targets):
         yield node.value
     elif is_join(node) and isinstance(node, ast.Call):
@@ -85,7 +86,7 @@ def _is_master(node: ast.expr) -> bool:
 
 
 def _multiprocessing(tree: ast.Module) -> tuple[set[str], set[str]]:
-    """The names by which this file knows the module multiprocessing, and its ``spawn`` and ``start_processes``."""
+    """Return the names of the module multiprocessing in this file, and the names of its functions in _SPAWNS."""
     modules, functions = set(_MODULES), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -104,7 +105,6 @@ def _is_spawn(call: ast.Call, modules: set[str], functions: set[str]) -> bool:
 
 
 def _definitions(tree: ast.Module) -> dict[str, list[ast.AST]]:
-    """Functions and classes of the file by their names."""
     found: dict[str, list[ast.AST]] = {}
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -113,13 +113,16 @@ def _definitions(tree: ast.Module) -> dict[str, list[ast.AST]]:
 
 
 def _reached(call: ast.Call, definitions: Mapping[str, list[ast.AST]]) -> list[ast.AST]:
-    """The functions of the file that the started process may come to: those that are named, and those named there."""
+    """Return the code of this file that the started process may run: the call's arguments, and all that they mention.
+
+    A function counts if an argument mentions its name, or if another counted function does.
+    """
     todo: list[ast.AST] = [*call.args, *(word.value for word in call.keywords)]
-    found = list(todo)
-    known: set[str] = set()
+    reached = list(todo)
+    seen: set[str] = set()
     while todo:
-        for name in {*mentioned_names(todo.pop())} - known:
-            known.add(name)
+        for name in {*mentioned_names(todo.pop())} - seen:
+            seen.add(name)
             todo += definitions.get(name, ())
-            found += definitions.get(name, ())
-    return found
+            reached += definitions.get(name, ())
+    return reached

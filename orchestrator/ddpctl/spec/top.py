@@ -1,4 +1,4 @@
-"""What ``ddpctl top`` shows: every host as it is now, with its GPUs, and the runs on them. Pure."""
+"""The values behind ``ddpctl top``: every host as it is now, with its GPUs, and the runs. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddpctl.spec.outcome import RunStatus
 
 @dataclass(frozen=True)
 class Holder:
-    """A process on a GPU: a rank of a run, or a stranger's. ``memory`` in bytes."""
+    """A process on a GPU: a rank of a run, or any other process. ``memory`` in bytes."""
 
     pid: int
     user: str | None = None
@@ -25,7 +25,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class GpuPulse:
-    """A GPU; None: it does not say. Memory in bytes, use in percent, temperature in degrees Celsius."""
+    """A reading of a GPU: memory in bytes, use in percent, temperature in degrees Celsius. None: not available."""
 
     index: int
     name: str
@@ -40,12 +40,12 @@ class GpuPulse:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> GpuPulse:
-        return GpuPulse(**{**data, "holders": tuple(Holder(**one) for one in data["holders"])})
+        return GpuPulse(**{**data, "holders": tuple(Holder(**holder) for holder in data["holders"])})
 
 
 @dataclass(frozen=True)
 class RankPulse:
-    """What a rank's process does now. ``cpu`` in percent of a core."""
+    """A reading of the process of a rank. ``cpu`` in percent of a core."""
 
     pid: int | None = None
     state: str | None = None
@@ -57,8 +57,11 @@ class RankPulse:
 
 @dataclass(frozen=True)
 class Pulse:
-    """A host as it was when it last said something. ``gpus`` is None, and ``runs`` old, where their readings are
-    ``late``: for how many seconds one has been under way."""
+    """The last reading of a host.
+
+    ``late``: the readings that hang, with the seconds since their start. While the reading of GPUs hangs, ``gpus`` is
+    None; while the reading of runs hangs, ``runs`` is old.
+    """
 
     load: float | None
     cores: int
@@ -68,7 +71,7 @@ class Pulse:
     gpus: tuple[GpuPulse, ...] | None
     gpu_error: str | None = None
     late: Mapping[str, float] = field(default_factory=dict)
-    runs: Mapping[str, Mapping[str, RankPulse]] = field(default_factory=dict)  # run -> rank, "" for a node's own
+    runs: Mapping[str, Mapping[str, RankPulse]] = field(default_factory=dict)  # run -> rank ("": unknown) -> pulse
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Pulse:
@@ -79,19 +82,19 @@ class Pulse:
             cpu=data["cpu"],
             memory=max(0, memory["total"] - memory["available"]),
             memory_total=memory["total"],
-            gpus=None if gpus is None else tuple(GpuPulse.from_json(one) for one in gpus["gpus"]),
+            gpus=None if gpus is None else tuple(GpuPulse.from_json(gpu) for gpu in gpus["gpus"]),
             gpu_error=None if gpus is None else gpus["error"],
             late=data["late"],
             runs={
-                run: {rank: RankPulse(**one) for rank, one in (said.get("ranks") or {}).items()}
-                for run, said in data["runs"].items()
+                run: {rank: RankPulse(**pulse) for rank, pulse in (node.get("ranks") or {}).items()}
+                for run, node in data["runs"].items()
             },
         )
 
 
 @dataclass(frozen=True)
 class HostView:
-    """One host: its last pulse, or why there is none."""
+    """A host with its last pulse, or with the reason why there is no pulse."""
 
     host: str
     pulse: Pulse | None = None
@@ -100,7 +103,7 @@ class HostView:
 
 @dataclass(frozen=True)
 class Overview:
-    """All hosts in the order of the inventory, and the runs on them, newest first."""
+    """All hosts in the order of the inventory, and their runs, the newest first."""
 
     hosts: tuple[HostView, ...] = ()
     runs: tuple[RunStatus, ...] = ()
@@ -109,10 +112,10 @@ class Overview:
         return next((run for run in self.runs if run.run == name), None)
 
     def pulse(self, host: str) -> Pulse | None:
-        return next((one.pulse for one in self.hosts if one.host == host), None)
+        return next((view.pulse for view in self.hosts if view.host == host), None)
 
     def metrics(self, run: str) -> list[Values]:
-        """What the ranks of a run measured last, each of those that measured anything."""
+        """Return the last metrics of each rank of a run that wrote any."""
         return [rank.metrics for _, rank in self._ranks(run) if rank.metrics]
 
     def _ranks(self, run: str) -> Iterator[tuple[str, RankPulse]]:

@@ -1,6 +1,6 @@
-"""The leaf values of the inventory file: strict, frozen, and with messages that never repeat what was written.
+"""The leaf values of the inventory file: strict and frozen.
 
-An offending value is never part of a message here: any of them may be a secret that slipped into the wrong place.
+No message repeats an invalid value: it may be a secret in the wrong place.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from ddpctl.spec.limits import MAX_COUNT
+
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 NAME_RULE = "letters, digits, '.', '_' and '-', starting with a letter or digit, 63 at most"
 ENV_NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"
-MAX_COUNT = 1024  # processes of one node; more is a typing mistake
 
 _NAME = re.compile(NAME_PATTERN)
 _ENV_NAME = re.compile(ENV_NAME_PATTERN)
-# Set by the launcher in every process: a value from the file would be silently overwritten, or worse, believed.
+# The launcher sets these variables in every process. A value from the file would be overwritten or, worse, used.
 LAUNCHER_OWNED = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 )
 
 
 class Strict(BaseModel):
-    """Base of every model here: nothing is converted, nothing unknown is accepted, nothing changes afterwards."""
+    """The base of every model: no conversion of values, no unknown keys, no changes after creation."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong at ``path`` (keys and list indices from the file's root), and how to fix it."""
+    """A fault at ``path`` (keys and list indices from the root of the file), with a hint how to fix it."""
 
     path: tuple[str | int, ...]
     message: str
@@ -55,7 +56,7 @@ class Fault:
 
 
 class Number(float):
-    """A decimal number that remembers how it was written, so that an argument ``1e-3`` reaches the script as that."""
+    """A decimal number that keeps its text, so that an argument ``1e-3`` reaches the script unchanged."""
 
     text: str
 
@@ -66,22 +67,22 @@ class Number(float):
 
 
 def is_name(text: str) -> bool:
-    """Whether ``text`` may name a host, a job or a cluster."""
+    """Return whether ``text`` may name a host, a job or a cluster."""
     return _NAME.fullmatch(text) is not None
 
 
 def is_env_name(text: str) -> bool:
-    """Whether ``text`` may name an environment variable."""
+    """Return whether ``text`` may name an environment variable."""
     return _ENV_NAME.fullmatch(text) is not None
 
 
 def bad(message: str, hint: str | None = None) -> PydanticCustomError:
-    """An error for a validator to raise; the hint travels in the context."""
+    """Return an error for a validator to raise; its context holds the hint."""
     return PydanticCustomError("fault", "{message}", {"message": message, "hint": hint})
 
 
 def says(message: str, hint: str | None = None) -> WrapValidator:
-    """One message for everything that pydantic finds wrong with a value; a validator's own :func:`bad` stays."""
+    """Replace all of pydantic's messages about a value by this message; an error made with :func:`bad` stays."""
 
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -118,7 +119,7 @@ def _filled(value: Any) -> str:
 
 
 def _literal_text(value: Any) -> str:
-    """Text, or a plain number as the text it was written as."""
+    """Accept text, and a plain number as the text in the file."""
     if isinstance(value, Number):
         return value.text
     if isinstance(value, int) and not isinstance(value, bool):
@@ -127,7 +128,7 @@ def _literal_text(value: Any) -> str:
 
 
 def _word(value: Any) -> str:
-    """A word that ends up on a command line or in a configuration: no blanks, no control characters, no option."""
+    """Accept a word for a command line or a configuration: no blanks, no control characters, no option."""
     text = _filled(value)
     if text.startswith("-"):
         raise bad("must not start with '-'")
@@ -136,14 +137,15 @@ def _word(value: Any) -> str:
     return text
 
 
-# What no shell may see: ssh_config puts these values into ProxyCommand and Match exec for %h and %r. As in OpenSSH.
+# Characters with a meaning in a shell: ssh_config inserts these values for %h and %r into ProxyCommand and Match exec.
+# The lists are OpenSSH's own.
 _NO_HOST = frozenset("'`\"$\\;&<>|(){}")
 _NO_LOGIN = frozenset("'`\";&<>|(){}")
 _WITH_PORT = re.compile(r"[^:\[\]]+:\d+|\[[^\]]*\]:\d+")
 
 
 def _address(value: Any) -> str:
-    """A host name or an IP address, and nothing else."""
+    """Accept a host name or an IP address, without user and port."""
     text = _word(value)
     if "@" in text:
         raise bad("must be a name or an IP address alone", "the login name goes to user:")
@@ -153,7 +155,6 @@ def _address(value: Any) -> str:
 
 
 def _login(value: Any) -> str:
-    """A login name."""
     text = _without(_word(value), _NO_LOGIN)
     if text.endswith("\\"):
         raise bad("must not end with a backslash")
@@ -161,7 +162,7 @@ def _login(value: Any) -> str:
 
 
 def _jump(value: Any) -> str:
-    """What ProxyJump takes: ``[user@]host[:port]``, several with commas."""
+    """Accept the syntax of ProxyJump: ``[user@]host[:port]``, several of them with commas."""
     text = _word(value)
     for user, _, host in (hop.rpartition("@") for hop in text.removeprefix("ssh://").split(",")):
         _without(_word(host), _NO_HOST)
@@ -186,7 +187,7 @@ def _env_name(value: Any) -> str:
 
 @dataclass(frozen=True)
 class KeyPattern:
-    """Tells the JSON Schema of a mapping what its keys look like."""
+    """Adds the pattern of the keys to the JSON Schema of a mapping."""
 
     pattern: str
 
@@ -217,7 +218,7 @@ AutoCount = Annotated[
     says(f"must be auto or a whole number from 1 to {MAX_COUNT}"),
 ]
 
-AsTuple = Field(strict=False)  # the file has lists; a tuple is all that they become
+AsTuple = Field(strict=False)  # the file has lists: they become tuples, and no other conversion exists
 Words = Annotated[tuple[Word, ...], AsTuple]
 Paths = Annotated[tuple[PathText, ...], AsTuple]
 LiteralTexts = Annotated[tuple[LiteralText, ...], AsTuple]
@@ -226,6 +227,6 @@ Labels = Annotated[Mapping[Name, LiteralText], KeyPattern(NAME_PATTERN), AfterVa
 
 
 def plural(count: int, word: str) -> str:
-    """``1 host``, ``2 hosts``, ``2 processes``."""
+    """Return the count with the word in singular or plural: ``1 host``, ``2 hosts``, ``2 processes``."""
     ending = "" if count == 1 else "es" if word.endswith("s") else "s"
     return f"{count} {word}{ending}"

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from ddpctl.errors import HostsFailed, JobFailed, Survivors
-from ddpctl.spec.bench import WARM_UP_LINES, Measured, measured
+from ddpctl.spec.bench import Measured, measured
 from ddpctl.spec.event import Event, Note, Tell
+from ddpctl.spec.limits import WARM_UP_LINES
 from ddpctl.spec.lines import Group
 from ddpctl.spec.metrics import SAMPLES, Values
 from ddpctl.spec.outcome import RunStatus

@@ -28,7 +28,8 @@ from ddpctl.errors import (
 )
 from ddpctl.spec.checkpoints import lag_line
 from ddpctl.spec.event import Line, Note, Tell
-from ddpctl.spec.flow import FULL, MOST, Flow, Out
+from ddpctl.spec.flow import Flow, Out
+from ddpctl.spec.limits import FULL_BATCH, MOST_WEIGHT
 from ddpctl.spec.lines import Group
 from ddpctl.spec.noise import Held
 from ddpctl.spec.outcome import LOST_FOR_RUN, end_and_continue, majority_of, no_majority
@@ -67,7 +68,7 @@ class _Batch:
 
     @property
     def size(self) -> int:
-        return FULL if self.more else 1
+        return FULL_BATCH if self.more else 1
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class _Inbox:
     def put(self, item: _Item) -> None:
         if isinstance(item, _Batch):
             with self._room:
-                while (self._full[item.host] or self._sizes[item.host] >= MOST) and not self._cancelled.is_set():
+                while (self._full[item.host] or self._sizes[item.host] >= MOST_WEIGHT) and not self._cancelled.is_set():
                     self._room.wait(ROOM_S)
                 self._sizes[item.host] += item.size
         self._items.put(item)

@@ -13,7 +13,8 @@ from typing import Any
 from ddpctl.errors import DdpctlError, RemoteError, as_fault
 from ddpctl.spec.event import Progress, StageStarted, Tell
 from ddpctl.spec.fabric import HostNetwork, candidates, choose_fabric, other_addresses
-from ddpctl.spec.mesh import NOISY_MBIT, OK, Dial, Fabric, Mesh, Neighbours, Pair, Speed, stalled_pairs, suspects
+from ddpctl.spec.limits import NOISY_MBIT
+from ddpctl.spec.mesh import OK, Dial, Fabric, Mesh, Neighbours, Pair, Speed, stalled_pairs, suspects
 from ddpctl.spec.schedule import Schedule, schedule
 from ddpctl.transport.base import Fleet, Frame, Transport
 from ddpctl_worker.wire.contract import AGENT_PORTS, TIMEOUT, WRONG_HOST

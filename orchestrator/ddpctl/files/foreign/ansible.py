@@ -10,7 +10,7 @@ from typing import Any
 from ddpctl.files.foreign.place import Word
 from ddpctl.spec.draft import Imported
 from ddpctl.spec.host import HostEntry
-from ddpctl.spec.ranges import MAX_HOSTS
+from ddpctl.spec.limits import MAX_HOSTS
 
 KIND = "Ansible inventory"
 ALL, UNGROUPED = "all", "ungrouped"

@@ -7,7 +7,7 @@ import re
 from ddpctl.files.foreign.ansible import ALL, UNGROUPED, AnsibleGroup, Vars, as_imported, host_names
 from ddpctl.files.foreign.place import Word, rows
 from ddpctl.spec.draft import Imported
-from ddpctl.spec.ranges import MAX_HOSTS
+from ddpctl.spec.limits import MAX_HOSTS
 
 _SECTION = re.compile(r"\[(?P<name>[^:\]\s]+)(?::(?P<kind>\w+))?\]\s*(?:#.*)?")
 _TOKEN = re.compile(r"(?:[^\s'\"#\\]|\\.|'[^']*'|\"(?:[^\"\\]|\\.)*\")+")

@@ -6,9 +6,7 @@ from ddpctl.files.foreign.ansible import ALL, MOST_STEPS, UNGROUPED, AnsibleGrou
 from ddpctl.files.foreign.place import Word
 from ddpctl.files.tree import Node, parse
 from ddpctl.spec.draft import Imported
-from ddpctl.spec.job import MAX_NODES
-from ddpctl.spec.ranges import MAX_HOSTS
-from ddpctl.spec.values import MAX_COUNT
+from ddpctl.spec.limits import MAX_COUNT, MAX_HOSTS, MAX_NODES
 
 ACCELERATE = "accelerate configuration"
 _OF_ACCELERATE = frozenset(

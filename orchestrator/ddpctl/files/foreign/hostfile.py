@@ -7,8 +7,8 @@ import re
 from ddpctl.files.foreign.place import Word, rows
 from ddpctl.spec.draft import HostFault, Imported, host_entry
 from ddpctl.spec.host import HostEntry
-from ddpctl.spec.ranges import MAX_HOSTS, RangeFault, expand
-from ddpctl.spec.values import MAX_COUNT
+from ddpctl.spec.limits import MAX_COUNT, MAX_HOSTS
+from ddpctl.spec.ranges import RangeFault, expand
 
 KIND = "hostfile"
 _EXPECTED = "write `node1 slots=8` (DeepSpeed, Open MPI), `node1:8` (MPICH), or a name alone"

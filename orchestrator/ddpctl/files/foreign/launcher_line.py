@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from ddpctl.files.foreign.place import Word
 from ddpctl.spec.draft import HostFault, Imported, host_entry
-from ddpctl.spec.job import MAX_NODES, Elastic
+from ddpctl.spec.job import Elastic
+from ddpctl.spec.limits import MAX_NODES
 from ddpctl.spec.values import LAUNCHER_OWNED, is_env_name
 
 FILE = "--"  # what an error names instead of a file: the line follows it

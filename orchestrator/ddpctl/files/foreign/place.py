@@ -9,7 +9,7 @@ from typing import Any
 from ddpctl.errors import InventoryError
 from ddpctl.spec.draft import HostFault, host_entry
 from ddpctl.spec.host import HostEntry
-from ddpctl.spec.values import MAX_COUNT
+from ddpctl.spec.limits import MAX_COUNT
 
 
 @dataclass(frozen=True)
