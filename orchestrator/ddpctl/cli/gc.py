@@ -9,13 +9,14 @@ import typer
 from ddpctl.cli import session
 from ddpctl.cli.prompt import can_ask, confirm
 from ddpctl.render.push import gc_view, size
-from ddpctl.stages.gc import KEEP_DAYS, collect
+from ddpctl.stages.gc import collect
+from ddpctl.stages.limits import GC_KEEP_DAYS
 
 
 def gc(
     inventory: Path | None = session.InventoryArgument,
     dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be removed, and how much it frees."),
-    days: float = typer.Option(KEEP_DAYS, "--days", min=0.0, help="Keep anything used in the last N days."),
+    days: float = typer.Option(GC_KEEP_DAYS, "--days", min=0.0, help="Keep anything used in the last N days."),
     yes: bool = typer.Option(False, "-y", "--yes", help="Remove without asking."),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,

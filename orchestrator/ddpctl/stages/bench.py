@@ -16,13 +16,18 @@ from ddpctl.spec.metrics import SAMPLES, Values
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.stages.follow import FAILURES, follow
 from ddpctl.stages.launch import Launch
+from ddpctl.stages.limits import (
+    BENCH_FIRST_LINE_S,
+    BENCH_GRACE_S,
+    BENCH_MOST_S,
+    BENCH_POLL_S,
+    METRICS_LINES,
+    METRICS_READ_S,
+)
 from ddpctl.stages.preflight import Options
 from ddpctl.stages.status import read_run
 from ddpctl.stages.up import Up
 from ddpctl.transport.base import Fleet, Transport
-
-READ_TIMEOUT_S = 30.0
-MOST_LINES = 100_000  # of a rank: a job that writes more in a benchmark writes a line a step of a microsecond
 
 
 class MetricsReader:
@@ -42,7 +47,7 @@ class MetricsReader:
 
         def ask(transport: Transport) -> dict[str, Any]:
             request = {"run": self._run.run, "offsets": self._offsets.get(transport.host, {})}
-            found: dict[str, Any] = transport.call("metrics", request, timeout=READ_TIMEOUT_S)["ranks"]
+            found: dict[str, Any] = transport.call("metrics", request, timeout=METRICS_READ_S)["ranks"]
             return found
 
         outcome = self._fleet.map(ask, self._run.hosts)
@@ -56,14 +61,9 @@ class MetricsReader:
             self._offsets.setdefault(host, {})[rank] = int(found["offset"])
             if found["lines"]:
                 kept = self.lines.setdefault((host, rank), [])
-                kept.extend(found["lines"][: MOST_LINES - len(kept)])
+                kept.extend(found["lines"][: METRICS_LINES - len(kept)])
         return any(found["lines"] for found in ranks.values())
 
-
-POLL_S = 1.0
-GRACE_S = 5.0
-FIRST_LINE_S = 300.0  # after the start: import, data, compilation
-MOST_S = 900.0  # from the first line: a job that writes a line an epoch may need several epochs
 
 HOW_TO_REPORT = (
     'append a line such as {"step": 120, "samples_per_s": 5120} to the file $DDPCTL_METRICS about once a second '
@@ -118,7 +118,7 @@ def running(launch: Launch, fleet: Fleet, tell: Tell, by: str) -> Iterator[RunSt
     try:
         yield up.run()
     finally:
-        outcome = up.undo(by=by, grace=GRACE_S)
+        outcome = up.undo(by=by, grace=BENCH_GRACE_S)
         if outcome is not None and outcome.survivors:
             left = ", ".join(f"{host} pid {pid}" for host, pid, _ in outcome.survivors)
             raise Survivors(f"processes of {outcome.run} survived: {left}", hint=f"ddpctl kill {outcome.run}")
@@ -150,17 +150,17 @@ def _watch(run: RunStatus, reader: MetricsReader, fleet: Fleet, seconds: float) 
         now = time.monotonic()
         if first is None and came:
             first = now
-        if first is None and now - begun > FIRST_LINE_S:
+        if first is None and now - begun > BENCH_FIRST_LINE_S:
             return status
         if first is not None and _enough(reader, now - first, seconds):
             return status
-        time.sleep(POLL_S)
+        time.sleep(BENCH_POLL_S)
 
 
 def _enough(reader: MetricsReader, since_first: float, seconds: float) -> bool:
     """The window has passed and every rank that writes has a line after its warm-up, or it has taken too long."""
     counted = all(len(lines) > WARM_UP_LINES for lines in reader.lines.values())
-    return since_first > MOST_S or (since_first >= seconds and counted)
+    return since_first > BENCH_MOST_S or (since_first >= seconds and counted)
 
 
 def _raise_for(end: RunStatus) -> None:

@@ -20,17 +20,14 @@ from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.names import ambiguous
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.values import is_name, plural
-from ddpctl.stages.fetch import FETCH_TIMEOUT_S, Receiver
+from ddpctl.stages.fetch import Receiver
+from ddpctl.stages.limits import CHECKPOINTS_S, COPY_LATE_S, FETCH_S, HASH_BLOCK_BYTES
 from ddpctl.stages.status import ask_runs, live_runs_of, merged, others_alone
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker.rules.entries import METADATA
 from ddpctl_worker.rules.order import moment
 from ddpctl_worker.rules.unite import Saved, SavedPart
 from ddpctl_worker.wire import contract
-
-TIMEOUT_S = 60.0
-COPIED_S = 300.0  # after a save: longer than a host waits before it tries again to copy it
-_BLOCK = 1 << 20
 
 
 def list_checkpoints(fleet: Fleet, name: str, of: Inventory) -> JobCheckpoints:
@@ -71,7 +68,7 @@ def list_checkpoints(fleet: Fleet, name: str, of: Inventory) -> JobCheckpoints:
 
 
 def _uncopied(found: JobCheckpoints) -> tuple[str, ...]:
-    late = time.time() - COPIED_S
+    late = time.time() - COPY_LATE_S
     return tuple(one.entry for one in found.resumed if one.held < 2 and moment(one.time) < late)
 
 
@@ -79,7 +76,7 @@ def read_checkpoints(fleet: Fleet, job: JobId, hosts: Collection[str] | None = N
     """What the hosts have of a job; ``hosts``: ask only these."""
 
     def ask(transport: Transport) -> dict[str, Any]:
-        return transport.call("checkpoints", {"job_id": str(job)}, timeout=TIMEOUT_S)
+        return transport.call("checkpoints", {"job_id": str(job)}, timeout=CHECKPOINTS_S)
 
     outcome = fleet.map(ask, hosts)
     return job_checkpoints(job, outcome.results, outcome.errors)
@@ -127,7 +124,9 @@ def set_aside(job: JobId, hosts: Collection[str], when: str, fleet: Fleet, tell:
         )
 
     def rename(transport: Transport) -> str | None:
-        name: str | None = transport.call("set_aside", {"job_id": str(job), "when": when}, timeout=TIMEOUT_S)["name"]
+        name: str | None = transport.call("set_aside", {"job_id": str(job), "when": when}, timeout=CHECKPOINTS_S)[
+            "name"
+        ]
         return name
 
     outcome = fleet.map(rename, hosts)
@@ -192,9 +191,7 @@ def _from(transport: Transport, *, job: JobId, wanted: Mapping[str, Mapping[str,
             "writer": manifest["host"],
         }
         try:
-            transport.call(
-                "fetch_checkpoint", {**request, "paths": names}, on_frame=receiver.frame, timeout=FETCH_TIMEOUT_S
-            )
+            transport.call("fetch_checkpoint", {**request, "paths": names}, on_frame=receiver.frame, timeout=FETCH_S)
             receiver.end()
         except OSError as error:  # of a file here: the transport has errors of its own
             raise _unwritable(receiver.place, error) from None
@@ -213,7 +210,7 @@ def _is_right(aside: Path, name: str, manifest: Mapping[str, Any]) -> bool:
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
-            while block := file.read(_BLOCK):
+            while block := file.read(HASH_BLOCK_BYTES):
                 digest.update(block)
     except FileNotFoundError:
         return False

@@ -10,11 +10,12 @@ from ddpctl.errors import DdpctlError
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.interpreters import Interpreter
 from ddpctl.spec.question import Question
+from ddpctl.stages.limits import INTERPRETERS_S
 from ddpctl.stages.probe import probe
 from ddpctl.transport.base import Fleet
 
 STAGE = "hosts"
-INTERPRETERS = Question("interpreters", deadline=20.0)  # a home folder on a slow network disk
+INTERPRETERS = Question("interpreters", deadline=INTERPRETERS_S)
 NETWORK = Question("network")
 
 

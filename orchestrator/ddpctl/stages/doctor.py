@@ -9,13 +9,12 @@ from ddpctl.errors import DdpctlError
 from ddpctl.spec.doctor import Consultation
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.outcome import RunStatus
+from ddpctl.stages.limits import DOCTOR_LOOK_S
 from ddpctl.stages.status import find_run
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker.rules import verdict
 from ddpctl_worker.rules.verdict import Diagnosis
 from ddpctl_worker.wire import contract
-
-LOOK_TIMEOUT_S = 15.0  # a look takes a second; an overloaded node may need longer to begin
 
 
 def consult(fleet: Fleet, job: str, of: Inventory | None = None) -> Consultation:
@@ -28,7 +27,7 @@ def consult(fleet: Fleet, job: str, of: Inventory | None = None) -> Consultation
     run = find_run(fleet, job, of)
 
     def look(transport: Transport) -> dict[str, Any]:
-        return transport.call("doctor", {"run": run.run}, timeout=LOOK_TIMEOUT_S)
+        return transport.call("doctor", {"run": run.run}, timeout=DOCTOR_LOOK_S)
 
     at_work = [node.host for node in run.nodes_at_work]
     hosts = [host for host in at_work if host in fleet.hosts]

@@ -8,11 +8,11 @@ from ddpctl.errors import RemoteError
 from ddpctl.spec.command import Ran
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.fold import by
+from ddpctl.stages.limits import SUDO_PROBE_S
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 from ddpctl.transport.bootstrap import last_line
 from ddpctl.transport.limits import PASSWORD_TRIES
 
-PROBE_S = 30.0
 Ask = Callable[[str, Sequence[str]], str | None]
 # Says what sudo wants of the login.
 _PROBE = (
@@ -42,7 +42,7 @@ class Sudo:
             RemoteError: nobody knows the password.
         """
         new = [host for host in hosts if host not in self._wants]
-        told = fleet.map(lambda transport: transport.run(["sh", "-c", _PROBE], timeout=PROBE_S), new)
+        told = fleet.map(lambda transport: transport.run(["sh", "-c", _PROBE], timeout=SUDO_PROBE_S), new)
         for host, ran in told.results.items():
             self._wants[host] = last_line(ran.stdout.encode()).strip()  # a profile may print before it
         asking = [host for host in new if self._wants.get(host) == "asks"]
@@ -61,7 +61,7 @@ class Sudo:
                     host=transport.host,
                 )
             try:
-                transport.run(["true"], timeout=PROBE_S, password=password)
+                transport.run(["true"], timeout=SUDO_PROBE_S, password=password)
             except RemoteError as error:
                 if error.kind != "sudo_password":
                     raise

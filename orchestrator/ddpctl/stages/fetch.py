@@ -24,14 +24,10 @@ from ddpctl.spec.event import Event, Note, Progress, StageEnded, StageStarted, T
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.values import plural
+from ddpctl.stages.limits import FETCH_CLEANUP_S, FETCH_KNOWN_FILES, FETCH_S, FETCH_WATCH_S
 from ddpctl.stages.status import not_listed, read_run
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
-
-FETCH_TIMEOUT_S = 24 * 3600.0
-WATCH_S = 5.0  # between two looks for what has changed
-LEAVE_S = 2.0  # after Ctrl-C, for files that are not whole to be removed
-MOST_KNOWN = 20_000  # files whose state one message may tell
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ class Brought:
     def told(self) -> dict[str, list[int | str]]:
         """For the node: what is still here."""
         here = {name: one for name, one in self.files.items() if self._is_here(name, one)}
-        newest = sorted(here.items(), key=lambda item: item[1].mtime_ns)[-MOST_KNOWN:]
+        newest = sorted(here.items(), key=lambda item: item[1].mtime_ns)[-FETCH_KNOWN_FILES:]
         return {name: [one.size, one.mtime_ns, one.digest.hexdigest()] for name, one in newest}
 
     def _is_here(self, name: str, known: Known) -> bool:
@@ -105,9 +101,7 @@ def fetch_run(
         receivers.append(receiver)
         have = known.told() if known is not None else {}
         try:
-            result = transport.call(
-                "fetch", {**request, "have": have}, on_frame=receiver.frame, timeout=FETCH_TIMEOUT_S
-            )
+            result = transport.call("fetch", {**request, "have": have}, on_frame=receiver.frame, timeout=FETCH_S)
             receiver.end()
             receiver.fetched.missing = tuple(result["missing"])
         except OSError as error:  # of a file here: the transport has errors of its own
@@ -120,7 +114,7 @@ def fetch_run(
     try:
         outcome = fleet.map(fetch, [host for host in hosts if host in fleet.hosts])
     except KeyboardInterrupt:
-        deadline = time.monotonic() + LEAVE_S
+        deadline = time.monotonic() + FETCH_CLEANUP_S
         for receiver in receivers:
             receiver.closed.wait(max(0.0, deadline - time.monotonic()))
         raise
@@ -137,7 +131,7 @@ def watch(
     fleet: Fleet,
     tell: Tell,
     kept: dict[str, Brought],
-    pause: float = WATCH_S,
+    pause: float = FETCH_WATCH_S,
 ) -> None:
     """Until the run is over, bring what has changed of its outputs. A host that does not answer is asked again."""
     silent: set[str] = set()

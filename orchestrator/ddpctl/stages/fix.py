@@ -13,11 +13,10 @@ from ddpctl.spec.command import Ran
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.fold import by
 from ddpctl.stages.execute import Sudo
+from ddpctl.stages.limits import FIX_S, ROOT_FIREWALL_S
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl.transport.limits import OUTPUT_BYTES
 
-FIX_S = 120.0
-READ_S = 20.0
 # As the worker's `firewall` verb reads them.
 _RULES = {"nft": ("nft", "-j", "list", "ruleset"), "iptables": ("iptables-save",), "ip6tables": ("ip6tables-save",)}
 
@@ -69,7 +68,7 @@ def read_closed(
     def read(transport: Transport) -> Mapping[str, Any]:
         texts: dict[str, Any] = {}
         for tool, argv in _RULES.items():
-            ran = sudo.run(transport, argv, READ_S)
+            ran = sudo.run(transport, argv, ROOT_FIREWALL_S)
             if ran.ok and len(ran.stdout) < OUTPUT_BYTES:  # part of the rules would mislead
                 texts[tool] = ran.stdout
         return {**dumps[transport.host], **texts}

@@ -32,6 +32,19 @@ from ddpctl.spec.flow import FULL, MOST, Flow, Out
 from ddpctl.spec.lines import Group
 from ddpctl.spec.noise import Held
 from ddpctl.spec.outcome import LOST_FOR_RUN, end_and_continue, majority_of, no_majority
+from ddpctl.stages.limits import (
+    GIVE_UP_FAILED_S,
+    GIVE_UP_S,
+    IDLE_S,
+    NOISE_LINES,
+    READERS_END_S,
+    ROOM_S,
+    RUN_APPEARS_POLL_S,
+    RUN_APPEARS_S,
+    TAIL_CALL_S,
+    TURN_S,
+    WORKER_DEATHS,
+)
 from ddpctl.stages.status import is_no_such_run, not_listed
 from ddpctl.transport import limits
 from ddpctl.transport.base import Fleet, Frame
@@ -40,19 +53,8 @@ from ddpctl_worker.wire import contract
 
 log = logging.getLogger(__name__)
 
-# How long a host that cannot be reached is waited for once all others are over.
-GIVE_UP_S = 30.0
-# ... and when one of those has failed: without restarts that is the end, and its last words can be read later.
-GIVE_UP_FAILED_S = 2.0
-DEATHS_MOST = 5  # one after the other, of workers that were to read a host's output
-IDLE_S, TURN_S = 0.2, 0.02  # between two looks of the loop: at nothing, at lines that wait
-ROOM_S = 0.5  # between two looks of a reader that waits at whether it is still wanted
-JOIN_S = 1.0  # for the readers to end; one that is connecting cannot be called back
 FAILURES = frozenset({contract.FAILED, contract.KILLED, contract.LOST})
 
-STARTS_S, COMES_S = 60.0, 0.5  # for a host that a run has not reached yet: how long it is asked, and how often
-CALL_S = 600.0  # of one call that follows nothing: a host whose disk hangs is not waited for for ever
-NOISE_LINES = 200  # that a host's last lines may hold, and that are not shown
 
 Show = Callable[[Sequence[Group]], None]
 Save = Callable[[Mapping[str, int]], None]
@@ -230,14 +232,14 @@ class _Stream:
     def _wait_after(self, error: ConnectError | RemoteError) -> None:
         """Before the next try; raises ``error`` where no other one helps."""
         if is_no_such_run(error) and time.monotonic() < self.comes_until:
-            if self.wait(self.cancelled, COMES_S):
+            if self.wait(self.cancelled, RUN_APPEARS_POLL_S):
                 raise error
             return
         if isinstance(error, RemoteError):
             if error.kind == contract.TIMEOUT and self.came:
                 return  # much is read, or somebody reads it in a pager: the next call reads on
             self.deaths += 1
-            if not has_ended(error) or self.deaths > DEATHS_MOST:
+            if not has_ended(error) or self.deaths > WORKER_DEATHS:
                 raise error
         if not self.follow:
             raise error
@@ -255,7 +257,7 @@ class _Stream:
             request |= self.selection.of(self.host)
         else:
             request |= {"offset": self.offset, **self.selection.always}
-        timeout = None if self.follow else CALL_S
+        timeout = None if self.follow else TAIL_CALL_S
         self.came = False
         transport = self.fleet.transport(self.host)
         answer = transport.call("tail", request, on_frame=self._frame, timeout=timeout, cancel=self.cancelled.is_set)
@@ -321,7 +323,7 @@ def follow(
     out = _Inbox(hosts, cancelled)
     last = selection.lines or None  # of no lines each host begins with the next one
     flow = Flow(hosts, time.monotonic(), live=follow, folded=folded, last=last, held=held)
-    until = time.monotonic() + STARTS_S if follow and starts else 0.0
+    until = time.monotonic() + RUN_APPEARS_S if follow and starts else 0.0
     streams = [
         _Stream(fleet, host, run, selection, follow, out, cancelled, comes_until=until, wait=wait) for host in hosts
     ]
@@ -449,6 +451,6 @@ def _unreachable(broken: _Cut | _Stale) -> DdpctlError:
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
-    deadline = time.monotonic() + JOIN_S
+    deadline = time.monotonic() + READERS_END_S
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))

@@ -10,17 +10,16 @@ from ddpctl.errors import DdpctlError
 from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.ranges import fold
+from ddpctl.stages.limits import JOINING_POLL_S, JOINING_QUIET_S
 from ddpctl.stages.status import read_run
 from ddpctl.transport.base import Fleet
 from ddpctl_worker.wire import contract
 
-PATIENCE_S = 5.0  # a start that is quicker than this needs no words
-AGAIN_S = 3.0
 _COMING = frozenset({contract.PENDING, contract.STARTING})
 
 
 @contextlib.contextmanager
-def joining(run: RunStatus, fleet: Fleet, tell: Tell, *, patience: float = PATIENCE_S) -> Iterator[None]:
+def joining(run: RunStatus, fleet: Fleet, tell: Tell, *, patience: float = JOINING_QUIET_S) -> Iterator[None]:
     """Meanwhile, in a thread of its own, say how far the nodes are, while some of them have no ranks yet."""
     over = threading.Event()
     watching = threading.Thread(target=_watch, args=(run, fleet, tell, over, patience), name="joining", daemon=True)
@@ -34,7 +33,7 @@ def joining(run: RunStatus, fleet: Fleet, tell: Tell, *, patience: float = PATIE
 def _watch(run: RunStatus, fleet: Fleet, tell: Tell, over: threading.Event, patience: float) -> None:
     said = None
     while not over.wait(patience):
-        patience = AGAIN_S
+        patience = JOINING_POLL_S
         try:
             now = read_run(fleet, run)
         except DdpctlError:

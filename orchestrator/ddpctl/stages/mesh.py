@@ -15,21 +15,24 @@ from ddpctl.spec.event import Progress, StageStarted, Tell
 from ddpctl.spec.fabric import HostNetwork, candidates, choose_fabric, other_addresses
 from ddpctl.spec.mesh import NOISY_MBIT, OK, Dial, Fabric, Mesh, Neighbours, Pair, Speed, stalled_pairs, suspects
 from ddpctl.spec.schedule import Schedule, schedule
+from ddpctl.stages.limits import (
+    BULK_BYTES,
+    BUSY_REPEAT,
+    MANY_HOSTS,
+    MESH_DIAL_S,
+    MESH_END_S,
+    MESH_LISTEN_S,
+    MESH_QUIET_S,
+    MESH_READY_S,
+    QUIET_BYTES,
+    QUIET_REPEAT,
+    SAMPLES,
+    SMALL_BYTES,
+)
 from ddpctl.transport.base import Fleet, Frame, Transport
 from ddpctl_worker.wire.contract import AGENT_PORTS, TIMEOUT, WRONG_HOST
 
 STAGE = "mesh"
-LISTEN_S = 300.0  # a listener that is forgotten ends by itself
-READY_S = 30.0  # for all listeners to be there
-DIAL_S = 180.0
-SAMPLES = 3  # ephemeral ports on every node
-BULK_BYTES = 1 << 20
-SMALL_BYTES = 256 << 10
-QUIET_BYTES = 4 << 20
-QUIET_REPEAT = 3
-BUSY_REPEAT = 20  # of a fast link: the best of many moments is the link's, the others are busy processors'
-QUIET_S = 8.0
-MANY_HOSTS = 16  # from here on fewer samples and bytes for each link: there are enough links
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,7 @@ def _listeners(plan: MeshPlan, fleet: Fleet) -> Iterator[_Listening]:
             "nonce": listening.nonce,
             "ports": list(plan.ports(transport.host)),
             "samples": samples,
-            "seconds": LISTEN_S,
+            "seconds": MESH_LISTEN_S,
         }
         try:
             transport.call("listen", request, on_frame=on_frame, timeout=None, until=ended)
@@ -188,15 +191,15 @@ def _listeners(plan: MeshPlan, fleet: Fleet) -> Iterator[_Listening]:
     thread.start()
     try:
         with changed:
-            changed.wait_for(lambda: len(listening.ready) + len(listening.errors) >= len(plan.hosts), READY_S)
+            changed.wait_for(lambda: len(listening.ready) + len(listening.errors) >= len(plan.hosts), MESH_READY_S)
             silent = [host for host in plan.hosts if host not in {**listening.ready, **listening.errors}]
-            late = f"it is still not listening {READY_S:g} s after the request"
+            late = f"it is still not listening {MESH_READY_S:g} s after the request"
             listening.errors |= {host: RemoteError(late, kind=TIMEOUT, host=host) for host in silent}
             ready = dict(listening.ready)
         yield replace(listening, ready=ready)  # who comes or goes from now on changes nothing
     finally:
         ended.set()
-        thread.join(timeout=10)
+        thread.join(timeout=MESH_END_S)
 
 
 def _dial(
@@ -215,7 +218,7 @@ def _dial(
         nonlocal done
         targets = requests[transport.host]
         request = {"nonce": nonce, "targets": targets, **bulk.to_request()}
-        answer = transport.call("dial", request, timeout=DIAL_S)
+        answer = transport.call("dial", request, timeout=MESH_DIAL_S)
         if tell is not None:
             with lock:
                 done += len({target["peer"] for target in targets})
@@ -298,13 +301,13 @@ def _measure_again(mesh: Mesh, nonce: str, fleet: Fleet) -> Mesh:
     """What looked bad is measured once more, and the better of both counts: a busy moment is not a bad cable.
 
     Bulk data that stalled: all at once. Slow and late links: a few at a time with nothing beside them, worst first,
-    for at most QUIET_S seconds in all.
+    for at most MESH_QUIET_S seconds in all.
     """
     stalled = stalled_pairs(mesh)
     if stalled:
         mesh = _repeat(mesh, stalled, nonce, fleet, _Bulk(SMALL_BYTES, find_mtu=True))
     waiting = list(suspects(mesh))
-    until = time.monotonic() + QUIET_S
+    until = time.monotonic() + MESH_QUIET_S
     while waiting and time.monotonic() < until:
         busy: set[str] = set()
         batch: list[Pair] = []

@@ -39,6 +39,7 @@ from ddpctl.stages.execute import Sudo
 from ddpctl.stages.fix import read_closed
 from ddpctl.stages.imports import with_script_on_nodes
 from ddpctl.stages.launch import Launch
+from ddpctl.stages.limits import FIREWALL_S, FREE_PORT_S, PORT_PAIRS
 from ddpctl.stages.mesh import STAGE as MESH_STAGE
 from ddpctl.stages.mesh import MeshPlan, run_mesh
 from ddpctl.stages.probe import Probed, probe
@@ -49,9 +50,6 @@ from ddpctl.transport.pipe import is_garbled
 from ddpctl_worker.wire.contract import USUAL_PORTS
 
 STAGE = "preflight"
-FREE_PORT_S = 30.0
-JOB_SLOTS = 245  # pairs of ports up to 29989, a few left to move on to
-FIREWALL_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -244,7 +242,7 @@ def _pick_ports(transport: Transport, want: Want, cluster: str) -> tuple[int, ..
     """
     fixed = [want.master_port] if want.master_port is not None else []
     number = zlib.crc32(str(want.job or cluster).encode())
-    prefer = fixed[0] + 1 if fixed else USUAL_PORTS[0] + 2 * (number % JOB_SLOTS)
+    prefer = fixed[0] + 1 if fixed else USUAL_PORTS[0] + 2 * (number % PORT_PAIRS)
     request = {"count": 2 - len(fixed), "avoid": fixed, "prefer": prefer}
     reply = transport.call("free_port", request, timeout=FREE_PORT_S)
     return (*fixed, *reply["ports"])

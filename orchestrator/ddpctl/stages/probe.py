@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from ddpctl.checks.base import Timing
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.question import Answer, Question, as_answers, as_request
+from ddpctl.stages.limits import PROBE_SLACK_S
 from ddpctl.transport.base import Fleet, Transport
-
-SLACK_S = 30.0  # connecting, starting the worker and the way back, on top of the questions' own deadlines
 
 
 @dataclass
@@ -37,7 +36,7 @@ def probe(
         own = questions[transport.host]
         deadline = max((question.deadline for question in own), default=0.0)
         start = time.time()
-        reply = transport.call("probe", {"questions": as_request(own)}, timeout=deadline + SLACK_S)
+        reply = transport.call("probe", {"questions": as_request(own)}, timeout=deadline + PROBE_SLACK_S)
         probed.timings[transport.host] = Timing(start, reply["received"], reply["sent"], time.time())
         also(transport)
         return as_answers(reply)

@@ -12,10 +12,9 @@ from ddpctl.errors import DdpctlError
 from ddpctl.files.records import recent_preflight, save_preflight
 from ddpctl.spec.preflight import PreflightReport, from_document, to_document
 from ddpctl.stages.launch import Launch
+from ddpctl.stages.limits import FREE_PORT_S, PREFLIGHT_FRESH_S
 from ddpctl.transport.base import Fleet
 
-FRESH_S = 60.0
-PORTS_S = 30.0
 _log = logging.getLogger(__name__)
 
 
@@ -35,8 +34,8 @@ def key_of(launch: Launch) -> str:
 
 
 def remembered(key: str) -> PreflightReport | None:
-    """The clean report of less than FRESH_S seconds ago; nothing is contacted."""
-    found = recent_preflight(key, FRESH_S)
+    """The clean report of less than PREFLIGHT_FRESH_S seconds ago; nothing is contacted."""
+    found = recent_preflight(key, PREFLIGHT_FRESH_S)
     if found is None:
         return None
     try:
@@ -50,7 +49,7 @@ def still_holds(report: PreflightReport, master: str, fleet: Fleet) -> bool:
     """Whether the ports that it picked are still free on the master."""
     ports = [port for port in (report.facts.master_port, report.facts.gang_port) if port is not None]
     try:
-        free = fleet.transport(master).call("free_port", {"exactly": ports}, timeout=PORTS_S)["ports"]
+        free = fleet.transport(master).call("free_port", {"exactly": ports}, timeout=FREE_PORT_S)["ports"]
     except DdpctlError:
         return False  # a full preflight will say what is wrong
     return bool(free == ports)

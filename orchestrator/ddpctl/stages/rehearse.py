@@ -13,15 +13,12 @@ from ddpctl.spec.job import JobSpec
 from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import Facts, NodePlan, Plan, RunIdentity
 from ddpctl.stages.launch import Launch
+from ddpctl.stages.limits import REHEARSAL_OTHERS_S, REHEARSAL_PHASE_S, REHEARSAL_S, REHEARSAL_SLACK_S
 from ddpctl.transport.base import Fleet, Transport
 
 STAGE = "rehearsal"
 SCRIPT = "init_proc.py"
-PHASE_S = 30  # the longest wait in one phase
-DEADLINE_S = 120.0  # imports and all phases, of the first node to end
-OTHERS_S = 20.0  # for the other nodes once one has ended: ranks get through together or not at all
 TALKATIVE = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}  # what network NCCL took is in its own log alone
-SLACK_S = 40.0  # connecting, and ending whatever is left
 
 
 def run_rehearsal(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> dict[str, dict[str, Any]]:
@@ -35,14 +32,14 @@ def run_rehearsal(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> dic
     tell(StageStarted(STAGE, len(plan.nodes)))
     done = counting(STAGE, len(plan.nodes), tell)
     enough = threading.Event()
-    last_call = threading.Timer(OTHERS_S, enough.set)
+    last_call = threading.Timer(REHEARSAL_OTHERS_S, enough.set)
     last_call.daemon = True
     first = threading.Semaphore()
 
     def rehearse(transport: Transport) -> dict[str, Any]:
         request = _request(plan, plan.node(transport.host), script)
         try:
-            answer = transport.call("rehearse", request, timeout=DEADLINE_S + SLACK_S, until=enough)
+            answer = transport.call("rehearse", request, timeout=REHEARSAL_S + REHEARSAL_SLACK_S, until=enough)
         finally:
             if first.acquire(blocking=False):
                 last_call.start()
@@ -67,7 +64,12 @@ def _told(node: NodePlan, results: Mapping[str, dict[str, Any]], errors: Mapping
 def _rehearsal_of(launch: Launch) -> Launch:
     """The launch of a job like this one, but with our own program."""
     job = launch.job
-    keys: dict[str, Any] = {"name": "rehearsal", "script": SCRIPT, "args": ("--timeout", str(PHASE_S)), "code": None}
+    keys: dict[str, Any] = {
+        "name": "rehearsal",
+        "script": SCRIPT,
+        "args": ("--timeout", str(REHEARSAL_PHASE_S)),
+        "code": None,
+    }
     keys["env"] = {**(job.env if job is not None else {}), **TALKATIVE}
     if job is not None:
         keys |= {"nproc_per_node": job.nproc_per_node, "launcher": job.launcher}
@@ -83,5 +85,5 @@ def _request(plan: Plan, node: NodePlan, script: str) -> dict[str, Any]:
         "port": plan.master_port,
         "name": SCRIPT,
         "script": script,
-        "deadline": DEADLINE_S,
+        "deadline": REHEARSAL_S,
     }

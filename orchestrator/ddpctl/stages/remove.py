@@ -10,11 +10,11 @@ from ddpctl.files.records import forget
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.removal import RemovedPart, RemovedRun
+from ddpctl.stages.limits import REMOVE_S
 from ddpctl.stages.status import not_listed
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker.wire import contract
 
-TIMEOUT_S = 600.0  # a run may have written many files
 _NOT_LIVE = contract.TERMINAL | {contract.UNREACHABLE}
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def remove_run(run: RunStatus, fleet: Fleet) -> RemovedRun:
         raise UsageError(f"run {run.run} of {run.job} is live on {fold(live)}", hint=f"end it: ddpctl kill {run.run}")
 
     def remove(transport: Transport) -> dict[str, Any]:
-        return transport.call("remove", {"run": run.run}, timeout=TIMEOUT_S)
+        return transport.call("remove", {"run": run.run}, timeout=REMOVE_S)
 
     outcome = fleet.map(remove, [host for host in run.hosts if host in fleet.hosts])
     parts = tuple(_part(host, outcome.results.get(host), outcome.errors.get(host)) for host in run.hosts)

@@ -13,13 +13,11 @@ from ddpctl.spec.network import Network
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.report import RunReport
 from ddpctl.spec.times import elapsed
+from ddpctl.stages.limits import CLOCK_SKEW_S, REPORT_S
 from ddpctl.stages.status import find_run
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker.rules.unite import Saved
 from ddpctl_worker.wire import contract
-
-TIMEOUT_S = 240.0  # a node reads its files of metrics, which may be long
-CLOCKS_S = 5.0  # that the clocks of two hosts may be apart
 
 
 def make_report(fleet: Fleet, job: str, of: Inventory | None = None) -> RunReport:
@@ -31,8 +29,8 @@ def make_report(fleet: Fleet, job: str, of: Inventory | None = None) -> RunRepor
     run = find_run(fleet, job, of)
 
     def ask(transport: Transport) -> dict[str, Any]:
-        held = transport.call("checkpoints", {"job_id": str(run.job_id)}, timeout=TIMEOUT_S)
-        return {"held": held, **transport.call("history", {"run": run.run}, timeout=TIMEOUT_S)}
+        held = transport.call("checkpoints", {"job_id": str(run.job_id)}, timeout=REPORT_S)
+        return {"held": held, **transport.call("history", {"run": run.run}, timeout=REPORT_S)}
 
     nodes = [node for node in run.nodes if node.state == contract.UNREACHABLE]
     silent = {node.host: node.note or "it is not in the inventory" for node in nodes}
@@ -58,6 +56,6 @@ def _of_run(run: RunStatus, saved: tuple[Saved, ...]) -> tuple[Saved, ...]:
 
     def inside(one: Saved) -> bool:
         before, after = elapsed(one.time, run.started), elapsed(run.ended, one.time)
-        return before is not None and before <= CLOCKS_S and (after is None or after <= CLOCKS_S)
+        return before is not None and before <= CLOCK_SKEW_S and (after is None or after <= CLOCK_SKEW_S)
 
     return tuple(one for one in saved if inside(one))

@@ -22,6 +22,7 @@ from ddpctl.spec.origin import JobId
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.resuming import Resumed, Start, newest, start_of
 from ddpctl.stages.launch import Launch
+from ddpctl.stages.limits import RESTORE_MANIFESTS
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
 from ddpctl_worker.rules.choice import Kept, Restore, all_have, restoring
@@ -30,7 +31,6 @@ from ddpctl_worker.rules.complete import Chosen
 from ddpctl_worker.wire import contract
 
 STAGE = "checkpoints"
-MOST_MANIFESTS = 10_000
 FRESH = "`ddpctl up --fresh` starts without the checkpoints of earlier runs"
 
 
@@ -203,7 +203,7 @@ class Restoring:
 
     def _heard(self, host: str, node: _Node, frame: Frame) -> None:
         if "manifest" in frame.data:
-            if len(node.manifests) >= MOST_MANIFESTS:
+            if len(node.manifests) >= RESTORE_MANIFESTS:
                 raise garbled("restore: it has too many checkpoints")
             node.manifests.append(frame.data["manifest"])
             return

@@ -14,11 +14,9 @@ from ddpctl.spec.names import name_taken
 from ddpctl.spec.network import Network
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import NodePlan, Plan
+from ddpctl.stages.limits import BEGIN_S, START_S
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 from ddpctl_worker.wire import contract
-
-START_TIMEOUT_S = 60.0
-BEGIN_TIMEOUT_S = 90.0
 
 
 def start(
@@ -60,7 +58,7 @@ def start(
             "copying": copying,
             "network": network.to_json() if network is not None else None,
         }
-        return transport.call("start", {**request, **more}, timeout=START_TIMEOUT_S)
+        return transport.call("start", {**request, **more}, timeout=START_S)
 
     on_done = counting("launch", len(plan.hosts), tell)
     answers: dict[str, dict[str, Any]] = {}
@@ -105,7 +103,7 @@ def _begin(plan: Plan, fleet: Fleet, ports: Mapping[str, int]) -> FleetOutcome[d
     peers = {node.host: [node.address, ports[node.host]] for node in plan.nodes}
 
     def begin(transport: Transport) -> dict[str, Any]:
-        return transport.call("begin", {"run": plan.run, "peers": peers}, timeout=BEGIN_TIMEOUT_S)
+        return transport.call("begin", {"run": plan.run, "peers": peers}, timeout=BEGIN_S)
 
     return fleet.together(begin, list(peers))
 

@@ -19,11 +19,9 @@ from ddpctl.spec.names import ambiguous
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.outcome import End, RunStatus
 from ddpctl.spec.values import plural
+from ddpctl.stages.limits import NAMED_OWNERS, STATUS_S
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 from ddpctl_worker.wire import contract
-
-STATUS_TIMEOUT_S = 20.0
-MOST_OWNERS = 3  # that an error names
 
 
 def ask_runs(
@@ -37,7 +35,7 @@ def ask_runs(
 
     def ask(transport: Transport) -> dict[str, Any]:
         request = {"job": job, "all": everything or job is not None}
-        return transport.call("status", request, timeout=STATUS_TIMEOUT_S)
+        return transport.call("status", request, timeout=STATUS_S)
 
     return fleet.map(ask, hosts)
 
@@ -95,9 +93,11 @@ def owners(runs: Collection[RunStatus]) -> str:
     texts = [
         f"run {run.run} of project {run.project}{f' on cluster {run.cluster}' if clusters else ''}, started from "
         f"{run.origin or 'an unknown folder'}"
-        for run in list(newest.values())[-MOST_OWNERS:]
+        for run in list(newest.values())[-NAMED_OWNERS:]
     ]
-    return "; ".join([*texts[::-1], *([f"and {len(newest) - MOST_OWNERS} more"] if len(newest) > MOST_OWNERS else [])])
+    return "; ".join(
+        [*texts[::-1], *([f"and {len(newest) - NAMED_OWNERS} more"] if len(newest) > NAMED_OWNERS else [])]
+    )
 
 
 def _lives(run: RunStatus, hosts: Collection[str]) -> bool:

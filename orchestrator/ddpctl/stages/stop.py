@@ -12,13 +12,10 @@ from ddpctl.errors import DdpctlError
 from ddpctl.spec.done import KillOutcome, StoppedNode
 from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.outcome import NodeStatus, run_state
+from ddpctl.stages.limits import KILL_GRACES, KILL_PROOF_S
 from ddpctl.stages.status import is_no_such_run
 from ddpctl.transport.base import Fleet, Frame, Transport
 from ddpctl_worker.wire import contract
-
-# What the worker may need beyond the grace: rounds of SIGKILL until two scans come back empty.
-PROOF_S = 30.0
-GRACES = 2  # a supervisor that hangs is waited for; the ranks then get the same time from the worker itself
 
 
 def stop_run(
@@ -42,7 +39,7 @@ def stop_run(
     def stop(transport: Transport) -> dict[str, Any]:
         request = {"run": run, "grace": grace, "by": by, "longer": longer}
         on_frame = partial(_tell_growing, job, transport.host, tell)
-        return transport.call("stop", request, on_frame=on_frame, timeout=GRACES * grace + PROOF_S)
+        return transport.call("stop", request, on_frame=on_frame, timeout=KILL_GRACES * grace + KILL_PROOF_S)
 
     known = [host for host in hosts if host in fleet.hosts]
     outcome = fleet.together(stop, known)

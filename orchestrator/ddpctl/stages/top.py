@@ -13,14 +13,12 @@ from ddpctl.errors import ConnectError, DdpctlError, Interrupted, as_fault
 from ddpctl.spec.merge import current, merge_runs
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.top import HostView, Overview, Pulse
+from ddpctl.stages.limits import TOP_ONCE_S, TOP_SILENT_S
 from ddpctl.stages.status import settled
 from ddpctl.transport import limits
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 
 log = logging.getLogger(__name__)
-
-SILENT_S = 10.0  # a pulse comes every two seconds
-ONCE_S = 20.0
 
 
 @dataclass
@@ -56,7 +54,9 @@ class _Host:
         if self.pulse is None:
             return HostView(name, error="connecting")
         silent = time.monotonic() - self.at
-        return HostView(name, None, f"silent for {silent:.0f} s") if silent > SILENT_S else HostView(name, self.pulse)
+        return (
+            HostView(name, None, f"silent for {silent:.0f} s") if silent > TOP_SILENT_S else HostView(name, self.pulse)
+        )
 
 
 class HostWatch:
@@ -109,7 +109,7 @@ def look(fleet: Fleet) -> tuple[Overview, FleetOutcome[None]]:
     hosts = {name: _Host() for name in fleet.hosts}
 
     def ask(transport: Transport) -> None:
-        transport.call("top", {"once": True}, on_frame=hosts[transport.host].hear, timeout=ONCE_S)
+        transport.call("top", {"once": True}, on_frame=hosts[transport.host].hear, timeout=TOP_ONCE_S)
 
     outcome = fleet.map(ask)
     for name, error in outcome.errors.items():

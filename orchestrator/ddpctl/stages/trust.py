@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 
 from ddpctl.errors import DdpctlError, Unreachable, UsageError
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
+from ddpctl.stages.limits import KNOWN_HOSTS_LOCK_S
 from ddpctl.transport import known_hosts
 from ddpctl.transport.fleet import fan_out, open_connector, routes, with_jumps
 from ddpctl.transport.known_hosts import SSH_PORT, Key, Verdict, entry_name, line_for
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 STAGE = "trust"
 KNOWN, UNKNOWN, CHANGED, UNREACHABLE = "known", "unknown", "changed", "unreachable"
-_LOCK_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def add(reports: Sequence[KeyReport], known_hosts_path: str | Path) -> list[str]
     hint = "set `known_hosts:` in the inventory to another file"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with FileLock(f"{path}.ddpctl-lock", timeout=_LOCK_S, mode=0o600):
+        with FileLock(f"{path}.ddpctl-lock", timeout=KNOWN_HOSTS_LOCK_S, mode=0o600):
             there = known_hosts.load([str(path)])
             fresh = [report for report in reports if _still_unknown(there, report)]
             lines = new_lines(fresh)
@@ -133,7 +133,9 @@ def add(reports: Sequence[KeyReport], known_hosts_path: str | Path) -> list[str]
                 _append(path, "".join(f"{line}\n" for line in lines))
             return lines
     except Timeout:
-        raise UsageError(f"{path} has been locked by another ddpctl for {_LOCK_S:g} s", hint="try again") from None
+        raise UsageError(
+            f"{path} has been locked by another ddpctl for {KNOWN_HOSTS_LOCK_S:g} s", hint="try again"
+        ) from None
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", hint=hint) from None
 

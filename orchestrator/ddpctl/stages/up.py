@@ -27,6 +27,7 @@ from ddpctl.spec.ranges import fold
 from ddpctl.stages.checkpoints import set_aside
 from ddpctl.stages.imports import try_imports
 from ddpctl.stages.launch import Launch
+from ddpctl.stages.limits import UNDO_GRACE_S
 from ddpctl.stages.preflight import Options, run_preflight, with_findings, with_rehearsal
 from ddpctl.stages.push import provision
 from ddpctl.stages.rehearse import run_rehearsal
@@ -41,7 +42,6 @@ T = TypeVar("T")
 
 # What is asked even with --skip-preflight: addresses, interfaces, GPUs and free ports are no opinion but facts.
 FACTS_ONLY = Options(only=("ssh",), mesh=False)
-UNDO_GRACE_S = 2.0  # of a run that has only just begun
 
 
 class Up:
