@@ -1,4 +1,4 @@
-"""Run a job in order to measure it: start it, watch its metrics or its output, and leave nothing of it running."""
+"""Runs a job to measure it: start the job, watch its metrics or its output, and end every process of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ddpctl.transport.base import Fleet, Transport
 
 
 class MetricsReader:
-    """``lines`` grows with each ``read``: the lines of every rank so far, by host and rank."""
+    """Reads the metrics of a run. ``lines`` has all lines so far, by host and rank, and grows with each ``read``."""
 
     def __init__(self, run: RunStatus, fleet: Fleet) -> None:
         self._run, self._fleet = run, fleet
@@ -39,7 +39,7 @@ class MetricsReader:
         self.lines: dict[tuple[str, str], list[Values]] = {}
 
     def read(self) -> bool:
-        """Take in what was written since the last time; whether there was anything.
+        """Read the new lines of every rank; return whether there were any.
 
         Raises:
             HostsFailed: a node did not answer.
@@ -75,7 +75,7 @@ def measure(launch: Launch, fleet: Fleet, tell: Tell, *, seconds: float, by: str
     """Run a job until its metrics cover ``seconds`` after the warm-up, or until it is over; then stop it.
 
     Raises:
-        JobFailed: it failed by itself, or wrote no samples_per_s.
+        JobFailed: the job failed, or wrote no samples_per_s.
         PreflightFailed, HostsFailed, Survivors: as `up` and `kill`.
     """
     with running(launch, fleet, tell, by) as run:
@@ -89,10 +89,10 @@ def measure(launch: Launch, fleet: Fleet, tell: Tell, *, seconds: float, by: str
 
 
 def output_of_rank_0(launch: Launch, fleet: Fleet, tell: Tell, *, by: str) -> tuple[RunStatus, list[str]]:
-    """Run a job to its end; what its rank 0 wrote on stdout, line by line.
+    """Run a job to its end; return the lines that its rank 0 wrote to stdout.
 
     Raises:
-        JobFailed: it failed. PreflightFailed, HostsFailed, Survivors: as `up` and `kill`.
+        JobFailed: the job failed. PreflightFailed, HostsFailed, Survivors: as `up` and `kill`.
     """
     lines: list[str] = []
 
@@ -108,11 +108,12 @@ def output_of_rank_0(launch: Launch, fleet: Fleet, tell: Tell, *, by: str) -> tu
 
 @contextlib.contextmanager
 def running(launch: Launch, fleet: Fleet, tell: Tell, by: str) -> Iterator[RunStatus]:
-    """Brings a run up with a folder of its own for checkpoints, and without notifying anybody; whatever happens then,
-    nothing of it is left.
+    """Run a job while the body runs, then end all its processes.
+
+    The run has its own folder for checkpoints, and notifies no person.
 
     Raises:
-        Survivors: something is left.
+        Survivors: processes of the run are left. HostsFailed: a host did not confirm the end.
     """
     up = Up(replace(launch, own_checkpoints=True, notify=()), fleet, _warnings_only(tell), Options(reuse=True))
     try:
@@ -127,7 +128,7 @@ def running(launch: Launch, fleet: Fleet, tell: Tell, by: str) -> Iterator[RunSt
 
 
 def _warnings_only(tell: Tell) -> Tell:
-    """A benchmark starts many runs: what each of them does is of no interest unless something is wrong."""
+    """Pass on only warnings: a benchmark starts many runs, and the steps of each run are noise."""
 
     def choose(event: Event) -> None:
         if isinstance(event, Note) and event.level == "warning":
@@ -137,11 +138,11 @@ def _warnings_only(tell: Tell) -> Tell:
 
 
 def _watch(run: RunStatus, reader: MetricsReader, fleet: Fleet, seconds: float) -> RunStatus:
-    """Read until there is enough; how the run stands then."""
+    """Read metrics until they are enough, or the run is over or too slow; return the status of the run then."""
     begun = time.monotonic()
     first: float | None = None
     while True:
-        status = read_run(fleet, run)  # before the metrics: a run that is over writes no more
+        status = read_run(fleet, run)  # before the metrics, so that no line after it is missed
         came = reader.read()
         if status.terminal:
             while reader.read():
@@ -158,7 +159,7 @@ def _watch(run: RunStatus, reader: MetricsReader, fleet: Fleet, seconds: float) 
 
 
 def _enough(reader: MetricsReader, since_first: float, seconds: float) -> bool:
-    """The window has passed and every rank that writes has a line after its warm-up, or it has taken too long."""
+    """Whether the window has passed and every writing rank has a line after its warm-up, or the time is up."""
     counted = all(len(lines) > WARM_UP_LINES for lines in reader.lines.values())
     return since_first > BENCH_MOST_S or (since_first >= seconds and counted)
 

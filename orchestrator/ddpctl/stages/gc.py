@@ -1,4 +1,4 @@
-"""Old runs, environments and wheels off the nodes: first what would go, then, when told so, it goes."""
+"""Lists or removes old runs, environments and wheels on the nodes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def collect(
     delete: bool,
     days: float = GC_KEEP_DAYS,
 ) -> GcOutcome:
-    """What no live run uses and nothing has used for ``days`` on ``hosts``; removed there with ``delete``.
+    """List the files that no live run uses and that were last used ``days`` ago; with ``delete`` remove them.
 
-    What came within the last hour always stays: it may be on its way into use.
+    Files from the last hour always stay: a start may be about to use them.
     """
     tell(StageStarted("gc", len(hosts)))
 

@@ -1,4 +1,4 @@
-"""Ask hosts the questions of checks: one call a host answers all of them."""
+"""Asks hosts the questions of checks; a single call per host answers all its questions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddpctl.transport.base import Fleet, Transport
 
 @dataclass
 class Probed:
-    """Each host that was asked is in ``answers`` (by question key) or in ``errors``."""
+    """The answers of hosts, by question key. Each host that was asked is in ``answers`` or in ``errors``."""
 
     answers: dict[str, Mapping[str, Answer]] = field(default_factory=dict)
     timings: dict[str, Timing] = field(default_factory=dict)
@@ -29,7 +29,7 @@ def probe(
     on_done: Callable[[str, object], None] | None = None,
     also: Callable[[Transport], None] = lambda transport: None,
 ) -> Probed:
-    """Ask each host its own ``questions``; ``also`` is done on each host that answered."""
+    """Ask each host its own ``questions``, and call ``also`` for each host that answered."""
     probed = Probed()
 
     def ask(transport: Transport) -> Mapping[str, Answer]:

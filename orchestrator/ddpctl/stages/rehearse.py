@@ -1,4 +1,4 @@
-"""The deep part of a preflight: every rank rehearses with the job's own interpreter, backend and interfaces."""
+"""The deep part of preflight: every rank starts once with the job's interpreter, backend and interfaces."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ddpctl.transport.base import Fleet, Transport
 
 STAGE = "rehearsal"
 SCRIPT = "init_proc.py"
-TALKATIVE = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}  # what network NCCL took is in its own log alone
+TALKATIVE = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}  # only NCCL's log says which network it uses
 
 
 def run_rehearsal(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> dict[str, dict[str, Any]]:
-    """What each host says about it: the worker's answer and ``expected`` (its ranks), or ``error`` where it failed.
+    """Return for each host its ranks as ``expected``, with the worker's answer, or with ``error`` where the call failed.
 
     Raises:
         UsageError: the job cannot be planned on these hosts.
@@ -51,18 +51,20 @@ def run_rehearsal(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> dic
     finally:
         last_call.cancel()
     tell(StageEnded(STAGE, outcome.ok))
-    return {node.host: _told(node, outcome.results, outcome.errors) for node in plan.nodes}
+    return {node.host: _answer_of(node, outcome.results, outcome.errors) for node in plan.nodes}
 
 
-def _told(node: NodePlan, results: Mapping[str, dict[str, Any]], errors: Mapping[str, DdpctlError]) -> dict[str, Any]:
-    told: dict[str, Any] = {"expected": list(node.ranks)}
+def _answer_of(
+    node: NodePlan, results: Mapping[str, dict[str, Any]], errors: Mapping[str, DdpctlError]
+) -> dict[str, Any]:
+    answer: dict[str, Any] = {"expected": list(node.ranks)}
     if node.host in results:
-        return told | results[node.host]
-    return told | {"error": str(errors[node.host].message), "hint": errors[node.host].hint}
+        return answer | results[node.host]
+    return answer | {"error": str(errors[node.host].message), "hint": errors[node.host].hint}
 
 
 def _rehearsal_of(launch: Launch) -> Launch:
-    """The launch of a job like this one, but with our own program."""
+    """Return a launch with the settings of the job and the rehearsal's own program."""
     job = launch.job
     keys: dict[str, Any] = {
         "name": "rehearsal",
