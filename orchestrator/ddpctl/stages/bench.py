@@ -1,4 +1,4 @@
-"""Runs a job to measure it: start the job, watch its metrics or its output, and end every process of it."""
+"""Runs a job to measure it: start the job, watch its metrics or its output, and end its processes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ from ddpctl.stages.preflight import Options
 from ddpctl.stages.status import read_run
 from ddpctl.stages.up import Up
 from ddpctl.transport.base import Fleet, Transport
+
+HOW_TO_REPORT = (
+    'append a line such as {"step": 120, "samples_per_s": 5120} to the file $DDPCTL_METRICS about once a second '
+    "(docs/jobs.md, Metrics)"
+)
 
 
 class MetricsReader:
@@ -63,12 +68,6 @@ class MetricsReader:
                 kept = self.lines.setdefault((host, rank), [])
                 kept.extend(found["lines"][: METRICS_LINES - len(kept)])
         return any(found["lines"] for found in ranks.values())
-
-
-HOW_TO_REPORT = (
-    'append a line such as {"step": 120, "samples_per_s": 5120} to the file $DDPCTL_METRICS about once a second '
-    "(docs/jobs.md, Metrics)"
-)
 
 
 def measure(launch: Launch, fleet: Fleet, tell: Tell, *, seconds: float, by: str) -> tuple[RunStatus, Measured]:

@@ -33,7 +33,7 @@ def consult(fleet: Fleet, job: str, of: Inventory | None = None) -> Consultation
     at_work = [node.host for node in run.nodes_at_work]
     hosts = [host for host in at_work if host in fleet.hosts]
     answers = fleet.together(look, hosts)  # the looks are compared as a single moment
-    looks = [look for answer in answers.results.values() for look in _looks(answer, run)]
+    looks = [found for answer in answers.results.values() for found in _looks(answer, run)]
     first = answers.results.get(at_work[0])  # node rank 0 judges which rank is slow
     slow = first["slow"] if first is not None else run.slow
     absent = [host for host in at_work if host not in answers.results]
@@ -67,7 +67,7 @@ def _expected(run: RunStatus, absent: Sequence[str]) -> dict[int, str]:
 
 
 def _stall(run: RunStatus, looks: list[dict[str, Any]]) -> float:
-    """Return the seconds that a pause may take: the job's setting, or the longest pause of this run if that is longer."""
+    """Return the seconds that a pause may take: the job's setting, or this run's longest pause where it is longer."""
     longest = max((float(look.get("pause_s") or 0.0) for look in looks), default=0.0)
     settings = run.record.get("doctor") or {}
     return max(float(settings.get("stall") or verdict.STALL_S), longest)

@@ -32,7 +32,7 @@ class Sudo:
     def __init__(self, ask: Ask) -> None:
         """``ask`` gets the login and its hosts, and returns the password; ``None`` without an answer."""
         self._ask = ask
-        self._sudo_kind: dict[str, str] = {}  # host -> root, none, free or asks
+        self._sudo_kind: dict[str, str] = {}  # by host: ``root``, ``none``, ``free`` or ``asks``
         self._passwords: dict[str, str] = {}  # by host
 
     def prepare(self, fleet: Fleet, hosts: Iterable[str]) -> None:
@@ -85,7 +85,7 @@ class Sudo:
 def execute(
     argv: Sequence[str], hosts: Sequence[str], fleet: Fleet, tell: Tell, *, timeout: float, sudo: Sudo | None = None
 ) -> FleetOutcome[Ran]:
-    """Run ``argv`` on all ``hosts``, with ``timeout`` seconds on each; ``errors`` has the hosts that could not run it."""
+    """Run ``argv`` on all ``hosts``, with ``timeout`` seconds on each. ``errors`` has the hosts that could not."""
 
     def work(transport: Transport) -> Ran:
         return sudo.run(transport, argv, timeout) if sudo else transport.run(argv, timeout=timeout)

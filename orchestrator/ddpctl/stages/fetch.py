@@ -100,10 +100,10 @@ def fetch_run(
 
     def fetch(transport: Transport) -> Fetched:
         host = transport.host
-        known = kept.setdefault(host, Brought(dest / host)) if kept is not None else None
-        receiver = Receiver(dest / host, lambda done: tell(Progress("fetch", done, None, host)), known)
+        earlier = kept.setdefault(host, Brought(dest / host)) if kept is not None else None
+        receiver = Receiver(dest / host, lambda done: tell(Progress("fetch", done, None, host)), earlier)
         receivers.append(receiver)
-        have = known.request() if known is not None else {}
+        have = earlier.request() if earlier is not None else {}
         try:
             result = transport.call("fetch", {**request, "have": have}, on_frame=receiver.frame, timeout=FETCH_S)
             receiver.end()

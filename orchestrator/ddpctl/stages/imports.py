@@ -35,12 +35,12 @@ def try_imports(launch: Launch, environment: EnvironmentOutcome, fleet: Fleet, t
 
 
 def _asked(view: View, checks: Sequence[Check], fleet: Fleet, tell: Tell) -> View:
-    """Return the view with the answers that these checks lack. A host without any answer was unreachable: skip it."""
+    """Return the view with the answers that these checks lack. A host without any answer is unreachable."""
     questions: dict[str, list[Question]] = {}
     for target in view.targets:
-        known = view.answers.get(target.name)
-        asked = judge.questions(checks, target, view.want) if known is not None else ()
-        if new := [question for question in asked if question.key not in (known or {})]:
+        own = view.answers.get(target.name)
+        asked = judge.questions(checks, target, view.want) if own is not None else ()
+        if new := [question for question in asked if question.key not in (own or {})]:
             questions[target.name] = new
     if not questions:
         return view

@@ -1,7 +1,6 @@
-"""Every deadline, period and size of the stages. Times are seconds, of one host's answer unless the line says more.
+"""Every deadline, period and size of the stages. Times are seconds; a deadline is for the answer of a single host.
 
-Each deadline starts with the call. A call that finds no connection waits for the connection first: those deadlines are
-in transport/limits.py.
+The deadlines of connections, and the pauses between retries, are in transport/limits.py.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ FREE_PORT_S = 30.0  # picking a free port on the master, or looking whether two 
 FIREWALL_S = 20.0  # reading a host's packet filter rules as the login
 ROOT_FIREWALL_S = 20.0  # each tool's rules, read through sudo
 INTERPRETERS_S = 20.0  # looking for Pythons: a home folder may be on a slow network disk
-FIX_S = 120.0  # one command of `preflight --fix`: it may install a package
+FIX_S = 120.0  # a command of `preflight --fix`: it may install a package
 PREFLIGHT_FRESH_S = 60.0  # `up` takes the clean result of a preflight this old instead of measuring again
 PORT_PAIRS = 245  # pairs of ports that jobs start looking from, up to 29989; the few above are left to move on to
 
 # --- the mesh (mesh.py)
-MESH_LISTEN_S = 300.0  # a listener that nobody ends stops by itself
+MESH_LISTEN_S = 300.0  # a listener ends by itself after this time, in case ddpctl has died
 MESH_READY_S = 30.0  # all hosts together, until every listener is ready
 MESH_DIAL_S = 180.0  # one host dials all its targets
 MESH_END_S = 10.0  # all listeners together, to end after the dialling
@@ -31,7 +30,7 @@ QUIET_REPEAT = 3  # second measurements of a slow link; the best counts
 BUSY_REPEAT = 20  # the same of a fast link: most of these moments measure busy processors, the best measures the link
 
 # --- rehearsal (rehearse.py)
-REHEARSAL_PHASE_S = 30  # the longest wait within one phase, as an option of the program
+REHEARSAL_PHASE_S = 30  # the longest wait within a phase; an option of the rehearsal's program
 REHEARSAL_S = 120.0  # imports and all phases, until the first node ends
 REHEARSAL_OTHERS_S = 20.0  # for the other nodes once the first has ended: all ranks get through, or no rank does
 REHEARSAL_SLACK_S = 40.0  # connecting, and ending the processes that are left
@@ -62,7 +61,7 @@ REPORT_S = 240.0  # a node reads its files of metrics, which may be long
 CLOCK_SKEW_S = 5.0  # by which the clocks of two hosts may differ
 UNTRACKED_S = 20.0  # a host looks for a second
 TOP_SILENT_S = 10.0  # without a pulse, which comes every two seconds, a host counts as silent
-TOP_ONCE_S = 20.0  # one pulse of a host, for `top --json`
+TOP_ONCE_S = 20.0  # the single pulse of a host for `top --json`
 
 # --- following the output (follow.py)
 GIVE_UP_S = 30.0  # for a host that cannot be reached, once every other host is over
@@ -74,14 +73,14 @@ ROOM_S = 0.5  # how often a reader that waits for room looks whether it is still
 READERS_END_S = 1.0  # all readers together, to end; a reader that is connecting cannot be called back
 RUN_APPEARS_S = 60.0  # a host that the start has not reached yet is asked this long
 RUN_APPEARS_POLL_S = 0.5  # between two of these questions
-TAIL_CALL_S = 600.0  # one call that does not follow: a host whose disk hangs must not hold up the others for ever
+TAIL_CALL_S = 600.0  # one call that does not follow: a host whose disk hangs must not hold up the whole output for ever
 NOISE_LINES = 200  # that a host's last lines may hold and that are not shown
 
 # --- files and commands (fetch.py, execute.py, trust.py)
 FETCH_S = 24 * 3600.0  # all files of one host
 FETCH_WATCH_S = 5.0  # between two looks for changed outputs
 FETCH_CLEANUP_S = 2.0  # after Ctrl-C, all hosts together, to remove the files that are not whole
-FETCH_KNOWN_FILES = 20_000  # whose state one request may list
+FETCH_KNOWN_FILES = 20_000  # files whose state a single request may list
 SUDO_PROBE_S = 30.0  # finding out how a host's sudo works, or trying a password
 KNOWN_HOSTS_LOCK_S = 10.0  # waiting for another ddpctl that writes known_hosts
 

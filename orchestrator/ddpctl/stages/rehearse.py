@@ -18,11 +18,11 @@ from ddpctl.transport.base import Fleet, Transport
 
 STAGE = "rehearsal"
 SCRIPT = "init_proc.py"
-TALKATIVE = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}  # only NCCL's log says which network it uses
+TALKATIVE = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}  # only its log names the network
 
 
 def run_rehearsal(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> dict[str, dict[str, Any]]:
-    """Return for each host its ranks as ``expected``, with the worker's answer, or with ``error`` where the call failed.
+    """Return for each host its ranks (``expected``), with the worker's answer, or with ``error`` if the call failed.
 
     Raises:
         UsageError: the job cannot be planned on these hosts.

@@ -1,4 +1,4 @@
-"""Take a run that has ended off its nodes, and off this machine's own records."""
+"""Removes an ended run from its nodes, and from the records of this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def remove_run(run: RunStatus, fleet: Fleet) -> RemovedRun:
     """Remove the folder of ``run`` on each of its hosts: record, logs, outputs, never checkpoints. Safe to repeat.
 
     Raises:
-        UsageError: it is live on a host that answered; nothing was removed.
+        UsageError: the run is live on a host that answered; nothing was removed.
     """
     live = [node.host for node in run.nodes if node.state not in _NOT_LIVE]
     if live:

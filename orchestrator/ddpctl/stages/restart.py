@@ -52,16 +52,16 @@ def launch_again(fleet: Fleet, inventory: Inventory, run: RunStatus, identity: R
     record = _recorded(run, heard)
     settings = without(Settings.from_json(record["settings"]), run.unfit)
     own = run.job_id == inventory.job_id(run.job)
-    known = inventory.jobs.get(settings.job) if own else None
+    job_now = inventory.jobs.get(settings.job) if own else None
     inventory = inventory.model_copy(update={"cluster": run.cluster, "project": run.project})
-    archive = _code(run, record["code"], known, fleet, list(heard.results), tell) if record["code"] else None
-    same = known is not None and archive is not None and bool(archive.names)
-    code = known.code if same and known is not None else "." if archive else None
+    archive = _code(run, record["code"], job_now, fleet, list(heard.results), tell) if record["code"] else None
+    same = job_now is not None and archive is not None and bool(archive.names)
+    code = job_now.code if same and job_now is not None else "." if archive else None
     job = settings.as_job(run.job, code)
     missing = _unusable(run, settings, inventory, heard)
     chosen = _chosen_hosts(run, settings, job, inventory.names, heard.results.keys() - missing.keys(), missing)
-    _tell_changes(settings, known, chosen, same or archive is None, inventory, tell)
-    secrets, notify = _secrets(run, settings, known, inventory)
+    _tell_changes(settings, job_now, chosen, same or archive is None, inventory, tell)
+    secrets, notify = _secrets(run, settings, job_now, inventory)
     return Launch(
         inventory=inventory,
         job=job,
@@ -101,7 +101,7 @@ def require_ended(run: RunStatus) -> None:
             f"{run.job} is {run.state} (run {run.run}): {no_majority(left, len(run.nodes))}",
             hint=end_and_continue(run.run),
         )
-    by_itself = "its hosts restart it by themselves when it fails or one of them is lost"
+    by_itself = "its hosts restart it by themselves when it fails or a host is lost"
     what = by_itself if restarts else "only a run that has ended can be restarted"
     raise UsageError(
         f"{run.job} is {run.state} (run {run.run} on {fold(run.hosts)}); {what}",
@@ -153,12 +153,12 @@ def _chosen_hosts(
     run: RunStatus,
     settings: Settings,
     job: JobSpec,
-    known: Sequence[str],
+    listed: Sequence[str],
     usable: Collection[str],
     missing: Mapping[str, DdpctlError],
 ) -> Seats:
     """Raises HostsFailed: there are too few hosts; the error has the reason for each missing host."""
-    chosen = seats(settings, job, known, usable)
+    chosen = seats(settings, job, listed, usable)
     if chosen is not None:
         return chosen
     need, have = least(settings, job), len([host for host in settings.hosts if host in usable])
@@ -183,15 +183,15 @@ def _attempts(run: RunStatus, missing: Mapping[str, DdpctlError]) -> tuple[Mappi
 
 
 def _tell_changes(
-    settings: Settings, known: JobSpec | None, chosen: Seats, same_code: bool, inventory: Inventory, tell: Tell
+    settings: Settings, job_now: JobSpec | None, chosen: Seats, same_code: bool, inventory: Inventory, tell: Tell
 ) -> None:
     """Note each difference that may surprise: the new run takes the ended run's settings, not the inventory's."""
-    changed = settings.changed(known) if known is not None else []
-    words = [*changed, *([] if same_code else ["code"])] if known is not None else []
+    changed = settings.changed(job_now) if job_now is not None else []
+    words = [*changed, *([] if same_code else ["code"])] if job_now is not None else []
     if words:
         what = f"{', '.join(words)}: it continues with the run's own, not with what job {settings.job} has now"
         tell(Note(f"{what}; `ddpctl up` takes that", level="warning"))
-    if known is None and settings.notified:
+    if job_now is None and settings.notified:
         what = f"{inventory.file} has no job {settings.job}"
         tell(Note(f"{what}, so nobody will be notified of this run", level="warning"))
     if len(chosen.active) < settings.nodes:
@@ -200,14 +200,14 @@ def _tell_changes(
 
 
 def _secrets(
-    run: RunStatus, settings: Settings, known: JobSpec | None, inventory: Inventory
+    run: RunStatus, settings: Settings, job_now: JobSpec | None, inventory: Inventory
 ) -> tuple[Mapping[str, str], tuple[Mapping[str, Any], ...]]:
     """Return the run's secret variables and the job's notifiers from the inventory: neither is in the record.
 
     Raises:
         UsageError: a secret is missing on this machine, or the env_file cannot be read.
     """
-    variables = read_env_file(Path(known.env_file)) if known is not None and known.env_file else {}
+    variables = read_env_file(Path(job_now.env_file)) if job_now is not None and job_now.env_file else {}
     lacking = [name for name in settings.secrets if name not in variables]
     if lacking:
         raise UsageError(
@@ -215,13 +215,13 @@ def _secrets(
             f"{inventory.file} does not name {', '.join(lacking)}",
             hint="add them to the file that env_file names; the job must be in the inventory",
         )
-    notify = notifiers_of(known, variables) if known is not None else ()
+    notify = notifiers_of(job_now, variables) if job_now is not None else ()
     return {name: variables[name] for name in settings.secrets}, notify
 
 
 # --- the code --------------------------------------------------------------------------------------------------------
 def _code(
-    run: RunStatus, code: Mapping[str, Any], known: JobSpec | None, fleet: Fleet, hosts: Sequence[str], tell: Tell
+    run: RunStatus, code: Mapping[str, Any], job_now: JobSpec | None, fleet: Fleet, hosts: Sequence[str], tell: Tell
 ) -> CodeArchive:
     """Return the archive that the ended run had.
 
@@ -230,7 +230,7 @@ def _code(
     Raises:
         ProvisionError: no host has it.
     """
-    here = _packed_here(known)
+    here = _packed_here(job_now)
     if here is not None and here.sha256 == code["hash"]:
         return here
     wanted = CodeRef(code["hash"], code["size"], code.get("git_commit"), code.get("dirty"))
@@ -238,9 +238,9 @@ def _code(
     return CodeArchive(path, wanted.sha256, wanted.size, files=0, git_commit=wanted.git_commit, dirty=wanted.dirty)
 
 
-def _packed_here(known: JobSpec | None) -> CodeArchive | None:
+def _packed_here(job_now: JobSpec | None) -> CodeArchive | None:
     with contextlib.suppress(DdpctlError):  # the folder may have moved, or be on another machine
-        return packed(known) if known is not None else None
+        return packed(job_now) if job_now is not None else None
     return None
 
 

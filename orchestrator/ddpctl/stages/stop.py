@@ -1,4 +1,4 @@
-"""End a run on every node at once, with proof that nothing is left."""
+"""Ends a run on every node at the same time, with proof that no process is left."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def stop_run(
     longer: bool = False,
     tell: Tell = lambda event: None,
 ) -> KillOutcome:
-    """Stop ``run`` on all its hosts: SIGTERM, ``grace`` seconds, then SIGKILL until nothing is found twice. With
-    ``longer`` a stop that is under way gets this grace, too.
+    """Stop ``run`` on all its hosts: SIGTERM, ``grace`` seconds, then SIGKILL until two scans find no process.
 
-    Every host is stopped whatever becomes of the others, and is in the outcome: with its proof, or with its error.
+    With ``longer`` a stop that is already under way gets this grace, too. A failure on a host does not affect the other
+    hosts. The outcome has the proof or the error of every host.
     """
     begun = time.monotonic()
 
@@ -41,8 +41,7 @@ def stop_run(
         on_frame = partial(_tell_growing, job, transport.host, tell)
         return transport.call("stop", request, on_frame=on_frame, timeout=KILL_GRACES * grace + KILL_PROOF_S)
 
-    known = [host for host in hosts if host in fleet.hosts]
-    outcome = fleet.together(stop, known)
+    outcome = fleet.together(stop, [host for host in hosts if host in fleet.hosts])
     nodes = tuple(_node(host, outcome.results.get(host), outcome.errors.get(host)) for host in hosts)
     duration = time.monotonic() - begun
     return KillOutcome(job, run, _state(outcome.results, nodes), duration, nodes)
@@ -58,9 +57,9 @@ def _tell_growing(job: str, host: str, tell: Tell, frame: Frame) -> None:
 
 def _node(host: str, answer: dict[str, Any] | None, error: DdpctlError | None) -> StoppedNode:
     if answer is None:
-        nothing = error is not None and is_no_such_run(error)  # so there is nothing to stop
-        return StoppedNode(host, reachable=nothing, error=None if nothing else error)
-    survivors = tuple((one["pid"], one["cmd"]) for one in answer["survivors"])
+        never_started = error is not None and is_no_such_run(error)
+        return StoppedNode(host, reachable=never_started, error=None if never_started else error)
+    survivors = tuple((process["pid"], process["cmd"]) for process in answer["survivors"])
     return StoppedNode(host, answer["signalled"], answer["forced"], survivors)
 
 

@@ -1,4 +1,4 @@
-"""Ask the hosts of a run for the files that no declared output covers: ``fetch`` leaves them on the nodes."""
+"""Asks the hosts of a run for files that no declared output covers: ``fetch`` leaves these files on the nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpctl_worker.wire import contract
 
 
 def with_untracked(fleet: Fleet, run: RunStatus) -> RunStatus:
-    """The run with its untracked files. Hosts that could not be reached a moment ago are not asked."""
+    """Return the run with its untracked files. Hosts that were unreachable a moment ago are not asked."""
 
     def ask(transport: Transport) -> dict[str, Any]:
         return transport.call("untracked", {"run": run.run}, timeout=UNTRACKED_S)
