@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from ddpctl.cli import prompt, session
+from ddpctl.cli.nodes import raise_for, settle
 from ddpctl.cli.state import GLOBAL
-from ddpctl.cli.trust import raise_for, settle
 from ddpctl.errors import DdpctlError, HostsFailed, Interrupted, PythonMissing, UsageError
 from ddpctl.files.drafts import code_of, write_inventory
 from ddpctl.files.foreign.launcher_line import read_line
@@ -37,7 +39,7 @@ from ddpctl.spec.finding import Severity
 from ddpctl.spec.fold import by_value
 from ddpctl.spec.host import HostEntry
 from ddpctl.spec.interpreters import choices, own_paths
-from ddpctl.spec.inventory import Environment, Inventory
+from ddpctl.spec.inventory import Environment, Inventory, InventoryFile
 from ddpctl.spec.origin import as_name
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.ranges import fold
@@ -381,3 +383,33 @@ def _preflight(inventory: Inventory) -> PreflightReport:
     launch = launch_to_check(inventory, job)
     with session.at_work(inventory) as (fleet, tell):
         return run_preflight(launch, fleet, tell)
+
+
+# --- ddpctl schema
+def schema() -> int:
+    """Print the JSON Schema of the inventory file, for editors."""
+    typer.echo(json.dumps(inventory_schema(), indent=2))
+    return 0
+
+
+def inventory_schema() -> dict[str, Any]:
+    """JSON Schema, 2020-12. What it cannot say (unique hosts, names that exist) the reader of the file checks."""
+    schema = _tidy(InventoryFile.model_json_schema(mode="validation"))
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "ddpctl inventory",
+    }
+
+
+def _tidy(value: Any) -> Any:
+    """Without what an editor would show instead of the words, or paste: made-up titles, and whole sections of nulls."""
+    if isinstance(value, list):
+        return [_tidy(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _tidy(item) for key, item in value.items() if not _noise(key, item)}
+
+
+def _noise(key: str, item: Any) -> bool:
+    return (key == "title" and isinstance(item, str)) or (key == "default" and isinstance(item, dict) and bool(item))

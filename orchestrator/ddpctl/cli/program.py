@@ -1,6 +1,6 @@
 """The command line: which commands there are, and what becomes of an error.
 
-Every command is a function in a file of its own; this file only names them. An error reaches the user as `error:` and
+Every command is a function; this file only names its module. An error reaches the user as `error:` and
 `hint:` lines on stderr (render/errors.py) and an exit code (errors.py); a traceback only with ``--debug``.
 """
 
@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +28,32 @@ from ddpctl.errors import DdpctlError, Interrupted, UsageError, as_fault
 from ddpctl.render.clean import clean
 from ddpctl.render.errors import error_lines
 
-# In the order in which a person meets them. Each is the function of that name in the module of that name; only the
-# module of the command that is typed gets imported (an SSH library, a downloader and a resolver are not for everyone).
-COMMANDS = (
-    "init",
-    "up",
-    "preflight",
-    "push",
-    "exec",
-    "ps",
-    "top",
-    "status",
-    "tail",
-    "attach",
-    "doctor",
-    "report",
-    "checkpoint",
-    "kill",
-    "restart",
-    "checkpoints",
-    "fetch",
-    "rm",
-    "gc",
-    "bench",
-    "trust",
-    "schema",
-)
+# In the order in which a person meets them: each command with its module, which has a function of the command's name.
+# Only the module of the typed command is imported: not every command needs an SSH library, a downloader and a resolver.
+COMMANDS = {
+    "init": "init",
+    "up": "up",
+    "preflight": "preflight",
+    "push": "nodes",
+    "exec": "nodes",
+    "ps": "runs",
+    "top": "top",
+    "status": "runs",
+    "tail": "output",
+    "attach": "output",
+    "doctor": "runs",
+    "report": "runs",
+    "checkpoint": "checkpoints",
+    "kill": "runs",
+    "restart": "up",
+    "checkpoints": "checkpoints",
+    "fetch": "output",
+    "rm": "runs",
+    "gc": "nodes",
+    "bench": "bench",
+    "trust": "nodes",
+    "schema": "init",
+}
 
 # What other tools call our commands.
 KNOWN_AS = {
@@ -114,7 +114,7 @@ def _plain_flags(params: list[Any]) -> list[Any]:
     return params
 
 
-def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
+def make_app(commands: Collection[str] = COMMANDS.keys()) -> typer.Typer:
     """The application with these commands."""
     app = typer.Typer(
         name="ddpctl",
@@ -125,7 +125,7 @@ def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(root)
     for name in commands:
-        command = getattr(importlib.import_module(f"ddpctl.cli.{name}"), name)
+        command = getattr(importlib.import_module(f"ddpctl.cli.{COMMANDS[name]}"), name)
         if isinstance(command, typer.Typer):  # it has commands of its own
             for below in command.registered_commands:
                 below.cls = FlagCommand
@@ -156,12 +156,12 @@ def _typed_command(argv: Sequence[str]) -> str | None:
     return next(words, None)
 
 
-def _needed(argv: Sequence[str]) -> Sequence[str]:
+def _needed(argv: Sequence[str]) -> Collection[str]:
     """The command that is typed; all of them for help and typing mistakes."""
     word = _typed_command(argv)
     if word in COMMANDS:
         return (word,)
-    return () if list(argv) == ["--version"] else COMMANDS
+    return () if list(argv) == ["--version"] else COMMANDS.keys()
 
 
 def _open_streams() -> None:

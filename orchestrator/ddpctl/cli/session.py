@@ -18,17 +18,18 @@ from rich.console import RenderableType
 
 from ddpctl.cli.prompt import TerminalPrompter, can_ask
 from ddpctl.cli.state import GLOBAL
-from ddpctl.errors import DdpctlError, UsageError
+from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, Survivors, UsageError
 from ddpctl.files.inventory import find_inventory, home_of, load_inventory
 from ddpctl.render.console import stderr_console, stdout_console
 from ddpctl.render.progress import ProgressView, quiet
+from ddpctl.spec.done import KillOutcome
 from ddpctl.spec.event import Tell
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.origin import Origin
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import RunIdentity
 from ddpctl.spec.ranges import RangeFault, expand, fold, split
-from ddpctl.spec.values import is_name
+from ddpctl.spec.values import is_name, plural
 from ddpctl.stages import status as stage
 from ddpctl.transport.base import Fleet
 from ddpctl.transport.fleet import open_fleet
@@ -233,6 +234,28 @@ def raise_gravest(errors: Sequence[DdpctlError]) -> None:
         warn(str(other))
     if ordered:
         raise ordered[-1]
+
+
+def require_proof(outcome: KillOutcome) -> None:
+    """Turn anything but proof into an error.
+
+    Raises:
+        Survivors: processes are left. HostsFailed: a node gave no proof. ConnectError: a node could not be asked.
+    """
+    if outcome.survivors:
+        left = ", ".join(f"{host} pid {pid} ({cmd})" for host, pid, cmd in outcome.survivors)
+        raise Survivors(
+            f"{plural(len(outcome.survivors), 'process')} of {outcome.run} survived: {left}",
+            hint="a process in state D waits in the kernel for a device: repair it or reboot the node, then kill again",
+        )
+    if any(not isinstance(error, ConnectError) for error in outcome.errors.values()):
+        count = f"{len(outcome.errors)} of {len(outcome.nodes)} hosts"
+        raise HostsFailed(f"{count} did not confirm that {outcome.run} is gone", outcome.errors)
+    if outcome.unreachable:
+        raise ConnectError(
+            f"{outcome.run} was ended on every host that answered; not reached: {', '.join(outcome.unreachable)}",
+            hint=f"once they answer again: ddpctl kill {outcome.run}",
+        )
 
 
 def me() -> str:

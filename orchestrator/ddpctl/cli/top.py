@@ -15,7 +15,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ddpctl.cli import session
-from ddpctl.cli.kill import require_proof
 from ddpctl.errors import DdpctlError, HostsFailed
 from ddpctl.render.console import is_plain
 from ddpctl.render.doctor import consultation_view, stack_lines
@@ -130,7 +129,7 @@ def _kill(fleet: Fleet, run: RunStatus) -> RenderableType:
     """What `ddpctl kill` prints, with its error where there is no proof."""
     outcome = stop_run(run.job, run.run, run.hosts, fleet, grace=run.grace, by=session.me())
     try:
-        require_proof(outcome)
+        session.require_proof(outcome)
     except DdpctlError as error:
         return Group(kill_view(outcome), Text("\n".join(error_lines(error)), "bold red"))
     return Group(kill_view(outcome), Text("nothing of it is left", "green"))

@@ -13,7 +13,6 @@ import typer
 from ddpctl.cli import session
 from ddpctl.cli.follow import conclude, follow_run, how_to_go_on
 from ddpctl.cli.interrupts import Interrupts
-from ddpctl.cli.kill import require_proof
 from ddpctl.cli.prompt import TERMINAL, can_ask, choose
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import DdpctlError, Interrupted, PreflightFailed, UsageError
@@ -32,6 +31,7 @@ from ddpctl.spec.values import plural
 from ddpctl.stages.joining import joining
 from ddpctl.stages.launch import Launch, launch_of
 from ddpctl.stages.preflight import Options
+from ddpctl.stages.restart import launch_again
 from ddpctl.stages.status import read_run
 from ddpctl.stages.stop import stop_run
 from ddpctl.stages.up import FACTS_ONLY, Up
@@ -112,6 +112,32 @@ def up(
         return follow_up(run, fleet, interrupts, on_interrupt, as_json=as_json)
 
 
+def restart(
+    job: str = session.JobArgument,
+    any_project: bool = session.AnyProjectOption,
+    detach: bool = DetachOption,
+    on_interrupt: OnInterrupt = OnInterruptOption,
+    option: Path | None = session.InventoryOption,
+    as_json: bool = session.JsonOption,
+) -> int:
+    """Continue an ended run from its newest complete checkpoint: same code, same settings, on the hosts that are there.
+
+    The new run has the same name, and its attempts continue the count. A host that was lost and is back takes part. A
+    live run is left alone.
+    """
+    inventory = session.load(None, option, job=job)
+    with Interrupts() as interrupts, session.fleet_of(inventory) as fleet:
+        with ProgressView(stderr_console()) as view:
+            run = session.find_run(fleet, job, None if any_project else inventory)
+            if not any_project:
+                session.refuse_other_folder(run, job, inventory)
+            launch = launch_again(fleet, inventory, run, session.new_identity(inventory), view.tell)
+        run = bring_up(launch, fleet, Options(), any_project=True, as_json=as_json)
+        if detach:
+            return show_detached(run, as_json=as_json)
+        return follow_up(run, fleet, interrupts, on_interrupt, as_json=as_json)
+
+
 def _launch(
     file: Path, job: str | None, name: str | None, nodes: int | None, nproc: int | None, sets: list[str]
 ) -> Launch:
@@ -175,7 +201,7 @@ def _undo(up: Up, *, interrupted: bool) -> None:
     try:
         outcome = up.undo(by=session.me())
         if outcome is not None:
-            require_proof(outcome)
+            session.require_proof(outcome)
     except DdpctlError as error:
         if interrupted:
             raise
@@ -269,7 +295,7 @@ def _kill(run: RunStatus, fleet: Fleet, *, as_json: bool) -> int:
         raise Interrupted("interrupted while killing the job", hint=f"run it again: ddpctl kill {run.run}") from None
     if as_json:
         session.print_json(read_run(fleet, run).to_json())
-    require_proof(outcome)
+    session.require_proof(outcome)
     raise Interrupted(
         f"interrupted: {run.job} was killed on {plural(len(run.hosts), 'host')}, nothing is left (run {run.run})"
     )
