@@ -12,6 +12,7 @@ from rich.console import RenderableType
 
 from ddpctl.cli import session
 from ddpctl.cli.interrupts import Interrupts
+from ddpctl.cli.limits import BENCH_S, JOB_LETTERS
 from ddpctl.cli.session import D
 from ddpctl.code import code_mentions
 from ddpctl.errors import Interrupted, UsageError
@@ -30,7 +31,6 @@ from ddpctl_worker.wire.contract import ENV_METRICS
 
 NETWORK_SCRIPT = "allreduce_bench.py"
 NETWORK_ARGS = ("--pairs", "--min_bytes", "16", "--max_bytes", "16M", "--iters", "10")
-LONGEST_NAME = 63
 
 bench = typer.Typer(help="Measure the speed-up on more nodes, and find slow nodes.")
 
@@ -46,7 +46,7 @@ def scaling(
         None, "--nodes", metavar="N,...", help="Numbers of nodes to measure; default: 1,2,4,... and all."
     ),
     compare: str = typer.Option(None, "--compare", metavar="dp", help="dp: also measure DataParallel on one node."),
-    seconds: float = typer.Option(30.0, "--seconds", min=1.0, help="Measure each run for this long after warm-up."),
+    seconds: float = typer.Option(BENCH_S, "--seconds", min=1.0, help="Measure each run for this long after warm-up."),
     html: Path = HtmlOption,
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
@@ -163,7 +163,7 @@ def _network_job(inventory: Inventory, name: str | None) -> JobSpec:
 
 def _bench_name(job: str) -> str:
     """Runs of a benchmark are not runs of the job: `status JOB` means the real one."""
-    return f"bench-{job}"[:LONGEST_NAME]
+    return f"bench-{job}"[:JOB_LETTERS]
 
 
 @contextlib.contextmanager

@@ -17,11 +17,10 @@ from typing import Any
 
 import platformdirs
 
+from ddpctl.cli.limits import COMPLETED_RUNS, INVENTORY_BYTES
 from ddpctl.files.glance import Names, names_in
 
 VARIABLE = "_DDPCTL_COMPLETE"
-MOST_RUNS = 50
-MOST_BYTES = 1 << 20
 Words = Mapping[str, Any]  # by command: its options, each with what it takes; its arguments; its commands
 
 
@@ -120,7 +119,7 @@ def _values(kind: Any, begun: str, known: Words, file: str | None, environ: Mapp
     elif kind == "run":
         yield from _inventory(file, environ).jobs
         yield from dict.fromkeys(name.partition("@")[0] for name in _recorded("last", ".json"))
-        yield from sorted(_recorded("runs", ""), reverse=True)[:MOST_RUNS] if begun else ()
+        yield from sorted(_recorded("runs", ""), reverse=True)[:COMPLETED_RUNS] if begun else ()
     elif kind in ("hosts", "checks"):
         before = begun[: begun.rfind(",") + 1]
         names = _inventory(file, environ).hosts if kind == "hosts" else known["checks"]
@@ -132,7 +131,7 @@ def _inventory(file: str | None, environ: Mapping[str, str]) -> Names:
     path = Path(file or environ.get("DDPCTL_INVENTORY") or "inventory.yaml").expanduser()
     try:
         with path.open(encoding="utf-8", errors="replace") as stream:
-            return names_in(stream.read(MOST_BYTES))
+            return names_in(stream.read(INVENTORY_BYTES))
     except (OSError, RuntimeError):
         return Names()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from ddpctl.cli import session
+from ddpctl.cli.limits import SWITCH_S
 from ddpctl.errors import DdpctlError, HostsFailed, JobFailed, Unreachable
 from ddpctl.files.positions import Positions, load_positions
 from ddpctl.render.console import has_colours, stderr_console
@@ -50,9 +51,6 @@ def _success(run: RunStatus) -> str:
     if run.left:
         return f"{run.job} succeeded on {len(run.taking_part)} of {plural(len(run.nodes), 'node')}  (run {run.run})"
     return f"{run.job} succeeded on {plural(len(run.nodes), 'node')}, world size {run.world_size}  (run {run.run})"
-
-
-SWITCH_S = 0.0001  # Python's own is 5 ms
 
 
 def follow_run(

@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from ddpctl.cli import prompt, session
+from ddpctl.cli.limits import FOLDER_LETTERS
 from ddpctl.cli.nodes import raise_for, settle
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import DdpctlError, HostsFailed, Interrupted, PythonMissing, UsageError
@@ -51,7 +52,6 @@ from ddpctl.stages.up import refusal
 from ddpctl.transport.fleet import config_names
 
 SPEED = "fabric.speed"
-MOST_FOLDER = 58  # letters of its name: a project has 63 at most
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _draft(wishes: Wishes, source: Imported) -> Draft:
 
 def _new_project(target: Path) -> str:
     """``exp1-7f3a``: the folder's name, and what keeps it apart from other folders of that name."""
-    return f"{as_name(home_of(str(target)).name, 'project')[:MOST_FOLDER]}-{secrets.token_hex(2)}"
+    return f"{as_name(home_of(str(target)).name, 'project')[:FOLDER_LETTERS]}-{secrets.token_hex(2)}"
 
 
 def _hosts(wishes: Wishes, source: Imported) -> tuple[HostEntry, ...]:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpctl.cli import session
+from ddpctl.cli.limits import EXEC_S
 from ddpctl.cli.prompt import can_ask, confirm, require_terminal
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import (
@@ -45,7 +46,7 @@ def exec(
     host: str = typer.Option(None, "--host", metavar="H,...", help="Only these hosts: node1 or node[0-3],node7."),
     sudo: bool = typer.Option(False, "--sudo", help="Run as root with sudo; asks for each login's password once."),
     timeout: float = typer.Option(
-        300.0, "--timeout", min=0.1, metavar="SECONDS", help="End the command after this many seconds."
+        EXEC_S, "--timeout", min=0.1, metavar="SECONDS", help="End the command after this many seconds."
     ),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,

@@ -14,6 +14,7 @@ import typer
 from ddpctl.cli import session
 from ddpctl.cli.follow import LineLook, conclude, follow_run, how_to_go_on, print_lines
 from ddpctl.cli.interrupts import Interrupts
+from ddpctl.cli.limits import RANK_SPAN, TAIL_LINES
 from ddpctl.code import RUNS_FOLDER
 from ddpctl.errors import HostsFailed, Interrupted, NoSuchJob, UsageError
 from ddpctl.render.status import untracked_lines
@@ -28,7 +29,6 @@ from ddpctl.stages.follow import Selection
 from ddpctl.stages.untracked import with_untracked
 from ddpctl.transport.base import Fleet
 
-LINES = 50
 ALL = "all"
 _AGO = re.compile(r"([0-9]{1,9})([smhd])")
 _RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
@@ -64,7 +64,7 @@ def tail(
     if grep is not None:
         check_pattern(grep)
     whole = since is not None or grep is not None or as_json
-    selection = Selection(ranks=ranks, lines=parse_lines(lines, None if whole else LINES), grep=grep, **start)
+    selection = Selection(ranks=ranks, lines=parse_lines(lines, None if whole else TAIL_LINES), grep=grep, **start)
     look = LineLook(follow=follow, as_json=as_json, folded=not no_fold, timestamps=timestamps)
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
@@ -129,7 +129,7 @@ def parse_ranks(text: str) -> frozenset[int]:
         if match is None:
             raise UsageError(f"--rank {text[:60]!r} is not a list of ranks", hint="write 2, or 0,3, or 4-7")
         first, last = int(match[1]), int(match[2] or match[1])
-        if last < first or last - first > 100_000:
+        if last < first or last - first > RANK_SPAN:
             raise UsageError(f"--rank {text[:60]!r}: {part} is not a range", hint="write the smaller rank first")
         ranks.update(range(first, last + 1))
     return frozenset(ranks)

@@ -15,6 +15,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ddpctl.cli import session
+from ddpctl.cli.limits import CONNECT_S, OPENED_LINES
 from ddpctl.errors import DdpctlError, HostsFailed
 from ddpctl.render.console import is_plain
 from ddpctl.render.doctor import consultation_view, stack_lines
@@ -37,9 +38,6 @@ from ddpctl_worker.wire import contract
 
 if TYPE_CHECKING:
     from ddpctl.screen.app import TopApp
-
-CONNECT_S = 3.0  # for the hosts that are quick, before the screen takes the terminal
-LAST_LINES = 200  # of its output, where a run is opened
 
 
 def top(
@@ -118,7 +116,7 @@ def _log(
         fleet,
         tell,
         show,
-        selection=Selection(lines=LAST_LINES),
+        selection=Selection(lines=OPENED_LINES),
         noise=Held() if not run.terminal or run.state == contract.SUCCEEDED else None,
         interrupted=stop,
         restarts=bool(run.record.get("restart")),
