@@ -1,4 +1,4 @@
-"""The commands about checkpoints: list them, or ask for a new one."""
+"""The commands about checkpoints: `checkpoints` lists them, `checkpoint` asks for a new checkpoint."""
 
 from __future__ import annotations
 

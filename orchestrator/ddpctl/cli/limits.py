@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# --- completion (complete.py): a person waits with a finger on the Tab key
+# --- completion (complete.py): a person waits at the Tab key
 COMPLETED_RUNS = 50  # newest run ids that are proposed
 INVENTORY_BYTES = 1 << 20  # of the inventory file that are searched for names
 

@@ -67,11 +67,11 @@ def exec(
     results = {host: outcome.results.get(host) or Ran(None, error=str(outcome.errors[host])) for host in hosts}
     failed = _failures(outcome)
     if as_json:
-        told = [ran.to_json(host) for host, ran in results.items()]
-        session.print_json({"schema": SCHEMA, "ok": not failed, "hosts": told})
+        documents = [ran.to_json(host) for host, ran in results.items()]
+        session.print_json({"schema": SCHEMA, "ok": not failed, "hosts": documents})
     else:
         for stream, line in output_lines(results):
-            print(line, file=getattr(sys, stream))  # as it is: not folded to a width
+            print(line, file=getattr(sys, stream))  # not through rich, which would wrap long lines
     if failed:
         count = f"{len(failed)} of {plural(len(hosts), 'host')}"
         raise HostsFailed(f"`{display(GLOBAL.script)}` failed on {count}", failed)
@@ -79,10 +79,10 @@ def exec(
 
 
 def _hosts(inventory: Inventory, text: str | None) -> tuple[str, ...]:
-    """The hosts that ``--host`` names, or all.
+    """Return the hosts that ``--host`` names; without it, all hosts.
 
     Raises:
-        UsageError: one is not in the inventory.
+        UsageError: a host is not in the inventory, or the list is empty.
     """
     names = inventory.names if text is None else session.host_names(text)
     if not names:
@@ -91,7 +91,7 @@ def _hosts(inventory: Inventory, text: str | None) -> tuple[str, ...]:
 
 
 def _failures(outcome: FleetOutcome[Ran]) -> dict[str, DdpctlError]:
-    """Host -> what went wrong there."""
+    """Return the error of each host that failed or did not answer."""
     wrong = {host: RemoteError(ran.trouble, host=host) for host, ran in outcome.results.items() if not ran.ok}
     return {**outcome.errors, **wrong}
 
@@ -154,12 +154,12 @@ def trust(
 
 
 def settle(where: Inventory, yes: bool, command: str, *, show: bool) -> list[KeyReport]:
-    """The keys of all servers once those that a person confirms have been written down, for the command of that name.
+    """Survey the keys of all servers, and add the unknown keys that a person confirms; return the last survey.
 
-    ``show``: also where none is unknown.
+    ``command``: the name of the command, for messages. ``show``: print the table even if all keys are known.
 
     Raises:
-        UsageError: there is nobody to ask, or a file that cannot be written.
+        UsageError: there is no terminal to ask on, or a known_hosts file cannot be written.
     """
     person = session.prompter()
 
@@ -174,9 +174,9 @@ def settle(where: Inventory, yes: bool, command: str, *, show: bool) -> list[Key
         if not _confirmed(len(unknown), yes, command):
             break
         _write_down(unknown)
-        # What lies behind a jump host shows its key only once that host is trusted.
+        # A host behind a jump host shows its key only once the jump host is trusted.
         seen = {(report.host, report.address, report.port) for report in unknown}
-        reports = look(lambda text: None)  # what servers and ssh_config say has been shown
+        reports = look(lambda text: None)  # the first survey has shown these messages
         if {(report.host, report.address, report.port) for report in _unknown(reports)} <= seen:
             break
         session.print_view(_table(reports))
@@ -198,10 +198,10 @@ def _table(reports: list[KeyReport]) -> Table:
 
 
 def _confirmed(count: int, yes: bool, command: str) -> bool:
-    """A person's word, or ``--yes``.
+    """Return whether a person agrees, or ``--yes`` was given.
 
     Raises:
-        UsageError: there is nobody to ask.
+        UsageError: there is no terminal to ask on.
     """
     if yes:
         return True
@@ -210,10 +210,10 @@ def _confirmed(count: int, yes: bool, command: str) -> bool:
 
 
 def _write_down(unknown: list[KeyReport]) -> None:
-    """Each key into the file that ssh would take for its host.
+    """Add each key to the file in which ssh would save it.
 
     Raises:
-        UsageError: a host has no such file, or it cannot be written.
+        UsageError: a host has no such file, or the file cannot be written.
     """
     by_file = by(lambda report: report.file, unknown)
     if without := by_file.get(""):
@@ -226,10 +226,11 @@ def _write_down(unknown: list[KeyReport]) -> None:
 
 
 def raise_for(reports: list[KeyReport], command: str, *, silent: bool = True) -> None:
-    """For the command of that name.
+    """Raise an error unless all keys are known. ``command``: the name of the command, for hints.
 
     Raises:
-        ConnectError: a key has changed, was not added, or (``silent``) could not be read.
+        HostKeyChanged, HostKeyUnknown: a key has changed, or was not added.
+        ConnectError: ``silent``, and a key could not be read.
     """
     changed = [report for report in reports if report.state == "changed"]
     if changed:

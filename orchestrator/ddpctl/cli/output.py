@@ -1,4 +1,4 @@
-"""The commands for a run's output: print it, follow it, copy its files here."""
+"""The commands for a run's output: `tail` prints it, `attach` follows it, `fetch` copies files to this machine."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def tail(
 
 
 def parse_lines(text: str | None, default: int | None) -> int | None:
-    """How many; None: all.
+    """Return the number of lines; ``None`` means all lines.
 
     Raises:
-        UsageError: it is no number.
+        UsageError: the text is neither a number nor "all".
     """
     if text is None:
         return default
@@ -89,11 +89,12 @@ def parse_lines(text: str | None, default: int | None) -> int | None:
 
 
 def parse_since(text: str) -> dict[str, Any]:
-    """``{"ago": seconds}`` for ``10m``: the nodes count it back by their own clocks. ``{"since": Unix seconds}`` for a
-    time; without a zone it is local.
+    """Return ``{"ago": seconds}`` for a duration such as ``10m``, ``{"since": Unix seconds}`` for a time.
+
+    The nodes subtract a duration from their own clocks. A time without a zone is local.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is neither a duration nor a time.
     """
     ago = _AGO.fullmatch(text)
     if ago is not None:
@@ -106,7 +107,7 @@ def parse_since(text: str) -> dict[str, Any]:
 
 
 def check_pattern(text: str) -> None:
-    """Raises UsageError where it is wrong."""
+    """Raises UsageError: the text is not a regular expression."""
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
@@ -118,10 +119,10 @@ def check_pattern(text: str) -> None:
 
 
 def parse_ranks(text: str) -> frozenset[int]:
-    """``0,3,8-11`` as a set.
+    """Return ``0,3,8-11`` as a set.
 
     Raises:
-        UsageError: it has another form.
+        UsageError: the text has another form.
     """
     ranks: set[int] = set()
     for part in text.split(","):
@@ -136,15 +137,14 @@ def parse_ranks(text: str) -> frozenset[int]:
 
 
 def _hosts(run: RunStatus, text: str | None, ranks: frozenset[int] | None) -> list[str]:
-    """The hosts to read: those named, or those that may run one of the ranks; of both, those of both."""
     return list(run.hosts) if text is None and ranks is None else chosen_hosts(run, text, ranks)
 
 
 def chosen_hosts(run: RunStatus, text: str | None, ranks: frozenset[int] | None) -> list[str]:
-    """What --host and --rank leave of a run's hosts.
+    """Return the run's hosts that --host names and that have a rank of --rank.
 
     Raises:
-        UsageError: a host that the run is not on, or nobody is left.
+        UsageError: the run is not on a named host, or no host remains.
     """
     names = list(run.hosts) if text is None else session.host_names(text)
     for name in names:
@@ -234,10 +234,10 @@ def fetch(
 
 
 def _watch(run: RunStatus, hosts: list[str], folder: Path, fleet: Fleet, tell: Tell, kept: dict[str, Brought]) -> None:
-    """Outputs until the run is over.
+    """Copy changed outputs until the run is over.
 
     Raises:
-        Interrupted: by Ctrl-C. Every file that is here is whole, or the beginning of one that grows.
+        Interrupted: Ctrl-C. Every copied file is whole, or the beginning of a growing file.
     """
     if not run.terminal:
         tell(Note(f"bringing the outputs of {run.run} to {folder} until it ends; Ctrl-C stops that"))
@@ -251,11 +251,11 @@ def _watch(run: RunStatus, hosts: list[str], folder: Path, fleet: Fleet, tell: T
 
 
 def _fetch_newest(inventory: Inventory, job: str, dest: Path | None) -> int:
-    """The checkpoints that a start of the job would resume from, if the hosts that answer have all of them.
+    """Copy the checkpoints that a start of the job would resume from, as far as answering hosts have them.
 
     Raises:
-        NoSuchJob: every host answered, and there is no complete one. HostsFailed: some did not answer; what the others
-            have is here.
+        NoSuchJob: every host answered, and there is no complete checkpoint.
+        HostsFailed: some hosts did not answer. The checkpoints of the other hosts have been copied.
     """
     with session.at_work(inventory) as (fleet, tell):
         found = list_checkpoints(fleet, job, inventory)
@@ -263,9 +263,9 @@ def _fetch_newest(inventory: Inventory, job: str, dest: Path | None) -> int:
         if not found.resumed and not found.errors:
             raise NoSuchJob(f"no complete checkpoint of {found.job} on {total}", hint=LIST)
         folder = (dest if dest is not None else Path(RUNS_FOLDER, found.job)) / "checkpoints"
-        counts = [(one, fetch_checkpoint(found.job_id, one, folder, fleet, tell)) for one in found.resumed]
-    for one, files in counts:
-        typer.echo(f"{folder / one.entry}: {plural(files, 'file')}, {one.size} bytes, hashes verified")
+        counts = [(saved, fetch_checkpoint(found.job_id, saved, folder, fleet, tell)) for saved in found.resumed]
+    for saved, files in counts:
+        typer.echo(f"{folder / saved.entry}: {plural(files, 'file')}, {saved.size} bytes, hashes verified")
     if found.errors:
         what = "a newer checkpoint may lie there"
         if not found.resumed:
@@ -275,10 +275,10 @@ def _fetch_newest(inventory: Inventory, job: str, dest: Path | None) -> int:
 
 
 def _check(dest: Path) -> None:
-    """Refuse a place that cannot be a folder; nothing is made there yet.
+    """Refuse a path that cannot become a folder, before a host is contacted. No folder is created yet.
 
     Raises:
-        UsageError: a file is in the way, or nothing may be written there.
+        UsageError: a file is in the way, or the parent folder is not writable.
     """
     there = next(path for path in (dest, *dest.absolute().parents) if path.exists())
     if not there.is_dir():

@@ -1,4 +1,4 @@
-"""The commands about runs: what there is, how it stands, why it hangs, and how it is ended or removed."""
+"""The commands about runs: `ps`, `status`, `doctor` and `report` read them, `kill` and `rm` end and remove them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def doctor(
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
         found = consult(fleet, job, inventory)
-    session.show(found, lambda one: consultation_view(one, stacks=stacks), as_json=as_json)
+    session.show(found, lambda consultation: consultation_view(consultation, stacks=stacks), as_json=as_json)
     return 0
 
 
@@ -169,7 +169,7 @@ def kill(
 
 
 def _saved(fleet: Fleet, run: RunStatus, tell: Tell) -> str | None:
-    """The name of the new checkpoint; without one a warning says why: the user wants the run to end all the same."""
+    """Ask for a checkpoint and return its name. After a failure warn and return ``None``: the run is killed anyway."""
     if run.terminal:
         return None
     try:
@@ -195,7 +195,7 @@ def _which(job: str, runs: Sequence[RunStatus]) -> UsageError:
 
 
 def _require_proofs(outcomes: Sequence[KillOutcome]) -> None:
-    """Raises as ``session.require_proof``: the gravest error, once the others have been told."""
+    """Check the proof of every run. Raises as ``session.require_proof``: the gravest error; the rest are warnings."""
     errors: list[DdpctlError] = []
     for outcome in outcomes:
         try:
@@ -206,10 +206,10 @@ def _require_proofs(outcomes: Sequence[KillOutcome]) -> None:
 
 
 def _require_answers(job: str, runs: Sequence[RunStatus]) -> None:
-    """Where nothing was left to end, the run that is meant may be on a host that did not answer.
+    """Refuse a success where every run was over already, because a live run may be on a silent host.
 
     Raises:
-        ConnectError: there is such a host.
+        ConnectError: a host did not answer, and no run was live on the hosts that did.
     """
     newest = runs[-1]
     if newest.unheard and all(run.terminal for run in runs):
@@ -249,8 +249,11 @@ def rm(
 
 
 def _found(fleet: Fleet, words: list[str], of: Inventory | None, errors: list[DdpctlError]) -> list[RunStatus]:
-    """The runs that are meant, each once. All are looked up first: with its newest run gone a name means another.
-    ``of``: a name means a job of this project, started from this folder."""
+    """Return the runs that the words mean, without duplicates. Failures are added to ``errors``.
+
+    All words are looked up before the first removal: once a job's newest run is gone, its name means another run.
+    ``of``: a name means a job of this project, started from this folder.
+    """
     found: dict[str, RunStatus] = {}
     for word in words:
         try:
