@@ -56,7 +56,7 @@ class Sudo:
             password = self._ask(user, hosts)
             if not password:
                 raise RemoteError(
-                    f"sudo needs the password of {user}, but none was given",
+                    f"sudo needs the password of {user}, but no password was given",
                     hint="run ddpctl on a terminal, or allow this user sudo without a password (NOPASSWD)",
                     host=transport.host,
                 )

@@ -31,7 +31,7 @@ BUSY_REPEAT = 20  # the same of a fast link: most of these moments measure busy 
 
 # --- rehearsal (rehearse.py)
 REHEARSAL_PHASE_S = 30  # the longest wait within a phase; an option of the rehearsal's program
-REHEARSAL_S = 120.0  # imports and all phases, until the first node ends
+REHEARSAL_S = 120.0  # imports and all phases on a node
 REHEARSAL_OTHERS_S = 20.0  # for the other nodes once the first has ended: all ranks get through, or no rank does
 REHEARSAL_SLACK_S = 40.0  # connecting, and ending the processes that are left
 

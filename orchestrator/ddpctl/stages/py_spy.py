@@ -30,7 +30,7 @@ def py_spy_for(launch: Launch, facts: Facts, tell: Tell) -> dict[str, FileSource
             tell(Note(f"no py-spy on {', '.join(hosts)}: {error}", "warning"))
             continue
         if source is None:
-            _log.info("no py-spy on %s: there is none for machine type %s here", ", ".join(hosts), machine)
+            _log.info("no py-spy on %s: this machine has no build for machine type %s", ", ".join(hosts), machine)
             continue
         found.update(dict.fromkeys(hosts, source))
     return found

@@ -268,7 +268,7 @@ def from_a_host(run: str, wanted: CodeRef, fleet: Fleet, hosts: Sequence[str], t
     if errors:
         raise HostsFailed(f"the code of {run} could not be had", errors)
     raise ProvisionError(
-        f"the code of {run} is on none of {fold(hosts)} any more, and the code here is another one", hint=NEW_RUN
+        f"the code of {run} is not on {fold(hosts)} any more, and the code on this machine is different", hint=NEW_RUN
     )
 
 
