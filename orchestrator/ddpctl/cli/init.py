@@ -14,7 +14,7 @@ import typer
 
 from ddpctl.cli import prompt, session
 from ddpctl.cli.limits import FOLDER_LETTERS
-from ddpctl.cli.nodes import raise_for, settle
+from ddpctl.cli.nodes import confirm_keys, require_known_keys
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import DdpctlError, HostsFailed, Interrupted, PythonMissing, UsageError
 from ddpctl.files.drafts import code_of, write_inventory
@@ -297,8 +297,8 @@ def _trusted(draft: Draft, wishes: Wishes) -> Draft:
         ConnectError: a key has changed or was not added.
         HostsFailed: a host showed no key, and no person left it out.
     """
-    reports = settle(_inventory(draft, wishes), wishes.yes, "init", show=False)
-    raise_for(reports, "init", silent=False)
+    reports = confirm_keys(_inventory(draft, wishes), wishes.yes, "init", show=False)
+    require_known_keys(reports, "init", silent=False)
     lost = {report.host: report.error for report in reports if report.error is not None and report.host in draft.names}
     return _left_out(draft, lost, wishes)
 

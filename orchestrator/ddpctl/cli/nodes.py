@@ -149,11 +149,11 @@ def trust(
 ) -> int:
     """Show unknown host keys (SHA-256); once you confirm, add them to known_hosts. A changed key is never replaced."""
     where = session.load(inventory, option)
-    raise_for(settle(where, yes, "trust", show=True), "trust")
+    require_known_keys(confirm_keys(where, yes, "trust", show=True), "trust")
     return 0
 
 
-def settle(where: Inventory, yes: bool, command: str, *, show: bool) -> list[KeyReport]:
+def confirm_keys(where: Inventory, yes: bool, command: str, *, show: bool) -> list[KeyReport]:
     """Survey the keys of all servers, and add the unknown keys that a person confirms; return the last survey.
 
     ``command``: the name of the command, for messages. ``show``: print the table even if all keys are known.
@@ -225,7 +225,7 @@ def _write_down(unknown: list[KeyReport]) -> None:
         typer.echo(f"added {plural(len(add(reports, file)), 'key')} to {file}")
 
 
-def raise_for(reports: list[KeyReport], command: str, *, silent: bool = True) -> None:
+def require_known_keys(reports: list[KeyReport], command: str, *, silent: bool = True) -> None:
     """Raise an error unless all keys are known. ``command``: the name of the command, for hints.
 
     Raises:
