@@ -15,8 +15,8 @@ import typer
 import typer.main
 
 from ddpctl import errors
+from ddpctl.cli.init import inventory_schema
 from ddpctl.cli.program import make_app
-from ddpctl.cli.schema import inventory_schema
 
 _NOTE = "Made from the code when this site is built."
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpctl.cli.output import check_pattern, parse_lines, parse_ranks, parse_since
 from ddpctl.cli.session import host_names
-from ddpctl.cli.tail import check_pattern, parse_lines, parse_ranks, parse_since
 from ddpctl.errors import UsageError
 from ddpctl.spec.ranges import split
 

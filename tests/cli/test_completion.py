@@ -16,7 +16,15 @@ from ddpctl.cli.program import COMMANDS
 from tests.cli.conftest import InProcess
 from tests.lab.command import Ddpctl
 
-LIGHT = {"ddpctl", "ddpctl.cli", "ddpctl.cli.app", "ddpctl.cli.complete", "ddpctl.files", "ddpctl.files.glance"}
+LIGHT = {
+    "ddpctl",
+    "ddpctl.cli",
+    "ddpctl.cli.app",
+    "ddpctl.cli.complete",
+    "ddpctl.cli.limits",
+    "ddpctl.files",
+    "ddpctl.files.glance",
+}
 HEAVY = {"typer", "rich", "pydantic", "ruamel", "paramiko", "ClusterShell", "fabric", "httpx", "cryptography"}
 Endings = Callable[..., list[str]]
 RUN = "20260101T000000Z-aaaaaa"

@@ -237,6 +237,15 @@ def test_a_flag_is_shown_as_a_flag(command: list[str], run_command: InProcess) -
 
 
 @pytest.mark.slow  # a process
+def test_only_the_module_of_the_typed_command_is_imported() -> None:
+    program = "import sys\nfrom ddpctl.cli.program import run\nrun(['status', '--help'])\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    modules = set(done.stdout.split())
+    assert "ddpctl.cli.runs" in modules
+    assert {"ddpctl.cli.up", "ddpctl.cli.output", "ddpctl.cli.nodes", "ddpctl.cli.init"} & modules == set()
+
+
+@pytest.mark.slow  # a process
 def test_python_m_ddpctl_is_the_same_command() -> None:
     for args in (["--version"], ["ps", "nowhere.yaml"]):
         module = subprocess.run([sys.executable, "-m", "ddpctl", *args], capture_output=True, text=True, timeout=60)

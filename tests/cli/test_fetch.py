@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl.cli import fetch as command
+from ddpctl.cli import output as command
 from ddpctl.cli import session
 from ddpctl.errors import HostsFailed, NoSuchJob
 from ddpctl.files.inventory import load_text

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpctl.cli import kill as command
+from ddpctl.cli import runs as command
 from ddpctl.cli import session
 from ddpctl.errors import ConnectError, Unreachable
 from ddpctl.files.inventory import load_text

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpctl.cli.schema import inventory_schema
+from ddpctl.cli.init import inventory_schema
 
 FILE = Path(__file__).parents[2] / "inventory" / "schema.json"
 

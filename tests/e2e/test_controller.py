@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from ddpctl.stages.follow import GIVE_UP_S
+from ddpctl.stages.limits import GIVE_UP_S
 from tests.e2e.programs import NUMBERS, SLEEP
 from tests.e2e.site import Site, assert_nothing_runs, named, pids_of, until
 from tests.lab import Host, Lab

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 
-from ddpctl.cli.tail import parse_ranks
+from ddpctl.cli.output import parse_ranks
 from tests.e2e.programs import SLEEP
 from tests.e2e.site import Site, assert_nothing_runs, json_lines, one_line, until, wait_for_ranks
 from tests.lab import Lab

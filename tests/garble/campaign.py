@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from unittest import mock
 
 from ddpctl.errors import InternalFault
 from ddpctl.stages import follow, mesh
@@ -25,12 +26,13 @@ Said = Mapping[str, Mapping[str, list[Frame]]]
 @contextlib.contextmanager
 def impatient() -> Iterator[None]:
     """A node that hangs is given up after a second: what happens then is of interest, not the waiting."""
-    before = contract.LINK_DEAD_S, follow.GIVE_UP_S, limits.RETRY_FIRST_S, mesh.READY_S
-    contract.LINK_DEAD_S, follow.GIVE_UP_S, limits.RETRY_FIRST_S, mesh.READY_S = 1.0, 1.0, 0.1, 3.0
-    try:
+    with (
+        mock.patch.object(contract, "LINK_DEAD_S", 1.0),
+        mock.patch.object(follow, "GIVE_UP_S", 1.0),
+        mock.patch.object(limits, "RETRY_FIRST_S", 0.1),
+        mock.patch.object(mesh, "MESH_READY_S", 3.0),
+    ):
         yield
-    finally:
-        contract.LINK_DEAD_S, follow.GIVE_UP_S, limits.RETRY_FIRST_S, mesh.READY_S = before
 
 
 def play(scene: str, said: Said, folder: Path, seed: int | None) -> Played:

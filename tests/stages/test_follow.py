@@ -14,6 +14,7 @@ from ddpctl.spec.lines import Group
 from ddpctl.spec.noise import Held
 from ddpctl.stages import follow as stage
 from ddpctl.stages.follow import follow
+from ddpctl.stages.limits import WORKER_DEATHS
 from ddpctl.transport import limits
 from ddpctl.transport.base import Frame
 from ddpctl.transport.conversation import died
@@ -139,7 +140,7 @@ def test_a_worker_that_is_killed_ends_no_following(deaths: int, monkeypatch: pyt
     told: list[Event] = []
     shown: list[Group] = []
     errors = follow("run", ["a"], fleet, told.append, shown.extend)
-    if deaths > stage.DEATHS_MOST:
+    if deaths > WORKER_DEATHS:
         assert "the worker ended without a result" in str(errors["a"])
     else:
         assert not errors
@@ -150,7 +151,7 @@ def test_a_worker_that_is_killed_ends_no_following(deaths: int, monkeypatch: pyt
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("starts", [True, False])
 def test_a_host_that_a_start_has_not_reached_yet_is_asked_again(starts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "COMES_S", 0.01)
+    monkeypatch.setattr(stage, "RUN_APPEARS_POLL_S", 0.01)
     absent = RemoteError("no such run", kind=contract.NO_SUCH_RUN, host="b")
     answers: Iterator[RemoteError | Stream] = iter([absent, absent, WELL])
     fleet = DryFleet([DryTransport("a", {"tail": WELL}), DryTransport("b", {"tail": lambda _: next(answers)})])

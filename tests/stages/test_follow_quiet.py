@@ -13,6 +13,7 @@ from ddpctl.errors import Unreachable
 from ddpctl.spec.lines import Group
 from ddpctl.stages import follow as stage
 from ddpctl.stages.follow import follow
+from ddpctl.stages.limits import GIVE_UP_S
 from ddpctl.transport.base import Frame
 from tests.stages.test_follow import FRAME, WELL
 from tests.transport.dry import DryFleet, DryTransport, Stream
@@ -33,7 +34,7 @@ def test_silence_after_a_cut_is_not_counted_once_the_host_has_answered(monkeypat
         """The clock of the following goes on while the host is quiet, at each of its turns."""
         nonlocal now, turns
         if quiet.is_set():
-            now, turns = now + stage.GIVE_UP_S + 1, turns + 1
+            now, turns = now + GIVE_UP_S + 1, turns + 1
         if turns == 4:
             over.set()
         return False

@@ -19,7 +19,7 @@ HOSTS = ["a", "b", "c"]
 @pytest.fixture(autouse=True)
 def _quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(stage, "AGAIN_S", 0.01)
+    monkeypatch.setattr(stage, "JOINING_POLL_S", 0.01)
 
 
 def told(*looks: dict[str, str]) -> list[str]:

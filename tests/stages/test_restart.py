@@ -179,7 +179,7 @@ def test_code_that_is_not_here_comes_from_a_host(tmp_path: Path) -> None:
     wanted = CodeRef(hashlib.sha256(blob).hexdigest(), len(blob))
     inventory = local_inventory(tmp_path, 2)
     with fleet_of(inventory) as fleet:
-        with pytest.raises(ProvisionError, match=r"the code of .* is on none of n"):
+        with pytest.raises(ProvisionError, match=r"the code of .* is not on n"):
             from_a_host(RUN, wanted, fleet, ["n0", "n1"], Heard())
         fleet.transport("n1").call(
             "store_put", {"hash": wanted.sha256, "size": len(blob), "offset": 0}, body=iter([blob])

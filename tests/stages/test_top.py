@@ -108,7 +108,7 @@ def test_a_host_that_breaks_is_a_row_and_comes_back(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_host_that_says_nothing_more_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "SILENT_S", -1.0)
+    monkeypatch.setattr(stage, "TOP_SILENT_S", -1.0)
     seen, _ = look(DryFleet([DryTransport("a", {"top": says("a")})]))
     assert seen.hosts[0].error == "silent for 0 s"
 

@@ -1,4 +1,4 @@
-"""``ddpctl bench``: what more machines buy, and which of them hold the others up."""
+"""``ddpctl bench``: measures the speed-up on more machines, and finds slow machines."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.console import RenderableType
 
 from ddpctl.cli import session
 from ddpctl.cli.interrupts import Interrupts
+from ddpctl.cli.limits import BENCH_S, JOB_LETTERS
 from ddpctl.cli.session import D
 from ddpctl.code import code_mentions
 from ddpctl.errors import Interrupted, UsageError
@@ -30,7 +31,6 @@ from ddpctl_worker.wire.contract import ENV_METRICS
 
 NETWORK_SCRIPT = "allreduce_bench.py"
 NETWORK_ARGS = ("--pairs", "--min_bytes", "16", "--max_bytes", "16M", "--iters", "10")
-LONGEST_NAME = 63
 
 bench = typer.Typer(help="Measure the speed-up on more nodes, and find slow nodes.")
 
@@ -46,7 +46,7 @@ def scaling(
         None, "--nodes", metavar="N,...", help="Numbers of nodes to measure; default: 1,2,4,... and all."
     ),
     compare: str = typer.Option(None, "--compare", metavar="dp", help="dp: also measure DataParallel on one node."),
-    seconds: float = typer.Option(30.0, "--seconds", min=1.0, help="Measure each run for this long after warm-up."),
+    seconds: float = typer.Option(BENCH_S, "--seconds", min=1.0, help="Measure each run for this long after warm-up."),
     html: Path = HtmlOption,
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
@@ -98,13 +98,13 @@ def network(
 
 
 class _Trials:
-    """Runs one job in several sizes."""
+    """Runs a job in several sizes."""
 
     def __init__(self, inventory: Inventory, job: JobSpec, fleet: Fleet, tell: Tell, seconds: float) -> None:
         self._inventory, self._job, self._fleet, self._tell, self._seconds = inventory, job, fleet, tell, seconds
 
     def run(self, nodes: int, nproc: int | None = None, parallel: str = "ddp") -> ScalingRow:
-        """One size, measured."""
+        """Measure the job on ``nodes`` nodes."""
         job = self._job.model_copy(update={"name": _bench_name(self._job.name)})
         if parallel == "dp":
             job = job.model_copy(update={"args": (*job.args, "--parallel", "dp")})
@@ -122,10 +122,10 @@ class _Trials:
 
 
 def _counts(text: str | None, hosts: int) -> tuple[int, ...]:
-    """The numbers of nodes, rising.
+    """Return the numbers of nodes in rising order.
 
     Raises:
-        UsageError: a number that is none, or more nodes than there are hosts.
+        UsageError: ``text`` is not a list of numbers, or a number is 0 or more than ``hosts``.
     """
     if text is None:
         return node_counts(hosts)
@@ -140,10 +140,10 @@ def _counts(text: str | None, hosts: int) -> tuple[int, ...]:
 
 
 def _refuse_without_metrics(launch: Launch) -> None:
-    """Where the whole code is known, it says whether the job reports anything at all.
+    """Refuse a job that cannot report metrics; this can be seen where the job's whole code is here.
 
     Raises:
-        UsageError: it never does.
+        UsageError: no file of the code mentions $DDPCTL_METRICS.
     """
     job, archive = launch.job, launch.archive
     if job is not None and archive is not None and not code_mentions(archive, ENV_METRICS):
@@ -152,7 +152,7 @@ def _refuse_without_metrics(launch: Launch) -> None:
 
 
 def _network_job(inventory: Inventory, name: str | None) -> JobSpec:
-    """The job's environment and hosts with the benchmark's program; without any job, all hosts as they are."""
+    """Return the job ``name`` with the benchmark's program. In an inventory without jobs, return a job on all hosts."""
     keys: dict[str, Any] = {"script": NETWORK_SCRIPT, "args": NETWORK_ARGS, "code": str(shipped_jobs())}
     if name is None and not inventory.jobs:
         return JobSpec(name="bench-network", **keys)
@@ -162,13 +162,13 @@ def _network_job(inventory: Inventory, name: str | None) -> JobSpec:
 
 
 def _bench_name(job: str) -> str:
-    """Runs of a benchmark are not runs of the job: `status JOB` means the real one."""
-    return f"bench-{job}"[:LONGEST_NAME]
+    """Return another job name, so that `status JOB` still means the real job."""
+    return f"bench-{job}"[:JOB_LETTERS]
 
 
 @contextlib.contextmanager
 def _measuring(inventory: Inventory) -> Iterator[tuple[Fleet, Tell]]:
-    """Connections and progress; a signal ends the run that is under way, like Ctrl-C."""
+    """Open connections and a progress display. Any signal ends the present run, like Ctrl-C."""
     with Interrupts(), session.at_work(inventory) as (fleet, tell):
         try:
             yield fleet, tell

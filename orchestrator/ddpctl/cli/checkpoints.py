@@ -1,4 +1,4 @@
-"""``ddpctl checkpoints``: what a job saved, where it lies, and whether it is complete."""
+"""The commands about checkpoints: `checkpoints` lists them, `checkpoint` asks for a new checkpoint."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 from ddpctl.cli import session
 from ddpctl.errors import HostsFailed
 from ddpctl.render.checkpoints import checkpoints_view
+from ddpctl.render.status import saved_view
 from ddpctl.spec.values import plural
 from ddpctl.stages.checkpoints import list_checkpoints
+from ddpctl.stages.save import save_run
 
 
 def checkpoints(
@@ -24,4 +26,17 @@ def checkpoints(
     if found.errors:
         message = f"{len(found.errors)} of {plural(len(fleet.hosts), 'host')} did not answer: more may lie there"
         raise HostsFailed(message, found.errors)
+    return 0
+
+
+def checkpoint(
+    job: str = session.JobArgument,
+    option: Path | None = session.InventoryOption,
+    as_json: bool = session.JsonOption,
+) -> int:
+    """Ask every rank to save a checkpoint now, and wait until it is complete. The run continues."""
+    inventory = session.load(None, option, job=job)
+    with session.at_work(inventory) as (fleet, tell):
+        saved = save_run(fleet, session.find_run(fleet, job, inventory), tell)
+    session.show(saved, saved_view, as_json=as_json)
     return 0

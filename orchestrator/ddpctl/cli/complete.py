@@ -1,8 +1,8 @@
-"""Answers a shell that asks how a word may end: quickly, without a connection, without the libraries of the commands.
+"""Completes words for a shell: quickly, without a connection and without the libraries of the commands.
 
-The scripts that ask are typer's (``ddpctl --install-completion``). What commands and options there are is kept in the
-cache, made by ``vocabulary.py`` when a file of the commands has changed. Names come from the inventory's text
-(``files/glance.py``) and from what this machine remembers of its runs.
+The shell's scripts are typer's (``ddpctl --install-completion``). Commands and options come from a cache, which
+``vocabulary.py`` fills again when a file of the commands has changed. Names come from the inventory's text
+(``files/glance.py``) and from this machine's records of runs.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from typing import Any
 
 import platformdirs
 
+from ddpctl.cli.limits import COMPLETED_RUNS, INVENTORY_BYTES
 from ddpctl.files.glance import Names, names_in
 
 VARIABLE = "_DDPCTL_COMPLETE"
-MOST_RUNS = 50
-MOST_BYTES = 1 << 20
-Words = Mapping[str, Any]  # by command: its options, each with what it takes; its arguments; its commands
+Words = Mapping[str, Any]  # as ``vocabulary`` returns it
 
 
 def answer(environ: Mapping[str, str]) -> int:
-    """One answer, in the form that the shell's script expects. A mistake of ours is not for a person who types."""
+    """Print an answer in the form that the shell's script expects; return the exit code.
+
+    An error of this program must not appear between the words that a person types: it is shown with DDPCTL_DEBUG only.
+    """
     try:
         return _answer(environ)
     except Exception:
@@ -50,11 +52,11 @@ def _answer(environ: Mapping[str, str]) -> int:
 
 
 def _typed(shell: str, environ: Mapping[str, str]) -> tuple[list[str], str]:
-    """The words before the one that is typed, and that one as far as it is there."""
+    """Return the words before the cursor's word, and the typed beginning of the cursor's word."""
     if shell == "bash":
         words, at = _split(environ.get("COMP_WORDS", "")), int(environ.get("COMP_CWORD", "1"))
         words, begun = words[1:at], (words[at] if at < len(words) else "")
-        return ([*words, begun], "") if begun == "=" else (words, begun)  # bash takes --job=x for three words
+        return ([*words, begun], "") if begun == "=" else (words, begun)  # bash splits --job=x into three words
     text = environ.get("_TYPER_COMPLETE_ARGS", "")
     words = _split(text)[1:]
     return (words, "") if not words or text.endswith(" ") else (words[:-1], words[-1])
@@ -66,16 +68,16 @@ def _split(text: str) -> list[str]:
     words: list[str] = []
     try:
         words.extend(lexer)
-    except ValueError:  # a quotation that is still open
+    except ValueError:  # an open quotation mark
         words.append(lexer.token)
     return words
 
 
-def _endings(known: Words, words: Sequence[str], begun: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """What may stand where ``begun`` is; more than that begins so."""
+def _endings(vocabulary: Words, words: Sequence[str], begun: str, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the words that may stand at the cursor; the caller selects the words that start with ``begun``."""
     if "--" in words:
         return  # the user's own program
-    commands: Words = known["commands"]
+    commands: Words = vocabulary["commands"]
     path, kind, given, arguments, file = "", None, set(), 0, None
     for word in words:
         options = {**commands[""]["options"], **commands[path]["options"]}
@@ -95,24 +97,24 @@ def _endings(known: Words, words: Sequence[str], begun: str, environ: Mapping[st
             file = word if expected == ["inventory"] else file
             arguments += 1
     here = commands[path]
-    options = {"--debug": None, **here["options"]}  # of those for all commands the only one that may follow
+    options = {"--debug": None, **here["options"]}  # the only global option that may follow a command
     name, equals, value = begun.partition("=")
     if kind is None and equals and name in options:
-        yield from (f"{name}={word}" for word in _values(options[name], value, known, file, environ))
+        yield from (f"{name}={word}" for word in _values(options[name], value, vocabulary, file, environ))
     elif kind is not None:
-        yield from _values(kind, begun, known, file, environ)
+        yield from _values(kind, begun, vocabulary, file, environ)
     elif begun.startswith("-"):
         yield from (option for option in options if option not in given)
     elif here["commands"]:
         yield from () if arguments else here["commands"]
     else:
         expected = here["arguments"][arguments : arguments + 1] or here["arguments"][-1:] * here["many"]
-        for one in expected:
-            yield from _values(one, begun, known, file, environ)
+        for kind in expected:
+            yield from _values(kind, begun, vocabulary, file, environ)
 
 
-def _values(kind: Any, begun: str, known: Words, file: str | None, environ: Mapping[str, str]) -> Iterator[str]:
-    """The values of one kind; of several with commas the last one."""
+def _values(kind: Any, begun: str, vocabulary: Words, file: str | None, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the values of a kind. In a list with commas only the last item is completed."""
     if isinstance(kind, list):
         yield from kind
     elif kind == "job":
@@ -120,36 +122,37 @@ def _values(kind: Any, begun: str, known: Words, file: str | None, environ: Mapp
     elif kind == "run":
         yield from _inventory(file, environ).jobs
         yield from dict.fromkeys(name.partition("@")[0] for name in _recorded("last", ".json"))
-        yield from sorted(_recorded("runs", ""), reverse=True)[:MOST_RUNS] if begun else ()
+        yield from sorted(_recorded("runs", ""), reverse=True)[:COMPLETED_RUNS] if begun else ()
     elif kind in ("hosts", "checks"):
         before = begun[: begun.rfind(",") + 1]
-        names = _inventory(file, environ).hosts if kind == "hosts" else known["checks"]
+        names = _inventory(file, environ).hosts if kind == "hosts" else vocabulary["checks"]
         yield from (before + name for name in names if name not in before.split(","))
 
 
 def _inventory(file: str | None, environ: Mapping[str, str]) -> Names:
-    """The names in the file that the command would read."""
+    """Return the names in the inventory that the command would read."""
     path = Path(file or environ.get("DDPCTL_INVENTORY") or "inventory.yaml").expanduser()
     try:
         with path.open(encoding="utf-8", errors="replace") as stream:
-            return names_in(stream.read(MOST_BYTES))
+            return names_in(stream.read(INVENTORY_BYTES))
     except (OSError, RuntimeError):
         return Names()
 
 
 def _recorded(folder: str, ending: str) -> list[str]:
-    """The names of jobs and runs that this machine remembers (files/records.py)."""
+    """Return names of jobs or runs from this machine's records (files/records.py)."""
     try:
-        found = [one.name for one in os.scandir(platformdirs.user_state_path("ddpctl") / "controller" / folder)]
+        found = [entry.name for entry in os.scandir(platformdirs.user_state_path("ddpctl") / "controller" / folder)]
     except OSError:
         return []
     return [name.removesuffix(ending) for name in found if name.endswith(ending) and not name.startswith(".")]
 
 
 def _vocabulary() -> Words:
-    """From the cache, where it is that of these very commands; else from typer, which takes a second."""
-    state = sorted((one.name, one.stat().st_mtime_ns, one.stat().st_size) for one in os.scandir(Path(__file__).parent))
-    key = json.dumps([str(Path(__file__).parent), [one for one in state if one[0].endswith(".py")]])
+    """Return the commands and options from the cache. If the files have changed, read typer, which takes a second."""
+    folder = Path(__file__).parent
+    files = [file for file in os.scandir(folder) if file.name.endswith(".py")]
+    key = json.dumps([str(folder), sorted((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)])
     cache = platformdirs.user_cache_path("ddpctl") / "completion.json"
     try:
         kept = json.loads(cache.read_bytes())
@@ -162,9 +165,9 @@ def _vocabulary() -> Words:
     words = vocabulary()
     try:
         cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        aside = cache.with_name(f".completion.{os.getpid()}.part")
-        aside.write_text(json.dumps({"key": key, "words": words}))
-        aside.replace(cache)
+        part = cache.with_name(f".completion.{os.getpid()}.part")
+        part.write_text(json.dumps({"key": key, "words": words}))
+        part.replace(cache)
     except OSError:
-        pass  # the next one is as slow
+        pass  # the next completion is slow, too
     return words

@@ -1,4 +1,4 @@
-"""Following a run in the terminal, and how its end is told: shared by up, attach and tail."""
+"""Prints a run's output and its end in the terminal, for up, restart, attach and tail."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from ddpctl.cli import session
+from ddpctl.cli.limits import SWITCH_S
 from ddpctl.errors import DdpctlError, HostsFailed, JobFailed, Unreachable
 from ddpctl.files.positions import Positions, load_positions
 from ddpctl.render.console import has_colours, stderr_console
@@ -26,10 +27,10 @@ from ddpctl_worker.wire import contract
 
 
 def conclude(run: RunStatus, *, as_json: bool = False) -> int:
-    """Print how the run ended; 0 when it succeeded.
+    """Print the end of the run; return 0 for a success.
 
     Raises:
-        JobFailed: it failed, was killed, or was lost.
+        JobFailed: the run failed, was killed, or was lost.
     """
     if as_json:
         session.print_json(run.to_json())
@@ -42,7 +43,7 @@ def conclude(run: RunStatus, *, as_json: bool = False) -> int:
     if not as_json:
         stderr_console().print(status_view(run))
     why = end_line(run)
-    word = run.state if run.terminal else contract.FAILED  # a host that is out of reach keeps the state open
+    word = run.state if run.terminal else contract.FAILED  # with an unreachable host the state is still open
     raise JobFailed(f"{run.job} {word}: {why}", hint=f"the output is kept: ddpctl tail {run.run} -n 100")
 
 
@@ -52,9 +53,6 @@ def _success(run: RunStatus) -> str:
     return f"{run.job} succeeded on {plural(len(run.nodes), 'node')}, world size {run.world_size}  (run {run.run})"
 
 
-SWITCH_S = 0.0001  # Python's own is 5 ms
-
-
 def follow_run(
     run: RunStatus,
     fleet: Fleet,
@@ -62,10 +60,10 @@ def follow_run(
     to_stderr: bool = False,
     interrupted: Callable[[], bool] | None = None,
 ) -> RunStatus:
-    """Print a run's output until it is over, from where it was followed last, then read how it ended.
+    """Print a run's output from the last followed position until the run is over; return the run as it ended.
 
-    The position is kept on this machine, so that `attach` continues with the next line even if this process is killed.
-    ``to_stderr``: stdout is kept for a JSON document.
+    This machine records the position, so that `attach` continues with the next line even if this process is killed.
+    ``to_stderr``: leave stdout to a JSON document.
 
     Raises:
         Interrupted: see stages.follow.
@@ -87,8 +85,8 @@ def follow_run(
             restarts=bool(run.record.get("restart")),
         )
     end = _end(run, fleet, errors)
-    open_end = end.cause is None or bool(end.record.get("restart"))  # a host's own failure is not the run's
-    if not end.terminal and open_end:  # else the end is known, even if a host is out of reach or hangs
+    open_end = end.cause is None or bool(end.record.get("restart"))  # with restarts a failed host is not yet the end
+    if not end.terminal and open_end:  # otherwise the end is known, even if a host is unreachable
         raise_for_errors(run, errors)
     if end.state != contract.SUCCEEDED:
         printer.show(noise.groups())
@@ -105,17 +103,17 @@ def _end(run: RunStatus, fleet: Fleet, errors: Mapping[str, DdpctlError]) -> Run
 
 
 def _gone(errors: Mapping[str, DdpctlError]) -> list[str]:
-    return [host for host, error in errors.items() if isinstance(error, Unreachable)]  # another try would cost seconds
+    return [host for host, error in errors.items() if isinstance(error, Unreachable)]  # another try costs seconds
 
 
 def how_to_go_on(run: str) -> str:
-    """What to type once the job is no longer followed."""
+    """Return the commands for a job that is no longer followed."""
     return f"follow it again: ddpctl attach {run}; end it: ddpctl kill {run}"
 
 
 @contextlib.contextmanager
 def _kept_positions(run: RunStatus) -> Iterator[stage.Save]:
-    """Where the positions go; nowhere, with a warning, when this machine lets us write no record."""
+    """Yield a function that saves positions. If this machine cannot write a record, warn, and save no positions."""
     try:
         file = Positions(run.run)
     except OSError as error:
@@ -125,7 +123,8 @@ def _kept_positions(run: RunStatus) -> Iterator[stage.Save]:
         yield lambda positions: None
         return
     before = sys.getswitchinterval()
-    # A batch that is printed waits for no reader thread before it is on record: killed in between, it would come again.
+    # A printed batch must not wait for a reader thread before its position is saved: after a kill in between the batch
+    # would be printed again.
     sys.setswitchinterval(SWITCH_S)
     try:
         with file:
@@ -136,7 +135,7 @@ def _kept_positions(run: RunStatus) -> Iterator[stage.Save]:
 
 @dataclass(frozen=True)
 class LineLook:
-    """How a selection of a run's lines is printed."""
+    """The form in which lines are printed."""
 
     follow: bool = False
     as_json: bool = False
@@ -145,7 +144,7 @@ class LineLook:
 
 
 def print_lines(run: RunStatus, fleet: Fleet, hosts: Sequence[str], selection: stage.Selection, look: LineLook) -> None:
-    """Print a selection of a run's lines, once or until it is over."""
+    """Print a selection of a run's lines, with ``look.follow`` until the run is over."""
     text = _printer(run, sys.stdout, LineTime() if look.timestamps else None)
     failed = run.terminal and run.state != contract.SUCCEEDED
     noise = None if look.as_json or failed else Held()
@@ -171,7 +170,7 @@ def print_lines(run: RunStatus, fleet: Fleet, hosts: Sequence[str], selection: s
 
 
 def raise_for_errors(run: RunStatus, errors: Mapping[str, DdpctlError]) -> None:
-    """A host that never had the run has nothing to say; every other fault is told."""
+    """Raise HostsFailed for all errors except the errors of hosts that never had the run."""
     faults = {host: error for host, error in errors.items() if not is_no_such_run(error)}
     if faults:
         raise HostsFailed(f"could not read the output of {len(faults)} of {len(run.hosts)} hosts", faults)

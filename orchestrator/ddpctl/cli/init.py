@@ -1,18 +1,21 @@
-"""``ddpctl init``: from nothing to an inventory, by asking little."""
+"""``ddpctl init`` writes an inventory with few questions; ``ddpctl schema`` prints its JSON Schema."""
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from ddpctl.cli import prompt, session
+from ddpctl.cli.limits import FOLDER_LETTERS
+from ddpctl.cli.nodes import confirm_keys, require_known_keys
 from ddpctl.cli.state import GLOBAL
-from ddpctl.cli.trust import raise_for, settle
 from ddpctl.errors import DdpctlError, HostsFailed, Interrupted, PythonMissing, UsageError
 from ddpctl.files.drafts import code_of, write_inventory
 from ddpctl.files.foreign.launcher_line import read_line
@@ -37,7 +40,7 @@ from ddpctl.spec.finding import Severity
 from ddpctl.spec.fold import by_value
 from ddpctl.spec.host import HostEntry
 from ddpctl.spec.interpreters import choices, own_paths
-from ddpctl.spec.inventory import Environment, Inventory
+from ddpctl.spec.inventory import Environment, Inventory, InventoryFile
 from ddpctl.spec.origin import as_name
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.ranges import fold
@@ -49,12 +52,11 @@ from ddpctl.stages.up import refusal
 from ddpctl.transport.fleet import config_names
 
 SPEED = "fabric.speed"
-MOST_FOLDER = 58  # letters of its name: a project has 63 at most
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the command line says. ``asks``: whether a person can be asked; else every question needs an option."""
+    """The options of the command line. Without ``asks`` no person can be asked: an option must answer each question."""
 
     target: Path
     asks: bool
@@ -129,7 +131,7 @@ def init(
 
 
 def _may_write(wishes: Wishes) -> None:
-    """Raises UsageError: there is a file already, and nobody says that it may go; a name that is none."""
+    """Raises UsageError: a name is not valid, or the file exists and no person agrees to replace it."""
     for option, name in (("--job", wishes.job), ("--cluster", wishes.cluster)):
         if name is not None and not is_name(name):
             raise UsageError(f"{option} {name!r} is not a valid name", hint=NAME_RULE)
@@ -142,11 +144,11 @@ def _may_write(wishes: Wishes) -> None:
     raise UsageError(f"{wishes.target} is there already; it was left as it is", hint="name another file: -i FILE")
 
 
-# --- what is known before a host is contacted ------------------------------------------------------------------------
+# --- before the first contact with a host ----------------------------------------------------------------------------
 
 
 def _source(file: Path | None, line: list[str] | None) -> Imported:
-    """What the file and the command line of another tool say together."""
+    """Merge another tool's file with its command line."""
     read = read_foreign(file) if file is not None else Imported("")
     if line is None:
         return read
@@ -156,24 +158,24 @@ def _source(file: Path | None, line: list[str] | None) -> Imported:
 def _draft(wishes: Wishes, source: Imported) -> Draft:
     hosts = _hosts(wishes, source)
     job = _job(wishes, source, hosts)
-    named = wishes.cluster or cluster_name([one.name for one in hosts])
+    named = wishes.cluster or cluster_name([host.name for host in hosts])
     if wishes.python is not None:
-        hosts = tuple(one.model_copy(update={"python": wishes.python}) for one in hosts)
+        hosts = tuple(host.model_copy(update={"python": wishes.python}) for host in hosts)
     draft = Draft(named, _new_project(wishes.target), hosts, job=job)
-    _inventory(draft, wishes)  # what is wrong with it is said before a host is contacted
+    _inventory(draft, wishes)  # reports a mistake before a host is contacted
     return draft
 
 
 def _new_project(target: Path) -> str:
-    """``exp1-7f3a``: the folder's name, and what keeps it apart from other folders of that name."""
-    return f"{as_name(home_of(str(target)).name, 'project')[:MOST_FOLDER]}-{secrets.token_hex(2)}"
+    """Return a project name such as ``exp1-7f3a``: the folder's name, and digits that tell equal folder names apart."""
+    return f"{as_name(home_of(str(target)).name, 'project')[:FOLDER_LETTERS]}-{secrets.token_hex(2)}"
 
 
 def _hosts(wishes: Wishes, source: Imported) -> tuple[HostEntry, ...]:
-    """Every host, in the order of the node ranks.
+    """Return every host in the order of the node ranks.
 
     Raises:
-        UsageError: there are too few, and nobody can be asked.
+        UsageError: there are too few hosts, and no person can be asked.
     """
     try:
         if source.hosts:
@@ -188,12 +190,12 @@ def _hosts(wishes: Wishes, source: Imported) -> tuple[HostEntry, ...]:
     if not wishes.asks:
         raise UsageError(what, hint="name the hosts: --host gpu1 --host gpu[2-4], or --from FILE")
     if source.kind:
-        prompt.show(f"{what}{': ' + ', '.join(one.name for one in hosts) if hosts else ''}.\n")
+        prompt.show(f"{what}{': ' + ', '.join(host.name for host in hosts) if hosts else ''}.\n")
     return _asked_hosts(hosts, wanted)
 
 
 def _chosen(typed: tuple[str, ...], source: Imported, asks: bool) -> tuple[HostEntry, ...]:
-    """Those hosts of the file that --host names, by name, range or Ansible group; all of them without it."""
+    """Return the file's hosts that --host names by name, range or Ansible group; without --host, all hosts."""
     if not typed and len(source.groups) > 1 and asks:
         groups = {name: names for name, names in source.groups.items() if names}
         listed = [f"{name}: {fold(names)}" for name, names in groups.items()]
@@ -201,7 +203,7 @@ def _chosen(typed: tuple[str, ...], source: Imported, asks: bool) -> tuple[HostE
         typed = (list(groups)[number - 1],) if number else ()
     if not typed:
         return source.hosts
-    by_name = {one.name: one for one in source.hosts}
+    by_name = {host.name: host for host in source.hosts}
     found: dict[str, HostEntry] = {}
     for text in typed:
         names = source.groups[text] if text in source.groups else session.host_names(text)
@@ -215,7 +217,7 @@ def _chosen(typed: tuple[str, ...], source: Imported, asks: bool) -> tuple[HostE
 
 
 def _asked_hosts(known: tuple[HostEntry, ...], wanted: int) -> tuple[HostEntry, ...]:
-    listed = [name for name in config_names() if name not in {one.name for one in known}]
+    listed = [name for name in config_names() if name not in {host.name for host in known}]
     if listed:
         prompt.show("Hosts of your ssh_config:\n")
         prompt.show("".join(f"  {number}  {name}\n" for number, name in enumerate(listed, 1)))
@@ -229,13 +231,13 @@ def _asked_hosts(known: tuple[HostEntry, ...], wanted: int) -> tuple[HostEntry, 
         except HostFault as error:
             prompt.show(f"{error}{'; ' + error.hint if error.hint else ''}\n")
             continue
-        if len({one.name for one in hosts}) == len(hosts) >= wanted:
+        if len({host.name for host in hosts}) == len(hosts) >= wanted:
             return hosts
         prompt.show(f"{plural(wanted, 'host')} needed, each once\n")
 
 
 def _job(wishes: Wishes, source: Imported, hosts: tuple[HostEntry, ...]) -> JobDraft | None:
-    """The job of the launcher's line, or of a script; None where there is none."""
+    """Return the job of the launcher's command line or of a script; ``None`` without either."""
     module = source.module if wishes.script is None else None
     script = wishes.script or source.script
     if script is None and module is None:
@@ -243,7 +245,9 @@ def _job(wishes: Wishes, source: Imported, hosts: tuple[HostEntry, ...]) -> JobD
         if script is None:
             return None
     code, script = code_of(script, wishes.target)
-    master = next((one.name for one in hosts[1:] if source.master and source.master in (one.name, one.address)), None)
+    master = next(
+        (host.name for host in hosts[1:] if source.master and source.master in (host.name, host.address)), None
+    )
     return JobDraft(
         name=wishes.job or as_name(module or Path(str(script)).stem, "job"),
         script=script,
@@ -282,19 +286,20 @@ def _pick(question: str, options: list[str]) -> int:
 
 
 def _inventory(draft: Draft, wishes: Wishes) -> Inventory:
-    """The draft as every other command will read it."""
+    """Read the draft as every other command will read it."""
     return load_text(inventory_text(draft).encode(), str(wishes.target))
 
 
 def _trusted(draft: Draft, wishes: Wishes) -> Draft:
-    """Unknown host keys are shown, and added once they are confirmed.
+    """Show unknown host keys, and add them after a confirmation; return the draft without hosts that are left out.
 
     Raises:
-        ConnectError: a key has changed or was not added, or a host shows none and is not left out.
+        ConnectError: a key has changed or was not added.
+        HostsFailed: a host showed no key, and no person left it out.
     """
-    reports = settle(_inventory(draft, wishes), wishes.yes, "init", show=False)
-    raise_for(reports, "init", silent=False)
-    lost = {one.host: one.error for one in reports if one.error is not None and one.host in draft.names}
+    reports = confirm_keys(_inventory(draft, wishes), wishes.yes, "init", show=False)
+    require_known_keys(reports, "init", silent=False)
+    lost = {report.host: report.error for report in reports if report.error is not None and report.host in draft.names}
     return _left_out(draft, lost, wishes)
 
 
@@ -308,10 +313,10 @@ def _looked_at(draft: Draft, wishes: Wishes) -> tuple[Draft, Discovered]:
 
 
 def _left_out(draft: Draft, lost: Mapping[str, DdpctlError], wishes: Wishes) -> Draft:
-    """The draft without the hosts that cannot be used, if a person agrees.
+    """Return the draft without the hosts that cannot be used, if a person agrees.
 
     Raises:
-        HostsFailed: nobody does, or no host is left.
+        HostsFailed: no person agreed, or no host is left.
     """
     if not lost:
         return draft
@@ -330,7 +335,7 @@ def _left_out(draft: Draft, lost: Mapping[str, DdpctlError], wishes: Wishes) -> 
 
 
 def _with_python(draft: Draft, wishes: Wishes, seen: Discovered) -> tuple[Draft, str | None]:
-    """The draft with an interpreter, or an environment that ddpctl installs; and the torch that it has."""
+    """Return the draft with an interpreter, and its torch; or with an environment that ddpctl installs."""
     if wishes.python is not None:
         return draft, None
     pythons = {name: seen.pythons[name] for name in draft.names}
@@ -345,7 +350,7 @@ def _with_python(draft: Draft, wishes: Wishes, seen: Discovered) -> tuple[Draft,
         )
     chosen = options[0]
     if len(options) > 1 and wishes.asks:
-        chosen = options[_pick("Which Python is to run the job?", [one.label for one in options])]
+        chosen = options[_pick("Which Python is to run the job?", [option.label for option in options])]
     typer.echo(clean(f"python: {chosen.label}"))
     if chosen.install is not None:
         environment = Environment(mode="managed", packages=(f"torch=={chosen.install}",))
@@ -354,10 +359,13 @@ def _with_python(draft: Draft, wishes: Wishes, seen: Discovered) -> tuple[Draft,
 
 
 def _checked(draft: Draft, wishes: Wishes, seen: Discovered, torch: str | None) -> tuple[Draft, PreflightReport, str]:
-    """The draft, its preflight, and the file. A faster network that preflight sees is tried, and kept if it works."""
+    """Return the draft, its preflight report and the file's text.
 
-    def look(one: Draft) -> tuple[PreflightReport, str]:
-        text = inventory_text(one, gpus=seen.gpus, torch=torch)
+    If preflight finds a faster network, try it, and keep it if it works.
+    """
+
+    def look(candidate: Draft) -> tuple[PreflightReport, str]:
+        text = inventory_text(candidate, gpus=seen.gpus, torch=torch)
         return _preflight(load_text(text.encode(), str(wishes.target))), text
 
     report, text = look(draft)
@@ -371,8 +379,10 @@ def _checked(draft: Draft, wishes: Wishes, seen: Discovered, torch: str | None) 
 
 
 def _faster(report: PreflightReport) -> dict[str, str]:
-    """host -> its interface in a faster network that all hosts share."""
-    evidence = next((one.evidence for one in report.findings if one.check == SPEED and "faster" in one.evidence), {})
+    """Return each host's interface in a faster network that all hosts share; empty if there is no such network."""
+    evidence = next(
+        (found.evidence for found in report.findings if found.check == SPEED and "faster" in found.evidence), {}
+    )
     return {host: str(interface) for host, (interface, _) in evidence.get("faster", {}).items()}
 
 
@@ -381,3 +391,33 @@ def _preflight(inventory: Inventory) -> PreflightReport:
     launch = launch_to_check(inventory, job)
     with session.at_work(inventory) as (fleet, tell):
         return run_preflight(launch, fleet, tell)
+
+
+# --- ddpctl schema
+def schema() -> int:
+    """Print the JSON Schema of the inventory file, for editors."""
+    typer.echo(json.dumps(inventory_schema(), indent=2))
+    return 0
+
+
+def inventory_schema() -> dict[str, Any]:
+    """Return the inventory's JSON Schema (2020-12). Only the file's reader checks unique hosts and existing names."""
+    schema = _tidy(InventoryFile.model_json_schema(mode="validation"))
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "ddpctl inventory",
+    }
+
+
+def _tidy(value: Any) -> Any:
+    """Drop generated titles, which an editor would show, and default sections, which an editor would paste."""
+    if isinstance(value, list):
+        return [_tidy(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _tidy(item) for key, item in value.items() if not _noise(key, item)}
+
+
+def _noise(key: str, item: Any) -> bool:
+    return (key == "title" and isinstance(item, str)) or (key == "default" and isinstance(item, dict) and bool(item))

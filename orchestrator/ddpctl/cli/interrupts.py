@@ -1,4 +1,4 @@
-"""What the signals that end a program do to a command that has started processes on other machines."""
+"""Handles SIGINT, SIGTERM and SIGHUP in commands that have started processes on other machines."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from types import FrameType
 
 
 class Interrupts:
-    """Takes SIGINT (Ctrl-C), SIGTERM and SIGHUP while it is in force.
+    """Handles SIGINT (Ctrl-C), SIGTERM and SIGHUP within its ``with`` block.
 
-    The first one raises KeyboardInterrupt in the main thread, so that what was begun can be undone; those after it are
-    noted only, so that undoing it comes to its end. Within ``noted`` the first is noted only, too.
+    The first signal raises KeyboardInterrupt in the main thread, so that the command can undo its work. Further signals
+    only set ``pressed``, so that the undoing is not interrupted. Within ``noted`` the first signal only sets it, too.
     """
 
     def __init__(self) -> None:
         self.pressed = False
-        self.told_to_end = False  # by another program, or the terminal is gone: there is nobody to be asked
+        self.must_end = False  # after SIGTERM or SIGHUP: there may be no person to ask
         self._raises = True
 
     def __enter__(self) -> Interrupts:
         numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup's
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # set by nohup
             numbers.append(signal.SIGHUP)
         self._before = {number: signal.signal(number, self._take) for number in numbers}
         return self
@@ -34,19 +34,19 @@ class Interrupts:
     def _take(self, number: int, frame: FrameType | None) -> None:
         raises, self._raises = self._raises, False
         self.pressed = True
-        self.told_to_end = self.told_to_end or number != signal.SIGINT
+        self.must_end = self.must_end or number != signal.SIGINT
         if raises:
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """A signal sets ``pressed`` and nothing else."""
+        """Let a signal only set ``pressed``."""
         self.pressed = self._raises = False
         yield
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
-        """The next signal raises KeyboardInterrupt again."""
+        """Let the next signal raise KeyboardInterrupt again."""
         self._raises = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""``ddpctl preflight``: everything that makes a launch fail, named beforehand."""
+"""``ddpctl preflight``: finds every known cause of a failing launch before the launch."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def preflight(
     if html is not None:
         session.write_page(html, preflight_html(report))
     if as_json:
-        session.print_json(report.to_json() | ({"fixes": [one.to_json() for one in done]} if fix else {}))
+        session.print_json(report.to_json() | ({"fixes": [applied.to_json() for applied in done]} if fix else {}))
     elif done or not fix:
         session.print_view(report_view(report))
     if report.exit_code:
@@ -73,10 +73,10 @@ def preflight(
 
 
 def _must_be_asked(fix: bool, yes: bool) -> None:
-    """A fix is never run unasked.
+    """Make sure that no fix runs without a person's consent.
 
     Raises:
-        UsageError: nobody can be asked, or --yes has nothing to answer.
+        UsageError: there is no terminal to ask on, or --yes without --fix.
     """
     if yes and not fix:
         raise UsageError("--yes needs --fix", hint="ddpctl preflight --fix --yes")
@@ -85,7 +85,7 @@ def _must_be_asked(fix: bool, yes: bool) -> None:
 
 
 def _confirmed(report: PreflightReport, yes: bool) -> tuple[Fix, ...]:
-    """The fixes to run; none where a person says no."""
+    """Show the fixes and ask; return the fixes to run, which is no fix after a no."""
     found = automatic(report.findings)
     stderr_console().print(fixes_view(found))
     if found and (yes or confirm(f"run {'this' if len(found) == 1 else f'these {len(found)} commands'}?")):
@@ -94,7 +94,7 @@ def _confirmed(report: PreflightReport, yes: bool) -> tuple[Fix, ...]:
 
 
 def _job(inventory: Inventory, name: str | None) -> JobSpec | None:
-    """The job to check for: the one named, or the only one."""
+    """Return the job with this name, or the inventory's only job."""
     if name is not None:
         return inventory.job(name)
     return next(iter(inventory.jobs.values())) if len(inventory.jobs) == 1 else None

@@ -1,6 +1,6 @@
-"""The command line: which commands there are, and what becomes of an error.
+"""The command line: the list of commands, and the way of an error to the user.
 
-Every command is a function in a file of its own; this file only names them. An error reaches the user as `error:` and
+Every command is a function; this file only names its module. An error reaches the user as `error:` and
 `hint:` lines on stderr (render/errors.py) and an exit code (errors.py); a traceback only with ``--debug``.
 """
 
@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,34 +28,34 @@ from ddpctl.errors import DdpctlError, Interrupted, UsageError, as_fault
 from ddpctl.render.clean import clean
 from ddpctl.render.errors import error_lines
 
-# In the order in which a person meets them. Each is the function of that name in the module of that name; only the
-# module of the command that is typed gets imported (an SSH library, a downloader and a resolver are not for everyone).
-COMMANDS = (
-    "init",
-    "up",
-    "preflight",
-    "push",
-    "exec",
-    "ps",
-    "top",
-    "status",
-    "tail",
-    "attach",
-    "doctor",
-    "report",
-    "checkpoint",
-    "kill",
-    "restart",
-    "checkpoints",
-    "fetch",
-    "rm",
-    "gc",
-    "bench",
-    "trust",
-    "schema",
-)
+# In the order in which a person meets them: each command with its module, which has a function of the command's name.
+# Only the module of the typed command is imported: not every command needs an SSH library, a downloader and a resolver.
+COMMANDS = {
+    "init": "init",
+    "up": "up",
+    "preflight": "preflight",
+    "push": "nodes",
+    "exec": "nodes",
+    "ps": "runs",
+    "top": "top",
+    "status": "runs",
+    "tail": "output",
+    "attach": "output",
+    "doctor": "runs",
+    "report": "runs",
+    "checkpoint": "checkpoints",
+    "kill": "runs",
+    "restart": "up",
+    "checkpoints": "checkpoints",
+    "fetch": "output",
+    "rm": "runs",
+    "gc": "nodes",
+    "bench": "bench",
+    "trust": "nodes",
+    "schema": "init",
+}
 
-# What other tools call our commands.
+# Names that other tools use for these commands.
 KNOWN_AS = {
     "stop": "kill",
     "logs": "tail",
@@ -82,7 +82,7 @@ class FlagCommand(typer.core.TyperCommand):
 
 
 class Commands(typer.core.TyperGroup):
-    """A group of commands: shows its help without one, and knows what a wrong one was meant to be."""
+    """A group of commands. It shows its help if no command is typed, and suggests a command for a wrong word."""
 
     def get_params(self, ctx: Any) -> Any:
         return _plain_flags(super().get_params(ctx))
@@ -95,17 +95,17 @@ class Commands(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None:
-            known = self.list_commands(ctx)
-            near = [KNOWN_AS.get(args[0], ""), *difflib.get_close_matches(args[0], known, 1)]
-            near = [name for name in near if name in known]
+            names = self.list_commands(ctx)
+            meant = [KNOWN_AS.get(args[0], ""), *difflib.get_close_matches(args[0], names, 1)]
+            meant = [name for name in meant if name in names]
             raise UsageError(
-                f"no such command: {args[0]}", hint=f"did you mean {near[0]}?" if near else "see ddpctl --help"
+                f"no such command: {args[0]}", hint=f"did you mean {meant[0]}?" if meant else "see ddpctl --help"
             )
         return super().resolve_command(ctx, args)
 
 
 def _plain_flags(params: list[Any]) -> list[Any]:
-    """No value for a flag; for the others a word that says what it is, not of which type: ``--nodes NODES``."""
+    """Show a flag without a value, and another option's value as a word instead of a type: ``--nodes NODES``."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
@@ -114,8 +114,8 @@ def _plain_flags(params: list[Any]) -> list[Any]:
     return params
 
 
-def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
-    """The application with these commands."""
+def make_app(commands: Collection[str] = COMMANDS.keys()) -> typer.Typer:
+    """Return the application with these commands."""
     app = typer.Typer(
         name="ddpctl",
         cls=Commands,
@@ -125,7 +125,7 @@ def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(root)
     for name in commands:
-        command = getattr(importlib.import_module(f"ddpctl.cli.{name}"), name)
+        command = getattr(importlib.import_module(f"ddpctl.cli.{COMMANDS[name]}"), name)
         if isinstance(command, typer.Typer):  # it has commands of its own
             for below in command.registered_commands:
                 below.cls = FlagCommand
@@ -150,44 +150,44 @@ def root(
 
 
 def _typed_command(argv: Sequence[str]) -> str | None:
-    """The first word that is neither an option nor the value of one."""
+    """Return the first word that is neither an option nor the value of ``-i``."""
     pairs = zip(["", *argv], argv, strict=False)
     words = (word for before, word in pairs if not word.startswith("-") and before not in ("-i", "--inventory"))
     return next(words, None)
 
 
-def _needed(argv: Sequence[str]) -> Sequence[str]:
-    """The command that is typed; all of them for help and typing mistakes."""
+def _needed(argv: Sequence[str]) -> Collection[str]:
+    """Return the typed command; for help and for a wrong command, return every command."""
     word = _typed_command(argv)
     if word in COMMANDS:
         return (word,)
-    return () if list(argv) == ["--version"] else COMMANDS
+    return () if list(argv) == ["--version"] else COMMANDS.keys()
 
 
 def _open_streams() -> None:
-    """Put the null device where a standard stream is closed: else the next socket gets its number, and our output."""
+    """Open the null device for each closed standard stream: else the next socket would get its number and output."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: the closed stream's
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
 def run(argv: list[str]) -> int:
-    """Run one command line; returns the exit code of the contract."""
+    """Run a command line; return its exit code (errors.py)."""
     _open_streams()
     argv = _take_globals(argv)
     if GLOBAL.debug:
         show_debug_log()
     try:
         app = make_app(_needed(argv))
-        gc.freeze()  # what was imported stays
+        gc.freeze()  # the imported objects stay: no collection looks at them
         gc.enable()  # see app.py
         code = app(argv, prog_name="ddpctl", standalone_mode=False)
         sys.stdout.flush()
-        if code == Interrupted.exit_code:  # what typer makes of a Ctrl-C
+        if code == Interrupted.exit_code:  # typer turns a Ctrl-C into this code
             _report(Interrupted("interrupted"))
     except DdpctlError as error:
         return _report(error)
@@ -198,7 +198,7 @@ def run(argv: list[str]) -> int:
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise
-        # The reader of our output is gone (`| head`; typer makes an exit of it): end quietly, as by SIGPIPE.
+        # The reader of our output has ended (`| head`). typer turns that into an exit. End quietly, as after SIGPIPE.
         _drop_stdout()
         return 128 + signal.SIGPIPE
     except Exception as error:
@@ -207,7 +207,7 @@ def run(argv: list[str]) -> int:
 
 
 def _take_globals(argv: list[str]) -> list[str]:
-    """Note what holds for every command; what is left is for the parser."""
+    """Store the global options; return the words for the parser."""
     GLOBAL.script = None
     ours, theirs = argv, None
     if "--" in argv:
@@ -217,13 +217,13 @@ def _take_globals(argv: list[str]) -> list[str]:
     GLOBAL.debug = "--debug" in ours or bool(os.environ.get("DDPCTL_DEBUG"))
     ours = [word for word in ours if word != "--debug"]
     if theirs is not None and GLOBAL.command in ("init", "up", "exec"):
-        # What follows `--` is the user's own program and arguments: never parsed as ours.
+        # The words after `--` are the user's program and its arguments. The parser must not see them.
         GLOBAL.script, theirs = theirs[1:], None
     return ours + (theirs or [])
 
 
 def _fault(error: Exception) -> int:
-    """Something that no command foresaw: a disk that is full, or a mistake of ours."""
+    """Report an exception that no command expected: a full disk, or a bug."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         _drop_stdout()
         _trace(error)
@@ -233,12 +233,12 @@ def _fault(error: Exception) -> int:
 
 
 def _drop_stdout() -> None:
-    """What is still to be flushed at exit can be written nowhere."""
+    """Send the rest of stdout to the null device: flushing it at exit would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage(error: typer.TyperException) -> UsageError:
-    """The parser's error as one of ours: it writes whole sentences, we write what goes after `error:`."""
+    """Turn the parser's error into a UsageError: a text for the line after `error:` instead of a whole sentence."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "ddpctl"
     text = error.format_message().rstrip(".")
@@ -252,15 +252,14 @@ def _report(error: DdpctlError) -> int:
 
 
 def _trace(error: Exception) -> None:
-    """With ``--debug``: where the error comes from."""
     if GLOBAL.debug:
         _say("".join(traceback.format_exception(error)).rstrip())
 
 
 def _say(text: str) -> None:
-    """On stderr, if somebody still reads it: after a hangup the exit code is all that is left.
+    """Write to stderr without control characters, which may come from a node.
 
-    What a node put into the text does not steer the terminal.
+    After a hangup stderr may be gone: then the exit code must do.
     """
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{clean(text)}\n")

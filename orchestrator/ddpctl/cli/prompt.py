@@ -1,4 +1,4 @@
-"""Asking a person. Whether there is one depends on the controlling terminal alone: output may be piped or plain."""
+"""Asks a person on the controlling terminal, even where the output is piped."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ TERMINAL = "/dev/tty"
 
 
 class TerminalPrompter:
-    """Answers the transport's questions; a live display stands back meanwhile."""
+    """Asks a person the transport's questions, and hides a live display meanwhile."""
 
     def __init__(self) -> None:
         self._passphrases: dict[str, str | None] = {}
 
     def passphrase(self, path: str) -> str | None:
-        """The passphrase of a key file, asked for once a command; None when the person pressed Ctrl-D."""
+        """Ask for the passphrase of a key file, once per command; ``None`` after Ctrl-D."""
         if path not in self._passphrases:
             self._passphrases[path] = _secret(f"passphrase of {path}")
         return self._passphrases[path]
 
     def password(self, account: str, same_as: str) -> str | None:
-        """The password of an account; None when the person pressed Ctrl-D."""
+        """Ask for the password of an account; ``None`` after Ctrl-D."""
         return _secret(f"password of {account}" + (f" (Enter: the one of {same_as})" if same_as else ""))
 
 
@@ -45,10 +45,13 @@ def _secret(question: str) -> str | None:
 
 @contextlib.contextmanager
 def _echo_comes_back() -> Iterator[None]:
-    """Ctrl-C goes to the main thread, and the program may end while this one waits for an answer with the echo off."""
+    """Turn the terminal's echo on again at exit.
+
+    Ctrl-C goes to the main thread, so the program may end while this thread waits for an answer with the echo off.
+    """
     try:
         terminal = os.open(TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:  # none: getpass asks on stdin
+    except OSError:  # without a terminal getpass asks on stdin
         yield
         return
     before = termios.tcgetattr(terminal)
@@ -65,7 +68,7 @@ def _echo_comes_back() -> Iterator[None]:
 
 
 def can_ask() -> bool:
-    """Whether there is a controlling terminal, and this program is in its foreground.
+    """Return whether there is a controlling terminal with this program in its foreground.
 
     A job in the background would be stopped by the kernel when it reads from the terminal.
     """
@@ -77,17 +80,19 @@ def can_ask() -> bool:
 
 
 def require_terminal(why: str, *, otherwise: str) -> None:
-    """For a command that needs a person's word: ``why`` it asks, and the command that needs no answer.
+    """Refuse to continue without a person to ask.
+
+    ``why``: the reason for the question. ``otherwise``: a command that asks no question.
 
     Raises:
-        UsageError: there is nobody to ask.
+        UsageError: there is no terminal.
     """
     if not can_ask():
         raise UsageError(f"{why}, but there is no terminal", hint=otherwise)
 
 
 def choose(question: str, *options: str) -> str | None:
-    """One of ``options``, by its beginning; None at the end of input."""
+    """Ask for an option, by its beginning; ``None`` at the end of input."""
     listed = " / ".join(f"[{option[0]}]{option[1:]}" for option in options)
     while (answer := ask(f"{question} {listed}: ")) is not None:
         for option in options:
@@ -97,7 +102,7 @@ def choose(question: str, *options: str) -> str | None:
 
 
 def confirm(question: str) -> bool:
-    """Whether the answer is yes; Enter means no."""
+    """Ask for a yes or no; Enter means no."""
     while (answer := ask(f"{question} [y/N]: ")) is not None:
         if answer in ("y", "yes"):
             return True
@@ -107,7 +112,7 @@ def confirm(question: str) -> bool:
 
 
 def pick(question: str, options: Sequence[str]) -> int | None:
-    """The index of one of ``options``, chosen by its number; Enter means the first. None at the end of input."""
+    """Ask for an option by number, and return its index; Enter means the first. ``None`` at the end of input."""
     show("".join(f"  {number}  {option}\n" for number, option in enumerate(options, 1)))
     while (answer := ask(f"{question} [1]: ")) is not None:
         if answer in ("", *(str(number) for number in range(1, len(options) + 1))):
@@ -116,19 +121,19 @@ def pick(question: str, options: Sequence[str]) -> int | None:
 
 
 def show(text: str) -> None:
-    """Put text on the terminal on which the next question is asked."""
+    """Write text to the terminal, without control characters."""
     with contextlib.suppress(OSError), _opened() as terminal:
         terminal.write(clean(text))
 
 
 def ask(question: str) -> str | None:
-    """One line from the terminal, without blanks around it and in small letters; None at the end of input."""
+    """Ask for a line; return it stripped and in lower case, ``None`` at the end of input."""
     line = ask_line(question)
     return line.lower() if line is not None else None
 
 
 def ask_line(question: str) -> str | None:
-    """The same as it was typed."""
+    """Ask for a line; return it stripped, ``None`` at the end of input."""
     try:
         with _opened() as terminal:
             terminal.write(question)

@@ -1,4 +1,4 @@
-"""What the commands share: the inventory, the fleet, the consoles, and how a job's name finds its hosts."""
+"""Shared by the commands: common options, the inventory, the fleet, printing, and the identity of a new run."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from rich.console import RenderableType
 
 from ddpctl.cli.prompt import TerminalPrompter, can_ask
 from ddpctl.cli.state import GLOBAL
-from ddpctl.errors import DdpctlError, UsageError
+from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, Survivors, UsageError
 from ddpctl.files.inventory import find_inventory, home_of, load_inventory
 from ddpctl.render.console import stderr_console, stdout_console
 from ddpctl.render.progress import ProgressView, quiet
+from ddpctl.spec.done import KillOutcome
 from ddpctl.spec.event import Tell
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.origin import Origin
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import RunIdentity
 from ddpctl.spec.ranges import RangeFault, expand, fold, split
-from ddpctl.spec.values import is_name
+from ddpctl.spec.values import is_name, plural
 from ddpctl.stages import status as stage
 from ddpctl.transport.base import Fleet
 from ddpctl.transport.fleet import open_fleet
 
-# Options that several commands share.
+# Options of several commands.
 InventoryArgument = typer.Argument(
     None,
     metavar="INVENTORY",
@@ -60,19 +61,19 @@ AnyProjectOption = typer.Option(
 
 
 def load(argument: Path | None, option: Path | None, *, job: str | None = None) -> Inventory:
-    """The inventory that the command line, the environment, the folder or the record of ``job``'s last `up` names.
+    """Load the inventory: named on the command line or in the environment, in this folder, or in ``job``'s last record.
 
     Raises:
-        UsageError: there is none, or it is wrong.
+        UsageError: there is no inventory, or it is wrong.
     """
     return load_inventory(inventory_file(argument, option, job=job))
 
 
 def inventory_file(argument: Path | None, option: Path | None, *, job: str | None = None) -> Path:
-    """The file that is meant: ``-i`` may follow the command (``option``) or come before it.
+    """Return the inventory's path. ``-i`` may follow the command (``option``) or come before it.
 
     Raises:
-        UsageError: there is none, two are named, or it is a job's name.
+        UsageError: there is no inventory, two are named, or the argument is a job's name.
     """
     if argument is not None and not argument.is_file():
         _refuse_job(str(argument), option)
@@ -81,15 +82,15 @@ def inventory_file(argument: Path | None, option: Path | None, *, job: str | Non
     return find_inventory(argument, option, job=job)
 
 
-# What is meant where a job's name stands in place of the file.
+# The right command where a job's name stands in place of the inventory.
 _WITH_JOB = {"up": "up --job", "push": "push --job", "ps": "status"}
 
 
 def _refuse_job(word: str, option: Path | None) -> None:
-    """``ddpctl up train``, where train is a job of the inventory that would be used otherwise.
+    """Refuse ``ddpctl up train`` where train is a job of the inventory that would be used otherwise.
 
     Raises:
-        UsageError: that is what it is.
+        UsageError: ``word`` is such a job.
     """
     meant = _WITH_JOB.get(GLOBAL.command or "")
     if meant is None or not is_name(word):
@@ -97,7 +98,7 @@ def _refuse_job(word: str, option: Path | None) -> None:
     try:
         inventory = load_inventory(find_inventory(option, GLOBAL.inventory))
     except DdpctlError:
-        return  # then the word is a file that is not there
+        return  # without an inventory the word is a missing file
     if word in inventory.jobs:
         what = f"there is no inventory {word}, but {word} is a job of {inventory.file}"
         raise UsageError(what, hint=f"did you mean `ddpctl {meant} {word}`?")
@@ -115,27 +116,29 @@ def fleet_of(inventory: Inventory, hosts: Sequence[str] | None = None) -> Iterat
 
 @contextlib.contextmanager
 def at_work(inventory: Inventory, hosts: Sequence[str] | None = None) -> Iterator[tuple[Fleet, Tell]]:
-    """``fleet_of`` with a display on stderr of what the stages tell."""
+    """Open a fleet, with a display of the stages' events on stderr."""
     with fleet_of(inventory, hosts) as fleet, ProgressView(stderr_console()) as view:
         yield fleet, view.tell
 
 
 def find_run(fleet: Fleet, job: str, of: Inventory | None) -> RunStatus:
-    """The run that ``job`` means, and a warning where another one may be meant; ``of`` and what it raises: as
-    ``stages.find_run``."""
+    """Return the run that ``job`` means, and warn if a newer run may be on a silent host.
+
+    ``of`` and errors: as ``stages.status.find_run``.
+    """
     run = stage.find_run(fleet, job, of)
     tell_unheard(run)
     return run
 
 
 def tell_unheard(run: RunStatus) -> None:
-    """A host that does not answer may have a newer run of that name."""
+    """Warn that a host without an answer may have a newer run of this name."""
     if run.unheard:
         warn(f"{unheard(run)}: a newer run of {run.job} may be there; this is {run.run}")
 
 
 def unheard(run: RunStatus) -> str:
-    """``node[2-4] did not answer``."""
+    """Return a text such as ``node[2-4] did not answer``."""
     return f"{fold(run.unheard)} did not answer"
 
 
@@ -151,15 +154,15 @@ def refuse_other_folder(run: RunStatus, word: str, inventory: Inventory) -> None
 
 
 def prompter() -> TerminalPrompter | None:
-    """Who can be asked for a passphrase or a password."""
+    """Return the prompter for passphrases and passwords; ``None`` without a terminal."""
     return TerminalPrompter() if can_ask() else None
 
 
 def host_names(text: str) -> list[str]:
-    """The hosts that ``--host`` names: ``node1``, ``node[0-3],node7``.
+    """Return the hosts that ``--host`` names: ``node1``, or ``node[0-3],node7``.
 
     Raises:
-        UsageError: a range that is none, or no name at all: the variable of a script may be unset.
+        UsageError: a range is wrong, or there is no name, as with an unset variable in a script.
     """
     try:
         names = list(dict.fromkeys(name for part in split(text) for name in expand(part)))
@@ -171,18 +174,18 @@ def host_names(text: str) -> list[str]:
 
 
 def sudo_password(user: str, hosts: Sequence[str]) -> str | None:
-    """The password of a login for sudo on these hosts; None without a terminal or an answer."""
+    """Ask for the password of a login for sudo on these hosts; ``None`` without a terminal or an answer."""
     person = prompter()
     return person.password(f"{user} for sudo on {fold(hosts)}", "") if person is not None else None
 
 
 def ids(text: str | None) -> tuple[str, ...]:
-    """The names in a list with commas."""
+    """Split a list with commas."""
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """One document on stdout."""
+    """Print a JSON document on stdout."""
     sys.stdout.write(json.dumps(document, indent=2 if sys.stdout.isatty() else None, ensure_ascii=True) + "\n")
     sys.stdout.flush()
 
@@ -192,7 +195,7 @@ def print_view(view: RenderableType) -> None:
 
 
 class Documented(Protocol):
-    """What has a document of its own for ``--json``."""
+    """A value with a JSON document for ``--json``."""
 
     def to_json(self) -> dict[str, Any]: ...
 
@@ -201,7 +204,7 @@ D = TypeVar("D", bound=Documented)
 
 
 def show(value: D, view: Callable[[D], RenderableType], *, as_json: bool) -> None:
-    """The same thing for a program, or for a person."""
+    """Print ``value`` as JSON for a program, or as a view for a person."""
     if as_json:
         print_json(value.to_json())
     else:
@@ -209,7 +212,7 @@ def show(value: D, view: Callable[[D], RenderableType], *, as_json: bool) -> Non
 
 
 def write_page(path: Path, page: str) -> None:
-    """An HTML report.
+    """Write an HTML report.
 
     Raises:
         UsageError: the file cannot be written.
@@ -221,34 +224,56 @@ def write_page(path: Path, page: str) -> None:
 
 
 def warn(message: str) -> None:
-    """A line on stderr; from any thread."""
+    """Print a warning on stderr; any thread may call this."""
     with quiet():
         stderr_console().print(message, style="yellow")
 
 
 def raise_gravest(errors: Sequence[DdpctlError]) -> None:
-    """Raises the gravest of what went wrong with several runs, once the others have been told."""
-    ordered = sorted(errors, key=lambda one: one.exit_code)
+    """Raise the gravest error; print the rest as warnings before it."""
+    ordered = sorted(errors, key=lambda error: error.exit_code)
     for other in ordered[:-1]:
         warn(str(other))
     if ordered:
         raise ordered[-1]
 
 
+def require_proof(outcome: KillOutcome) -> None:
+    """Raise an error unless every node has proved that no process of the run is left.
+
+    Raises:
+        Survivors: processes are left. HostsFailed: a node gave no proof. ConnectError: a node could not be asked.
+    """
+    if outcome.survivors:
+        left = ", ".join(f"{host} pid {pid} ({cmd})" for host, pid, cmd in outcome.survivors)
+        raise Survivors(
+            f"{plural(len(outcome.survivors), 'process')} of {outcome.run} survived: {left}",
+            hint="a process in state D waits in the kernel for a device: repair it or reboot the node, then kill again",
+        )
+    if any(not isinstance(error, ConnectError) for error in outcome.errors.values()):
+        count = f"{len(outcome.errors)} of {len(outcome.nodes)} hosts"
+        raise HostsFailed(f"{count} did not confirm that {outcome.run} is gone", outcome.errors)
+    if outcome.unreachable:
+        raise ConnectError(
+            f"{outcome.run} was ended on every host that answered; not reached: {', '.join(outcome.unreachable)}",
+            hint=f"once they answer again: ddpctl kill {outcome.run}",
+        )
+
+
 def me() -> str:
-    """``user@machine``: who a record says did something."""
+    """Return ``user@machine``, the author of an action in a record."""
     return f"{user_name()}@{socket.gethostname()}"
 
 
 def new_identity(inventory: Inventory) -> RunIdentity:
-    """A fresh run: its id sorts by time and is unique without asking anybody."""
+    """Return the identity of a new run. Its id sorts by time, and random digits make it unique."""
     now = datetime.now(timezone.utc)
     run = f"{now:%Y%m%dT%H%M%S}Z-{secrets.token_hex(3)}"
     return RunIdentity(run, origin_of(inventory), now.isoformat(timespec="seconds"))
 
 
 def origin_of(inventory: Inventory) -> Origin:
-    """Where a run is started from that is started with this inventory now."""
+    """Return the origin of a run that is started with this inventory now: user, machine and folder."""
     folder = home_of(inventory.file)
     return Origin(user_name(), socket.gethostname(), str(folder), folder.stat().st_ino if folder.exists() else 0)
 

@@ -1,4 +1,4 @@
-"""What holds for every command: what comes before it on the command line, what follows ``--``, and ``--debug``."""
+"""The global state of a command line: global options, the words after ``--``, and the debug log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpctl.render.clean import clean
 
 @dataclass
 class Globals:
-    """Set once by the root command; read where errors are reported and the user's script is run."""
+    """Set once from the command line, before the command runs."""
 
     command: str | None = None
     debug: bool = False
@@ -22,7 +22,7 @@ class Globals:
 GLOBAL = Globals()
 
 
-# Only these: others (the downloader) may log addresses with a login in them.
+# Only these loggers: the downloader's may log addresses that contain a login.
 LOGGERS = ("ddpctl", "paramiko")
 
 
@@ -32,7 +32,7 @@ class _Clean(logging.Formatter):
 
 
 def show_debug_log() -> None:
-    """From now on the debug log goes to stderr."""
+    """Send the debug log to stderr from now on."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Clean("%(asctime)s %(name)s: %(message)s"))
     for name in LOGGERS:

@@ -1,4 +1,4 @@
-"""``ddpctl top``: hosts, GPUs, runs and ranks as they are now, live."""
+"""``ddpctl top``: shows hosts, GPUs, runs and ranks live."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ddpctl.cli import session
-from ddpctl.cli.kill import require_proof
+from ddpctl.cli.limits import CONNECT_S, OPENED_LINES
 from ddpctl.errors import DdpctlError, HostsFailed
 from ddpctl.render.console import is_plain
 from ddpctl.render.doctor import consultation_view, stack_lines
@@ -39,9 +39,6 @@ from ddpctl_worker.wire import contract
 if TYPE_CHECKING:
     from ddpctl.screen.app import TopApp
 
-CONNECT_S = 3.0  # for the hosts that are quick, before the screen takes the terminal
-LAST_LINES = 200  # of its output, where a run is opened
-
 
 def top(
     job: str = typer.Argument(None, metavar="JOB", help="Begin with this run.", show_default=False),
@@ -64,10 +61,10 @@ def top(
 
 
 def _once(fleet: Fleet, job: str | None, inventory: Inventory) -> None:
-    """One page.
+    """Print the overview, or a run, a single time.
 
     Raises:
-        HostsFailed: a host did not answer; the others are printed.
+        HostsFailed: a host did not answer. The page with the other hosts has been printed.
     """
     found = session.find_run(fleet, job, inventory) if job is not None else None
     seen, outcome = look(fleet)
@@ -81,8 +78,8 @@ def _once(fleet: Fleet, job: str | None, inventory: Inventory) -> None:
 
 @contextlib.contextmanager
 def screen(fleet: Fleet, run: str | None = None, *, readonly: bool = False) -> Iterator[TopApp]:
-    """The live screen, over hosts that are watched meanwhile."""
-    from ddpctl.screen.app import Actions, TopApp  # textual takes a while: not for a pipe
+    """Yield the live screen, and watch the hosts meanwhile."""
+    from ddpctl.screen.app import Actions, TopApp  # textual is slow to import, and not needed for a pipe
 
     watch = HostWatch(fleet)
     actions = Actions(
@@ -90,7 +87,7 @@ def screen(fleet: Fleet, run: str | None = None, *, readonly: bool = False) -> I
         doctor=lambda name: consultation_view(consult(fleet, name)),
         stacks=lambda name, rank: _stacks(fleet, name, rank),
         log=functools.partial(_log, fleet),
-        kill=None if readonly else lambda one: _kill(fleet, one),
+        kill=None if readonly else lambda run: _kill(fleet, run),
     )
     watch.start()
     try:
@@ -101,7 +98,7 @@ def screen(fleet: Fleet, run: str | None = None, *, readonly: bool = False) -> I
 
 def _stacks(fleet: Fleet, run: str, rank: int) -> RenderableType:
     found = consult(fleet, run)
-    lines = [line for one in found.looks if one["rank"] == rank for line in stack_lines(one)]
+    lines = [line for seen in found.looks if seen["rank"] == rank for line in stack_lines(seen)]
     return Text("\n".join(lines or [f"nothing is known of rank {rank}: its host did not answer, or it has ended"]))
 
 
@@ -112,14 +109,14 @@ def _log(
     show: Callable[[Sequence[Lines]], None],
     stop: Callable[[], bool],
 ) -> None:
-    """What `ddpctl tail -f` prints."""
+    """Show the output of `ddpctl tail -f`."""
     follow(
         run.run,
         [host for host in run.hosts if host in fleet.hosts],
         fleet,
         tell,
         show,
-        selection=Selection(lines=LAST_LINES),
+        selection=Selection(lines=OPENED_LINES),
         noise=Held() if not run.terminal or run.state == contract.SUCCEEDED else None,
         interrupted=stop,
         restarts=bool(run.record.get("restart")),
@@ -127,19 +124,19 @@ def _log(
 
 
 def _kill(fleet: Fleet, run: RunStatus) -> RenderableType:
-    """What `ddpctl kill` prints, with its error where there is no proof."""
+    """Kill the run; return the page that `ddpctl kill` prints, with its error if there is no proof."""
     outcome = stop_run(run.job, run.run, run.hosts, fleet, grace=run.grace, by=session.me())
     try:
-        require_proof(outcome)
+        session.require_proof(outcome)
     except DdpctlError as error:
         return Group(kill_view(outcome), Text("\n".join(error_lines(error)), "bold red"))
     return Group(kill_view(outcome), Text("nothing of it is left", "green"))
 
 
-# --- before the screen, the transport may ask and warn; under it nobody would see that ------------------------------
+# --- questions and warnings of the transport: only before the screen, which would hide them -------------------------
 @contextlib.contextmanager
 def _fleet(inventory: Inventory) -> Iterator[tuple[Fleet, Callable[[], None]]]:
-    """The fleet, and what silences it."""
+    """Yield the fleet, and a function that silences its questions and warnings."""
     person = session.prompter()
     asked = _Asked(person) if person is not None else None
     shown = threading.Event()
@@ -161,7 +158,7 @@ def _fleet(inventory: Inventory) -> Iterator[tuple[Fleet, Callable[[], None]]]:
 
 
 class _Asked:
-    """A person who can be asked until the screen is there."""
+    """Asks a person the transport's questions until the screen takes the terminal."""
 
     def __init__(self, person: Prompter) -> None:
         self._person = person
@@ -175,7 +172,7 @@ class _Asked:
         return self._ask(lambda: self._person.password(account, same_as))
 
     def hush(self) -> None:
-        """Waits for the answer to a question that is open."""
+        """Ask no further question; wait for the answer to an open question."""
         with self._lock:
             self._hushed = True
 
@@ -185,7 +182,7 @@ class _Asked:
 
 
 def _connect(fleet: Fleet) -> None:
-    """Connect to all hosts; who is slow is waited for by the screen."""
+    """Connect to all hosts, for CONNECT_S at most: the screen shows slow hosts as connecting."""
     thread = threading.Thread(target=fleet.map, args=(lambda transport: None,), name="top-connect", daemon=True)
     thread.start()
     thread.join(CONNECT_S)

@@ -1,4 +1,4 @@
-"""``ddpctl up``: from a list of hosts and a script to a running, supervised, followed job."""
+"""``ddpctl up`` and ``ddpctl restart``: start a run, follow it, and handle Ctrl-C meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import typer
 from ddpctl.cli import session
 from ddpctl.cli.follow import conclude, follow_run, how_to_go_on
 from ddpctl.cli.interrupts import Interrupts
-from ddpctl.cli.kill import require_proof
 from ddpctl.cli.prompt import TERMINAL, can_ask, choose
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import DdpctlError, Interrupted, PreflightFailed, UsageError
@@ -32,6 +31,7 @@ from ddpctl.spec.values import plural
 from ddpctl.stages.joining import joining
 from ddpctl.stages.launch import Launch, launch_of
 from ddpctl.stages.preflight import Options
+from ddpctl.stages.restart import launch_again
 from ddpctl.stages.status import read_run
 from ddpctl.stages.stop import stop_run
 from ddpctl.stages.up import FACTS_ONLY, Up
@@ -39,7 +39,7 @@ from ddpctl.transport.base import Fleet
 
 
 class OnInterrupt(str, enum.Enum):
-    """What Ctrl-C does while the job's output is followed."""
+    """The effect of Ctrl-C while the job's output is followed."""
 
     ASK = "ask"
     DETACH = "detach"
@@ -102,7 +102,7 @@ def up(
     if dry_run:
         session.show(launch.plan(), plan_view, as_json=as_json)
         return 0
-    # Of all hosts: any may have checkpoints of the job, and a run of a name of its own may be live on any.
+    # The fleet has all hosts: each may have checkpoints of the job, or a live run of the name in --name.
     with Interrupts() as interrupts, session.fleet_of(launch.inventory) as fleet:
         checks = Options(only=session.ids(only), skip=session.ids(skip), deep=deep, reuse=True)
         options = FACTS_ONLY if skip_preflight else checks
@@ -112,10 +112,36 @@ def up(
         return follow_up(run, fleet, interrupts, on_interrupt, as_json=as_json)
 
 
+def restart(
+    job: str = session.JobArgument,
+    any_project: bool = session.AnyProjectOption,
+    detach: bool = DetachOption,
+    on_interrupt: OnInterrupt = OnInterruptOption,
+    option: Path | None = session.InventoryOption,
+    as_json: bool = session.JsonOption,
+) -> int:
+    """Continue an ended run from its newest complete checkpoint: same code, same settings, on the hosts that are there.
+
+    The new run has the same name, and its attempts continue the count. A host that was lost and is back takes part. A
+    live run is left alone.
+    """
+    inventory = session.load(None, option, job=job)
+    with Interrupts() as interrupts, session.fleet_of(inventory) as fleet:
+        with ProgressView(stderr_console()) as view:
+            run = session.find_run(fleet, job, None if any_project else inventory)
+            if not any_project:
+                session.refuse_other_folder(run, job, inventory)
+            launch = launch_again(fleet, inventory, run, session.new_identity(inventory), view.tell)
+        run = bring_up(launch, fleet, Options(), any_project=True, as_json=as_json)
+        if detach:
+            return show_detached(run, as_json=as_json)
+        return follow_up(run, fleet, interrupts, on_interrupt, as_json=as_json)
+
+
 def _launch(
     file: Path, job: str | None, name: str | None, nodes: int | None, nproc: int | None, sets: list[str]
 ) -> Launch:
-    """The job meant by the command line, and the name for its run."""
+    """Return the launch of the job that the command line means."""
     words = GLOBAL.script
     if words is None:
         inventory = load_inventory(file, sets=sets, job=job)
@@ -131,9 +157,9 @@ def _launch(
 def bring_up(
     launch: Launch, fleet: Fleet, options: Options, *, fresh: bool = False, any_project: bool = False, as_json: bool
 ) -> RunStatus:
-    """Everything up to the last confirmed start. Whatever ends it before that, nothing is left running.
+    """Start the launch on every node; after a failure or an interrupt leave no process running.
 
-    Where preflight refuses, its report is the one document that ``as_json`` promises.
+    If preflight refuses the launch, its report is the JSON document that ``as_json`` promises.
     """
     view = ProgressView(stderr_console())
     up = Up(launch, fleet, view.tell, options, fresh=fresh, any_project=any_project)
@@ -156,7 +182,7 @@ def bring_up(
 
 
 def _record(launch: Launch, up: Up) -> None:
-    """A hint for later commands on this machine: which file the run came from, its plan, and its locked packages."""
+    """Record the run for later commands on this machine: its inventory file, its plan and its locked packages."""
     assert up.plan is not None
     lock = dict(up.environment.lock) if up.environment else {}
     data = {"inventory": launch.inventory.file, "plan": up.plan.to_json(), "lock": lock}
@@ -167,19 +193,20 @@ def _record(launch: Launch, up: Up) -> None:
 
 
 def _undo(up: Up, *, interrupted: bool) -> None:
-    """Nothing may stay of a run that did not start on every node; what does stay is named.
+    """End a run that did not start on every node, and name any process that is left.
 
     Raises:
-        Interrupted: that was why it ended. Survivors, ConnectError: after an interrupt, where there is no proof.
+        Interrupted: an interrupt ended the start.
+        Survivors, ConnectError: after an interrupt, and a node gave no proof.
     """
     try:
         outcome = up.undo(by=session.me())
         if outcome is not None:
-            require_proof(outcome)
+            session.require_proof(outcome)
     except DdpctlError as error:
         if interrupted:
             raise
-        session.warn(f"warning: {error}")  # the error that is on its way says why all this happens
+        session.warn(f"warning: {error}")  # the caller raises the first error, which is the reason
     if interrupted:
         raise Interrupted("interrupted before every node had started; nothing is left running") from None
 
@@ -193,7 +220,7 @@ def _tell_warnings(report: PreflightReport) -> None:
 
 
 def show_detached(run: RunStatus, *, as_json: bool) -> int:
-    """What `status` prints, and on stderr what to type next."""
+    """Print the page of `status`, and on stderr the next commands."""
     session.show(run, status_view, as_json=as_json)
     commands = {"follow it:": "attach {}", "its output:": "tail {} -n 20", "end it:": "kill {}"}
     for what, command in commands.items():
@@ -202,7 +229,7 @@ def show_detached(run: RunStatus, *, as_json: bool) -> int:
 
 
 def follow_up(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt: OnInterrupt, *, as_json: bool) -> int:
-    """Follow to the end, or until the person at the terminal, or the sender of a signal, has had enough."""
+    """Follow the run to its end, or until a person or a signal detaches or kills it."""
     asked = False
     while True:
         with interrupts.noted():
@@ -215,13 +242,13 @@ def follow_up(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt
                 pass
             except OSError as error:
                 if not interrupts.pressed:
-                    if isinstance(error, BrokenPipeError):  # `| head` has seen enough
+                    if isinstance(error, BrokenPipeError):  # `| head` has ended
                         what = f"nobody reads the output any more; {run.job} was not changed"
                         stderr_console().print(f"{what}; {how_to_go_on(run.run)}")
                     raise
             else:
                 return conclude(end, as_json=as_json)
-        choice = OnInterrupt.DETACH if interrupts.told_to_end else on_interrupt
+        choice = OnInterrupt.DETACH if interrupts.must_end else on_interrupt
         if choice is OnInterrupt.ASK and can_ask():
             with interrupts.raised():
                 answer = _ask()
@@ -240,7 +267,7 @@ def follow_up(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt
 
 
 def _tell_beside(event: Event) -> None:
-    """A note on stderr while the output is printed, from any thread."""
+    """Print a note on stderr beside the output; any thread may call this."""
     if isinstance(event, Note):
         with quiet():
             stderr_console().print(event.message)
@@ -254,11 +281,11 @@ def _ask() -> str:
 
 
 def _replace_broken_streams() -> None:
-    """A Ctrl-C has ended `| tee` as well: what nobody reads any more goes to the terminal."""
+    """Send output to the terminal if Ctrl-C has also ended its reader, such as `| tee`."""
     for stream in (sys.stdout, sys.stderr):
         poll = select.poll()
         poll.register(stream.fileno(), 0)
-        if poll.poll(0):  # POLLERR or POLLHUP, which are always looked for
+        if poll.poll(0):  # POLLERR or POLLHUP, which poll always reports
             os.dup2(os.open(TERMINAL, os.O_WRONLY | os.O_NOCTTY), stream.fileno())
 
 
@@ -269,7 +296,7 @@ def _kill(run: RunStatus, fleet: Fleet, *, as_json: bool) -> int:
         raise Interrupted("interrupted while killing the job", hint=f"run it again: ddpctl kill {run.run}") from None
     if as_json:
         session.print_json(read_run(fleet, run).to_json())
-    require_proof(outcome)
+    session.require_proof(outcome)
     raise Interrupted(
         f"interrupted: {run.job} was killed on {plural(len(run.hosts), 'host')}, nothing is left (run {run.run})"
     )

@@ -1,6 +1,6 @@
-"""The application: two views, the keys, and a look at what the hosts said every two seconds.
+"""The application: two views, the keys, and a new overview every two seconds.
 
-Nothing here waits for a host: what does runs in a thread, and shows its page when it is done.
+The main thread never waits for a host. Slow work runs in a thread, which shows a page at its end.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from ddpctl.spec.lines import Group
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.top import Overview
 
-EVERY_S = 2.0
-SOON_S = 0.3  # after a view has opened
-LINES = 2000  # of a log that are kept
+EVERY_S = 2.0  # between two overviews: the hosts send a pulse that often
+SOON_S = 0.3  # from the opening of a view to its first overview
+LINES = 2000  # of a run's output that are kept
 
 T = TypeVar("T")
 Stop = Callable[[], bool]
@@ -55,7 +55,7 @@ q             quit; no run is touched
 
 @dataclass(frozen=True)
 class Actions:
-    """What the keys do, over the connections that are there. ``kill`` is None where nothing may be changed."""
+    """The functions behind the keys, over the open connections. ``kill`` is ``None`` with --readonly."""
 
     overview: Callable[[], Overview]
     doctor: Callable[[str], RenderableType]
@@ -65,11 +65,11 @@ class Actions:
 
 
 class TopView(Screen[None]):
-    """What both views have: the head, the filter, a line for messages, the keys."""
+    """The common part of both views: the head, the filter, a line for messages, the keys."""
 
     app: TopApp
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "filter", priority=True),  # done before the next key is handed out
+        Binding("slash", "filter", priority=True),  # handled before the next key
         Binding("escape", "back"),
         Binding("d", "doctor"),
         Binding("s", "stacks"),
@@ -111,7 +111,7 @@ class TopView(Screen[None]):
     def action_filter(self) -> None:
         field = self.query_one(Input)
         if self.focused is field:
-            raise SkipAction  # a letter like any other
+            raise SkipAction  # in the filter a slash is a letter
         field.display = True
         self.set_focus(field)
 
@@ -125,7 +125,7 @@ class TopView(Screen[None]):
             self.leave()
 
     def leave(self) -> None:
-        """One view up; there is none above the first."""
+        """Close this view. The first view stays: it has no view above it."""
 
     def action_help(self) -> None:
         kill = "k             kill the run: asks first, and shows the proof\n" if self.app.actions.kill else ""
@@ -163,9 +163,9 @@ class TopView(Screen[None]):
         self.app.push_screen(Confirm(f"Kill {run.job}, run {run.run}, on {hosts}?"), answered)
 
     def _work(self, title: str, work: Callable[[], RenderableType]) -> None:
-        """Do it in a thread, then show what it gave."""
+        """Run ``work`` in a thread, then show its page."""
         self.say(f"{title} ...")
-        app = self.app  # a screen that is closed has none
+        app = self.app  # a closed screen has no app
 
         def show(page: RenderableType) -> None:
             self.say("")
@@ -213,7 +213,7 @@ class Cluster(TopView):
 
 
 class Inside(TopView):
-    """One run: its ranks, and below them its output as it comes."""
+    """A run: its ranks, and below them its live output."""
 
     def __init__(self, run: str) -> None:
         super().__init__()
@@ -242,7 +242,9 @@ class Inside(TopView):
             return
         self.query_one("#head", Static).update(run_head(seen, run))
         rows = rank_rows(seen, run)
-        self.query_one(Rows).show([row for row in rows if row.has(self.word)] or rows)  # it may be meant for the output
+        self.query_one(Rows).show(
+            [row for row in rows if row.has(self.word)] or rows
+        )  # the word may be in the output only
         if not self._reading:
             self._reading = True
             threading.Thread(target=self._read, args=(run,), name="top-log", daemon=True).start()
@@ -256,7 +258,7 @@ class Inside(TopView):
         if self.word != self._filtered:
             log.clear()
             self._filtered, fresh = self.word, list(self._lines)
-        log.auto_scroll = log.is_vertical_scroll_end  # who has scrolled up reads something there
+        log.auto_scroll = log.is_vertical_scroll_end  # after scrolling up a person is reading
         for line in fresh:
             if self.word.lower() in line.plain.lower():
                 log.write(line)
@@ -268,7 +270,6 @@ class Inside(TopView):
             self._new.append(Text(clean(str(as_fault(error))), "yellow"))
 
     def _hear(self, event: Event) -> None:
-        """On the thread that reads."""
         if isinstance(event, Note):
             self._new.append(Text(clean(f"{event.host or 'ddpctl'}: {event.message}"), "yellow"))
 
@@ -292,12 +293,12 @@ class Inside(TopView):
 
 
 class TopApp(App[None]):
-    """``run``: the id of the run to begin inside of."""
+    """The application. ``run``: the id of a run to open at the start."""
 
     ENABLE_COMMAND_PALETTE = False
     TITLE = "ddpctl top"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "quit", priority=True)]
-    # No colour of ours: the terminal's own, so that NO_COLOR leaves none.
+    # Only the terminal's own colours, so that NO_COLOR removes every colour.
     CSS = """
     * { scrollbar-size: 0 1; }
     Screen { background: ansi_default; color: ansi_default; }
@@ -338,7 +339,7 @@ class TopApp(App[None]):
         self.set_interval(EVERY_S, self.look)
 
     def look(self) -> None:
-        """Put together what the hosts have said, in a thread; one look at a time."""
+        """Merge the hosts' pulses in a thread, unless such a thread is still at work."""
         if self._looking.acquire(blocking=False):
             threading.Thread(target=self._look, name="top-look", daemon=True).start()
 
@@ -352,12 +353,12 @@ class TopApp(App[None]):
         self.seen = seen
         for screen in reversed(self.screen_stack):
             if isinstance(screen, TopView):
-                with contextlib.suppress(NoMatches):  # it is still being put together, or taken down
+                with contextlib.suppress(NoMatches):  # the view is being built or closed
                     screen.draw(seen)
                 return
 
     def hand_over(self, show: Callable[[T], None], value: T) -> None:
-        """From a thread: nobody waits for it, and it is dropped where the screen is gone."""
+        """Call ``show`` on the main thread, without waiting for it. Without a screen the value is dropped."""
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has been closed just now
+            with contextlib.suppress(RuntimeError):  # the loop has just been closed
                 self._loop.call_soon_threadsafe(lambda: self.call_later(show, value))

@@ -1,4 +1,4 @@
-"""What the views are made of: a table that keeps its cursor, a page of text, a question."""
+"""The parts of the views: a table that keeps its cursor, a page of text, a question."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Rows(DataTable[Text]):
         return self._shown[self.cursor_row].key if 0 <= self.cursor_row < len(self._shown) else None
 
     def show(self, rows: Iterable[TopRow]) -> None:
-        """Draws what has changed, and nothing else; all of it where a row has come or gone, or needs more room."""
+        """Update the cells that differ. Fill the table again if a row has come or gone, or needs more room."""
         new = tuple(rows)
         needed = self._needed(new)
         same = [row.key for row in new] == [row.key for row in self._shown]
@@ -46,7 +46,7 @@ class Rows(DataTable[Text]):
         self._shown = new
 
     def _needed(self, rows: Sequence[TopRow]) -> tuple[int, ...]:
-        """The width of each column. The table's own idea of it may come after it has been drawn."""
+        """Return the width of each column: the table may compute its widths only after drawing."""
         columns = zip(self._names, zip(*(row.cells for row in rows), strict=True), strict=True) if rows else ()
         found = {name: max(len(name), *(cell.cell_len for cell in cells)) for name, cells in columns}
         return tuple(found.get(name, len(name)) for name in self._names)
@@ -78,7 +78,7 @@ class Rows(DataTable[Text]):
 
 
 class Cleaned:
-    """A page of the other commands, in which no character steers the terminal."""
+    """A page of another command, without characters that control the terminal."""
 
     def __init__(self, inner: RenderableType) -> None:
         self._inner = inner
@@ -89,7 +89,7 @@ class Cleaned:
 
 
 class Sheet(ModalScreen[None]):
-    """Something to read, over the screen; Escape closes it."""
+    """A page of text over the screen; Escape closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "dismiss")]
 
@@ -109,7 +109,7 @@ class Sheet(ModalScreen[None]):
 
 
 class Confirm(ModalScreen[bool]):
-    """Yes or no; anything but `y` is no."""
+    """A question: `y` means yes, `n` and Escape mean no."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -121,9 +121,6 @@ class Confirm(ModalScreen[bool]):
 
     def key_y(self) -> None:
         self.dismiss(True)
-
-    def on_key(self) -> None:
-        """Asked before ``key_y`` is: that one answers."""
 
     def key_n(self) -> None:
         self.dismiss(False)

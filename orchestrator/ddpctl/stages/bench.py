@@ -1,4 +1,4 @@
-"""Run a job in order to measure it: start it, watch its metrics or its output, and leave nothing of it running."""
+"""Runs a job to measure it: start the job, watch its metrics or its output, and end its processes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,27 @@ from ddpctl.spec.metrics import SAMPLES, Values
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.stages.follow import FAILURES, follow
 from ddpctl.stages.launch import Launch
+from ddpctl.stages.limits import (
+    BENCH_FIRST_LINE_S,
+    BENCH_GRACE_S,
+    BENCH_MOST_S,
+    BENCH_POLL_S,
+    METRICS_LINES,
+    METRICS_READ_S,
+)
 from ddpctl.stages.preflight import Options
 from ddpctl.stages.status import read_run
 from ddpctl.stages.up import Up
 from ddpctl.transport.base import Fleet, Transport
 
-READ_TIMEOUT_S = 30.0
-MOST_LINES = 100_000  # of a rank: a job that writes more in a benchmark writes a line a step of a microsecond
+HOW_TO_REPORT = (
+    'append a line such as {"step": 120, "samples_per_s": 5120} to the file $DDPCTL_METRICS about once a second '
+    "(docs/jobs.md, Metrics)"
+)
 
 
 class MetricsReader:
-    """``lines`` grows with each ``read``: the lines of every rank so far, by host and rank."""
+    """Reads the metrics of a run. ``lines`` has all lines so far, by host and rank, and grows with each ``read``."""
 
     def __init__(self, run: RunStatus, fleet: Fleet) -> None:
         self._run, self._fleet = run, fleet
@@ -35,7 +45,7 @@ class MetricsReader:
         self.lines: dict[tuple[str, str], list[Values]] = {}
 
     def read(self) -> bool:
-        """Take in what was written since the last time; whether there was anything.
+        """Read the new lines of every rank; return whether there were any.
 
         Raises:
             HostsFailed: a node did not answer.
@@ -43,7 +53,7 @@ class MetricsReader:
 
         def ask(transport: Transport) -> dict[str, Any]:
             request = {"run": self._run.run, "offsets": self._offsets.get(transport.host, {})}
-            found: dict[str, Any] = transport.call("metrics", request, timeout=READ_TIMEOUT_S)["ranks"]
+            found: dict[str, Any] = transport.call("metrics", request, timeout=METRICS_READ_S)["ranks"]
             return found
 
         outcome = self._fleet.map(ask, self._run.hosts)
@@ -57,26 +67,15 @@ class MetricsReader:
             self._offsets.setdefault(host, {})[rank] = int(found["offset"])
             if found["lines"]:
                 kept = self.lines.setdefault((host, rank), [])
-                kept.extend(found["lines"][: MOST_LINES - len(kept)])
+                kept.extend(found["lines"][: METRICS_LINES - len(kept)])
         return any(found["lines"] for found in ranks.values())
-
-
-POLL_S = 1.0
-GRACE_S = 5.0
-FIRST_LINE_S = 300.0  # after the start: import, data, compilation
-MOST_S = 900.0  # from the first line: a job that writes a line an epoch may need several epochs
-
-HOW_TO_REPORT = (
-    'append a line such as {"step": 120, "samples_per_s": 5120} to the file $DDPCTL_METRICS about once a second '
-    "(docs/jobs.md, Metrics)"
-)
 
 
 def measure(launch: Launch, fleet: Fleet, tell: Tell, *, seconds: float, by: str) -> tuple[RunStatus, Measured]:
     """Run a job until its metrics cover ``seconds`` after the warm-up, or until it is over; then stop it.
 
     Raises:
-        JobFailed: it failed by itself, or wrote no samples_per_s.
+        JobFailed: the job failed, or wrote no samples_per_s.
         PreflightFailed, HostsFailed, Survivors: as `up` and `kill`.
     """
     with running(launch, fleet, tell, by) as run:
@@ -90,10 +89,10 @@ def measure(launch: Launch, fleet: Fleet, tell: Tell, *, seconds: float, by: str
 
 
 def output_of_rank_0(launch: Launch, fleet: Fleet, tell: Tell, *, by: str) -> tuple[RunStatus, list[str]]:
-    """Run a job to its end; what its rank 0 wrote on stdout, line by line.
+    """Run a job to its end; return the lines that its rank 0 wrote to stdout.
 
     Raises:
-        JobFailed: it failed. PreflightFailed, HostsFailed, Survivors: as `up` and `kill`.
+        JobFailed: the job failed. PreflightFailed, HostsFailed, Survivors: as `up` and `kill`.
     """
     lines: list[str] = []
 
@@ -109,17 +108,18 @@ def output_of_rank_0(launch: Launch, fleet: Fleet, tell: Tell, *, by: str) -> tu
 
 @contextlib.contextmanager
 def running(launch: Launch, fleet: Fleet, tell: Tell, by: str) -> Iterator[RunStatus]:
-    """Brings a run up with a folder of its own for checkpoints, and without notifying anybody; whatever happens then,
-    nothing of it is left.
+    """Run a job while the body runs, then end all its processes.
+
+    The run has its own folder for checkpoints, and notifies no person.
 
     Raises:
-        Survivors: something is left.
+        Survivors: processes of the run are left. HostsFailed: a host did not confirm the end.
     """
     up = Up(replace(launch, own_checkpoints=True, notify=()), fleet, _warnings_only(tell), Options(reuse=True))
     try:
         yield up.run()
     finally:
-        outcome = up.undo(by=by, grace=GRACE_S)
+        outcome = up.undo(by=by, grace=BENCH_GRACE_S)
         if outcome is not None and outcome.survivors:
             left = ", ".join(f"{host} pid {pid}" for host, pid, _ in outcome.survivors)
             raise Survivors(f"processes of {outcome.run} survived: {left}", hint=f"ddpctl kill {outcome.run}")
@@ -128,7 +128,7 @@ def running(launch: Launch, fleet: Fleet, tell: Tell, by: str) -> Iterator[RunSt
 
 
 def _warnings_only(tell: Tell) -> Tell:
-    """A benchmark starts many runs: what each of them does is of no interest unless something is wrong."""
+    """Pass on only warnings: a benchmark starts many runs, and the steps of each run are noise."""
 
     def choose(event: Event) -> None:
         if isinstance(event, Note) and event.level == "warning":
@@ -138,11 +138,11 @@ def _warnings_only(tell: Tell) -> Tell:
 
 
 def _watch(run: RunStatus, reader: MetricsReader, fleet: Fleet, seconds: float) -> RunStatus:
-    """Read until there is enough; how the run stands then."""
+    """Read metrics until they are enough, or the run is over or too slow; return the status of the run then."""
     begun = time.monotonic()
     first: float | None = None
     while True:
-        status = read_run(fleet, run)  # before the metrics: a run that is over writes no more
+        status = read_run(fleet, run)  # before the metrics, so that no line after it is missed
         came = reader.read()
         if status.terminal:
             while reader.read():
@@ -151,17 +151,17 @@ def _watch(run: RunStatus, reader: MetricsReader, fleet: Fleet, seconds: float) 
         now = time.monotonic()
         if first is None and came:
             first = now
-        if first is None and now - begun > FIRST_LINE_S:
+        if first is None and now - begun > BENCH_FIRST_LINE_S:
             return status
         if first is not None and _enough(reader, now - first, seconds):
             return status
-        time.sleep(POLL_S)
+        time.sleep(BENCH_POLL_S)
 
 
 def _enough(reader: MetricsReader, since_first: float, seconds: float) -> bool:
-    """The window has passed and every rank that writes has a line after its warm-up, or it has taken too long."""
+    """Whether the window has passed and every writing rank has a line after its warm-up, or the time is up."""
     counted = all(len(lines) > WARM_UP_LINES for lines in reader.lines.values())
-    return since_first > MOST_S or (since_first >= seconds and counted)
+    return since_first > BENCH_MOST_S or (since_first >= seconds and counted)
 
 
 def _raise_for(end: RunStatus) -> None:

@@ -1,4 +1,4 @@
-"""The checkpoints of a job on its hosts: listed, brought here, or set aside."""
+"""Lists the checkpoints of a job on its hosts, copies them to this machine, or sets them aside."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.names import ambiguous
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.values import is_name, plural
-from ddpctl.stages.fetch import FETCH_TIMEOUT_S, Receiver
+from ddpctl.stages.fetch import Receiver
+from ddpctl.stages.limits import CHECKPOINTS_S, COPY_LATE_S, FETCH_S, HASH_BLOCK_BYTES
 from ddpctl.stages.status import ask_runs, live_runs_of, merged, others_alone
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker.rules.entries import METADATA
@@ -28,24 +29,22 @@ from ddpctl_worker.rules.order import moment
 from ddpctl_worker.rules.unite import Saved, SavedPart
 from ddpctl_worker.wire import contract
 
-TIMEOUT_S = 60.0
-COPIED_S = 300.0  # after a save: longer than a host waits before it tries again to copy it
-_BLOCK = 1 << 20
-
 
 def list_checkpoints(fleet: Fleet, name: str, of: Inventory) -> JobCheckpoints:
-    """Those of the job that ``name`` means: a run's, also by the beginning of its id, or a job's of the project ``of``
-    an inventory, of which no run need be left.
+    """Return the checkpoints of the job that ``name`` means.
+
+    ``name`` is a run id, the beginning of a run id, or a job of the project ``of`` an inventory. The job needs no
+    remaining run.
 
     Raises:
-        UsageError: it is the beginning of several ids, and no such job has checkpoints.
-        NoSuchJob: every host answered, and none has a run or a checkpoint of it.
-        HostsFailed: none that answered has, and some did not.
+        UsageError: several run ids begin with ``name``, and no job of that name has checkpoints.
+        NoSuchJob: every host answered, and no host has a run or a checkpoint of the job.
+        HostsFailed: no host that answered has a run or a checkpoint of the job, and further hosts did not answer.
     """
-    known = merged(ask_runs(fleet, name))
-    begun = [run for run in known if contract.begins(run.run, name)]
-    alike = [run for run in known if run.job == name]
-    named = [run for run in known if run.run == name] or [run for run in alike if run.job_id == of.job_id(name)]
+    reported = merged(ask_runs(fleet, name))
+    begun = [run for run in reported if contract.begins(run.run, name)]
+    alike = [run for run in reported if run.job == name]
+    named = [run for run in reported if run.run == name] or [run for run in alike if run.job_id == of.job_id(name)]
     runs = named or (begun if len(begun) == 1 else [])
     job = runs[-1].job_id if runs else of.job_id(name)
     found = read_checkpoints(fleet, job) if is_name(job.job) else JobCheckpoints(job, ())
@@ -71,53 +70,53 @@ def list_checkpoints(fleet: Fleet, name: str, of: Inventory) -> JobCheckpoints:
 
 
 def _uncopied(found: JobCheckpoints) -> tuple[str, ...]:
-    late = time.time() - COPIED_S
-    return tuple(one.entry for one in found.resumed if one.held < 2 and moment(one.time) < late)
+    late = time.time() - COPY_LATE_S
+    return tuple(saved.entry for saved in found.resumed if saved.held < 2 and moment(saved.time) < late)
 
 
 def read_checkpoints(fleet: Fleet, job: JobId, hosts: Collection[str] | None = None) -> JobCheckpoints:
-    """What the hosts have of a job; ``hosts``: ask only these."""
+    """Ask the hosts for the checkpoints of a job; ``hosts``: ask only these."""
 
     def ask(transport: Transport) -> dict[str, Any]:
-        return transport.call("checkpoints", {"job_id": str(job)}, timeout=TIMEOUT_S)
+        return transport.call("checkpoints", {"job_id": str(job)}, timeout=CHECKPOINTS_S)
 
     outcome = fleet.map(ask, hosts)
     return job_checkpoints(job, outcome.results, outcome.errors)
 
 
 def fetch_checkpoint(job: JobId, saved: Saved, dest: Path, fleet: Fleet, tell: Tell) -> int:
-    """Bring a complete checkpoint to ``dest/<its name>``; how many files it has.
+    """Copy a complete checkpoint to ``dest/<its name>``; return the number of its files.
 
-    Each file comes from a host that has it, and from the next one where its hash is wrong. Nothing appears under its
-    name before all are here and verified.
+    Each file comes from a host that has it. If its hash is wrong, the next host sends it again. No file appears under
+    its name before all files are here and verified.
 
     Raises:
-        HostsFailed: a file is on no host that could send it whole. DdpctlError: it cannot be written here.
+        HostsFailed: no host could send a file whole. DdpctlError: a file cannot be written on this machine.
     """
     tell(StageStarted("fetch", len(saved.hosts)))
-    aside = dest / f".{secrets.token_hex(8)}.part"
+    incoming = dest / f".{secrets.token_hex(8)}.part"
     try:
-        _bring(job, saved, aside, fleet, tell)
+        _bring(job, saved, incoming, fleet, tell)
         target = dest / saved.entry
         names = sorted(_sources(saved), key=lambda name: (name.rpartition("/")[2] == METADATA, name))
-        for name in names:  # the index comes last
+        for name in names:  # the index file comes last
             path = target / name if name else target
             path.parent.mkdir(parents=True, exist_ok=True)
-            (aside / (name or target.name)).replace(path)
+            (incoming / (name or target.name)).replace(path)
     except OSError as error:
         raise _unwritable(dest / saved.entry, error) from None
     finally:
         with contextlib.suppress(OSError):
-            shutil.rmtree(aside)
+            shutil.rmtree(incoming)
     tell(StageEnded("fetch", ok=True))
     return len(names)
 
 
 def set_aside(job: JobId, hosts: Collection[str], when: str, fleet: Fleet, tell: Tell) -> str | None:
-    """Rename the folder of the job's checkpoints on all hosts; its new name, or None where no host has one.
+    """Rename the folder of the job's checkpoints on all hosts; return its new name, ``None`` if no host has a folder.
 
     Raises:
-        UsageError: a run of the job is live, and uses it. HostsFailed: a host could not do it.
+        UsageError: a live run uses the folder. HostsFailed: a host could not rename it.
     """
     live, _ = live_runs_of(fleet, job)
     if live:
@@ -127,7 +126,9 @@ def set_aside(job: JobId, hosts: Collection[str], when: str, fleet: Fleet, tell:
         )
 
     def rename(transport: Transport) -> str | None:
-        name: str | None = transport.call("set_aside", {"job_id": str(job), "when": when}, timeout=TIMEOUT_S)["name"]
+        name: str | None = transport.call("set_aside", {"job_id": str(job), "when": when}, timeout=CHECKPOINTS_S)[
+            "name"
+        ]
         return name
 
     outcome = fleet.map(rename, hosts)
@@ -141,13 +142,15 @@ def set_aside(job: JobId, hosts: Collection[str], when: str, fleet: Fleet, tell:
 
 
 def _sources(saved: Saved) -> dict[str, list[tuple[str, SavedPart]]]:
-    """Path within the entry -> each host with the very file that belongs to it, in the part of which writer: who wrote
-    it first."""
+    """Return for each path within the entry the hosts that have the right file, each with its part of the checkpoint.
+
+    The host that wrote the file comes first.
+    """
     found: dict[str, list[tuple[str, SavedPart]]] = {}
     for name, file in saved.files.items():
         parts = [part for part in saved.parts if _has(part, name, file["sha256"])]
-        known = [(host, part) for part in parts for host in part.holders]
-        found[name] = sorted(known, key=lambda one: one[0] != one[1].manifest["host"])
+        holders = [(host, part) for part in parts for host in part.holders]
+        found[name] = sorted(holders, key=lambda holder: holder[0] != holder[1].manifest["host"])
     return found
 
 
@@ -155,22 +158,22 @@ def _has(part: SavedPart, name: str, sha256: str) -> bool:
     return name in part.manifest["files"] and part.manifest["files"][name]["sha256"] == sha256
 
 
-def _bring(job: JobId, saved: Saved, aside: Path, fleet: Fleet, tell: Tell) -> None:
-    """Every file of the checkpoint, verified, below ``aside``."""
+def _bring(job: JobId, saved: Saved, incoming: Path, fleet: Fleet, tell: Tell) -> None:
+    """Copy every file of the checkpoint below ``incoming`` and verify it."""
     left = _sources(saved)
     errors: dict[str, DdpctlError] = {}
     done = 0
     while left:
         wanted: dict[str, dict[str, SavedPart]] = {}
-        for name, known in left.items():
-            while known and known[0][0] in errors:
-                known.pop(0)
-            if not known:
+        for name, sources in left.items():
+            while sources and sources[0][0] in errors:
+                sources.pop(0)
+            if not sources:
                 lost = errors or {saved.entry: FileDamaged(f"{name or saved.entry} has other bytes than its hash says")}
                 raise HostsFailed(f"no host could send all of {saved.entry}; nothing was written", lost)
-            host, part = known.pop(0)
+            host, part = sources.pop(0)
             wanted.setdefault(host, {})[name] = part
-        outcome = fleet.map(partial(_from, job=job, wanted=wanted, aside=aside), wanted)
+        outcome = fleet.map(partial(_from, job=job, wanted=wanted, incoming=incoming), wanted)
         errors |= outcome.errors
         for host, names in outcome.results.items():
             for name in names:
@@ -179,12 +182,14 @@ def _bring(job: JobId, saved: Saved, aside: Path, fleet: Fleet, tell: Tell) -> N
             tell(Progress("fetch", done, None, host))
 
 
-def _from(transport: Transport, *, job: JobId, wanted: Mapping[str, Mapping[str, SavedPart]], aside: Path) -> list[str]:
-    """Ask one host for its share; the names of the files that came as their hashes say."""
+def _from(
+    transport: Transport, *, job: JobId, wanted: Mapping[str, Mapping[str, SavedPart]], incoming: Path
+) -> list[str]:
+    """Ask a host for its share of the files; return the names of the files that came with the right hash."""
     mine = wanted[transport.host]
     for part in {id(part): part for part in mine.values()}.values():
-        names = [name for name, one in mine.items() if one is part]
-        receiver = Receiver(aside, lambda done: None)
+        names = [name for name, part_of in mine.items() if part_of is part]
+        receiver = Receiver(incoming, lambda done: None)
         manifest = part.manifest
         request = {
             "job_id": str(job),
@@ -192,15 +197,13 @@ def _from(transport: Transport, *, job: JobId, wanted: Mapping[str, Mapping[str,
             "writer": manifest["host"],
         }
         try:
-            transport.call(
-                "fetch_checkpoint", {**request, "paths": names}, on_frame=receiver.frame, timeout=FETCH_TIMEOUT_S
-            )
+            transport.call("fetch_checkpoint", {**request, "paths": names}, on_frame=receiver.frame, timeout=FETCH_S)
             receiver.end()
-        except OSError as error:  # of a file here: the transport has errors of its own
+        except OSError as error:  # from a file on this machine: the transport raises other errors
             raise _unwritable(receiver.place, error) from None
         finally:
             receiver.close()
-    return [name for name, part in mine.items() if _is_right(aside, name, part.manifest)]
+    return [name for name, part in mine.items() if _is_right(incoming, name, part.manifest)]
 
 
 def _unwritable(path: Path, error: OSError) -> DdpctlError:
@@ -208,12 +211,12 @@ def _unwritable(path: Path, error: OSError) -> DdpctlError:
     return DdpctlError(what, hint="fix that, or name another folder")
 
 
-def _is_right(aside: Path, name: str, manifest: Mapping[str, Any]) -> bool:
-    path = aside / (name or manifest["entry"].rpartition("/")[2])
+def _is_right(incoming: Path, name: str, manifest: Mapping[str, Any]) -> bool:
+    path = incoming / (name or manifest["entry"].rpartition("/")[2])
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
-            while block := file.read(_BLOCK):
+            while block := file.read(HASH_BLOCK_BYTES):
                 digest.update(block)
     except FileNotFoundError:
         return False

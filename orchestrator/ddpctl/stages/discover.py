@@ -1,4 +1,4 @@
-"""What `ddpctl init` asks the hosts: which Pythons they have, with which torch, and how many GPUs."""
+"""Asks the hosts for `ddpctl init`: their Pythons, the torch of each, and the number of GPUs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from ddpctl.errors import DdpctlError
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.interpreters import Interpreter
 from ddpctl.spec.question import Question
+from ddpctl.stages.limits import INTERPRETERS_S
 from ddpctl.stages.probe import probe
 from ddpctl.transport.base import Fleet
 
 STAGE = "hosts"
-INTERPRETERS = Question("interpreters", deadline=20.0)  # a home folder on a slow network disk
+INTERPRETERS = Question("interpreters", deadline=INTERPRETERS_S)
 NETWORK = Question("network")
 
 
 @dataclass(frozen=True)
 class Discovered:
-    """By host. A host without an answer is in ``errors``; ``modules``: those that have environment modules.
+    """The answers by host. A host that did not answer is in ``errors``.
 
-    ``unread``: why the Pythons of a host could not be listed.
+    ``modules``: hosts with environment modules. ``unread``: why a host could not list its Pythons.
     """
 
     pythons: Mapping[str, Sequence[Interpreter]]
@@ -33,7 +34,7 @@ class Discovered:
 
 
 def discover(fleet: Fleet, tell: Tell) -> Discovered:
-    """Ask every host; one whose folders do not answer in time has no Pythons."""
+    """Ask every host. A host with a file system too slow to search has no Pythons and is in ``unread``."""
     tell(StageStarted(STAGE, len(fleet.hosts)))
     questions = {host: [INTERPRETERS, NETWORK] for host in fleet.hosts}
     probed = probe(questions, fleet, on_done=counting(STAGE, len(fleet.hosts), tell))
@@ -47,7 +48,7 @@ def discover(fleet: Fleet, tell: Tell) -> Discovered:
         if not found.ok:
             unread[host] = found.error or "no answer"
         value: Mapping[str, Any] = found.value if found.ok else {"pythons": [], "modules": False}
-        pythons[host] = [Interpreter(**one) for one in value["pythons"]]
+        pythons[host] = [Interpreter(**python) for python in value["pythons"]]
         modules += [host] if value["modules"] else []
         network = answers[NETWORK.key]
         if network.ok:

@@ -1,4 +1,4 @@
-"""Look at every rank of a run, on all nodes at once, and judge."""
+"""Looks at every rank of a run, on all nodes at the same time, and finds the cause of a hang."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ddpctl.errors import DdpctlError
 from ddpctl.spec.doctor import Consultation
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.outcome import RunStatus
+from ddpctl.stages.limits import DOCTOR_LOOK_S
 from ddpctl.stages.status import find_run
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker.rules import verdict
 from ddpctl_worker.rules.verdict import Diagnosis
 from ddpctl_worker.wire import contract
 
-LOOK_TIMEOUT_S = 15.0  # a look takes a second; an overloaded node may need longer to begin
-
 
 def consult(fleet: Fleet, job: str, of: Inventory | None = None) -> Consultation:
-    """Where every rank of ``job`` stands, and what that says. A host that does not answer is named in ``missing``.
+    """Return the state of every rank of ``job``, with the diagnosis. A host that does not answer is in ``missing``.
+
     ``of``: as for ``find_run``.
 
     Raises:
@@ -28,13 +28,13 @@ def consult(fleet: Fleet, job: str, of: Inventory | None = None) -> Consultation
     run = find_run(fleet, job, of)
 
     def look(transport: Transport) -> dict[str, Any]:
-        return transport.call("doctor", {"run": run.run}, timeout=LOOK_TIMEOUT_S)
+        return transport.call("doctor", {"run": run.run}, timeout=DOCTOR_LOOK_S)
 
     at_work = [node.host for node in run.nodes_at_work]
     hosts = [host for host in at_work if host in fleet.hosts]
-    answers = fleet.together(look, hosts)  # what they saw is compared as one moment
-    looks = [one for answer in answers.results.values() for one in _looks(answer, run)]
-    first = answers.results.get(at_work[0])  # it decides who is slow
+    answers = fleet.together(look, hosts)  # the looks are compared as a single moment
+    looks = [found for answer in answers.results.values() for found in _looks(answer, run)]
+    first = answers.results.get(at_work[0])  # node rank 0 judges which rank is slow
     slow = first["slow"] if first is not None else run.slow
     absent = [host for host in at_work if host not in answers.results]
     found = verdict.diagnose(looks, absent=absent, expected=_expected(run, absent), stall=_stall(run, looks))
@@ -47,34 +47,34 @@ def consult(fleet: Fleet, job: str, of: Inventory | None = None) -> Consultation
 
 
 def _why(line: str, errors: Mapping[str, DdpctlError]) -> str:
-    """``node3 did not answer``, with the reason."""
+    """Return a line such as ``node3 did not answer`` with the reason."""
     error = errors.get(line.partition(" ")[0])
     return line if error is None else f"{line}: {' '.join(error.message.split())}"
 
 
 def _looks(answer: dict[str, Any], run: RunStatus) -> list[dict[str, Any]]:
-    """The last looks of a node that has ended before the others say where its ranks were, not where they are."""
+    """Return the looks of a node. A node that ended before the rest of the run has only looks from before its end."""
     over = answer["ended"] and not run.terminal
-    return [{**one, "state": "ended", "dumped": False} if over else one for one in answer["looks"]]
+    return [{**look, "state": "ended", "dumped": False} if over else look for look in answer["looks"]]
 
 
 def _expected(run: RunStatus, absent: Sequence[str]) -> dict[int, str]:
-    """Every rank, with its host. None before all nodes have started theirs, and none after the end."""
+    """Return each rank with its host. Before all nodes have started their ranks, and after the end, return no rank."""
     if run.terminal or any(node.state in (contract.PENDING, contract.STARTING) for node in run.nodes_at_work):
         return {}
-    known = {rank: node.host for node in run.nodes_at_work for rank in node.ranks}
-    return {**dict.fromkeys(range(run.world_size), absent[0]), **known} if absent else known
+    hosts = {rank: node.host for node in run.nodes_at_work for rank in node.ranks}
+    return {**dict.fromkeys(range(run.world_size), absent[0]), **hosts} if absent else hosts
 
 
 def _stall(run: RunStatus, looks: list[dict[str, Any]]) -> float:
-    """Seconds that a pause may take: what the job says, or what this run has done before."""
-    longest = max((float(one.get("pause_s") or 0.0) for one in looks), default=0.0)
+    """Return the seconds that a pause may take: the job's setting, or this run's longest pause where it is longer."""
+    longest = max((float(look.get("pause_s") or 0.0) for look in looks), default=0.0)
     settings = run.record.get("doctor") or {}
     return max(float(settings.get("stall") or verdict.STALL_S), longest)
 
 
 def _after_the_end(run: RunStatus, found: Diagnosis) -> Diagnosis:
-    """A run that is over: its own cause counts, and where the others stood is the evidence."""
+    """Return the diagnosis of an ended run: its recorded cause counts, and the last looks are the evidence."""
     cause = run.cause
     if run.state == contract.SUCCEEDED or cause is None:
         return found._replace(verdict=f"the run is over: {run.state}", suspects=[], stuck=False)

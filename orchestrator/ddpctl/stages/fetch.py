@@ -1,7 +1,7 @@
-"""Bring a run's logs, records and declared outputs from every node, once or for as long as it is live.
+"""Copies a run's logs, records and declared outputs from every node, once or for as long as the run is live.
 
-A file appears under its name only when it is whole. One that grows on the node grows here, in place: TensorBoard keeps
-its event files open, and would never see one that takes their place.
+A file appears under its name only when it is whole. A file that grows on the node grows here in place, because
+TensorBoard keeps its event files open and would never see a replacement.
 """
 
 from __future__ import annotations
@@ -24,37 +24,33 @@ from ddpctl.spec.event import Event, Note, Progress, StageEnded, StageStarted, T
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.values import plural
+from ddpctl.stages.limits import FETCH_CLEANUP_S, FETCH_KNOWN_FILES, FETCH_S, FETCH_WATCH_S
 from ddpctl.stages.status import not_listed, read_run
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
 
-FETCH_TIMEOUT_S = 24 * 3600.0
-WATCH_S = 5.0  # between two looks for what has changed
-LEAVE_S = 2.0  # after Ctrl-C, for files that are not whole to be removed
-MOST_KNOWN = 20_000  # files whose state one message may tell
-
 
 @dataclass(frozen=True)
 class Known:
-    """A file as it came last: so far the node need not send it again."""
+    """The part of a file that is here already and need not be sent again."""
 
     size: int
     mtime_ns: int
-    digest: Any  # of hashlib; it can be continued
+    digest: Any  # of hashlib; the next bytes continue it
 
 
 class Brought:
-    """What came from one host to ``folder``, from call to call."""
+    """The files of a host in ``folder``, kept from call to call."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files: dict[str, Known] = {}
 
-    def told(self) -> dict[str, list[int | str]]:
-        """For the node: what is still here."""
-        here = {name: one for name, one in self.files.items() if self._is_here(name, one)}
-        newest = sorted(here.items(), key=lambda item: item[1].mtime_ns)[-MOST_KNOWN:]
-        return {name: [one.size, one.mtime_ns, one.digest.hexdigest()] for name, one in newest}
+    def request(self) -> dict[str, list[int | str]]:
+        """Return the size, time and hash of each file that is still here, as the node takes them."""
+        here = {name: file for name, file in self.files.items() if self._is_here(name, file)}
+        newest = sorted(here.items(), key=lambda item: item[1].mtime_ns)[-FETCH_KNOWN_FILES:]
+        return {name: [file.size, file.mtime_ns, file.digest.hexdigest()] for name, file in newest}
 
     def _is_here(self, name: str, known: Known) -> bool:
         try:
@@ -66,7 +62,7 @@ class Brought:
 
 @dataclass
 class Fetched:
-    """What came from one host: file names below its folder, bytes, and declared outputs that are not there."""
+    """The result of a host: file names below its folder, bytes, and declared outputs that the host does not have."""
 
     files: list[str] = field(default_factory=list)
     bytes: int = 0
@@ -74,9 +70,13 @@ class Fetched:
 
 
 def nowhere(outcome: FleetOutcome[Fetched]) -> tuple[str, ...]:
-    """Declared outputs that no node has. A checkpoint that only rank 0 writes is on one node, and that is enough."""
+    """Return the declared outputs that no node has. A single node is enough for an output that only rank 0 writes."""
     answers = list(outcome.results.values())
-    return tuple(name for name in answers[0].missing if all(name in one.missing for one in answers)) if answers else ()
+    return (
+        tuple(name for name in answers[0].missing if all(name in answer.missing for answer in answers))
+        if answers
+        else ()
+    )
 
 
 def fetch_run(
@@ -92,7 +92,7 @@ def fetch_run(
 ) -> FleetOutcome[Fetched]:
     """Write every host's files to ``dest/<host>/``; each file appears under its name only when it is whole.
 
-    ``ranks``: of the logs only theirs. ``kept``: what earlier calls brought, by host; only what is new travels then.
+    ``ranks``: only the logs of these ranks. ``kept``: the results of earlier calls by host; only new bytes travel then.
     """
     tell(StageStarted("fetch", len(hosts)))
     request = {"run": run, "outputs_only": outputs_only, "ranks": None if ranks is None else list(ranks)}
@@ -100,17 +100,15 @@ def fetch_run(
 
     def fetch(transport: Transport) -> Fetched:
         host = transport.host
-        known = kept.setdefault(host, Brought(dest / host)) if kept is not None else None
-        receiver = Receiver(dest / host, lambda done: tell(Progress("fetch", done, None, host)), known)
+        earlier = kept.setdefault(host, Brought(dest / host)) if kept is not None else None
+        receiver = Receiver(dest / host, lambda done: tell(Progress("fetch", done, None, host)), earlier)
         receivers.append(receiver)
-        have = known.told() if known is not None else {}
+        have = earlier.request() if earlier is not None else {}
         try:
-            result = transport.call(
-                "fetch", {**request, "have": have}, on_frame=receiver.frame, timeout=FETCH_TIMEOUT_S
-            )
+            result = transport.call("fetch", {**request, "have": have}, on_frame=receiver.frame, timeout=FETCH_S)
             receiver.end()
             receiver.fetched.missing = tuple(result["missing"])
-        except OSError as error:  # of a file here: the transport has errors of its own
+        except OSError as error:  # from a file on this machine: the transport raises other errors
             what = f"{receiver.place} cannot be written on this machine: {error.strerror}"
             raise DdpctlError(what, hint="fix that, or name another folder", host=transport.host) from None
         finally:
@@ -120,7 +118,7 @@ def fetch_run(
     try:
         outcome = fleet.map(fetch, [host for host in hosts if host in fleet.hosts])
     except KeyboardInterrupt:
-        deadline = time.monotonic() + LEAVE_S
+        deadline = time.monotonic() + FETCH_CLEANUP_S
         for receiver in receivers:
             receiver.closed.wait(max(0.0, deadline - time.monotonic()))
         raise
@@ -137,28 +135,28 @@ def watch(
     fleet: Fleet,
     tell: Tell,
     kept: dict[str, Brought],
-    pause: float = WATCH_S,
+    pause: float = FETCH_WATCH_S,
 ) -> None:
-    """Until the run is over, bring what has changed of its outputs. A host that does not answer is asked again."""
+    """Copy the changed outputs until the run is over. A host that does not answer is asked again."""
     silent: set[str] = set()
     hosts = [host for host in hosts if host in fleet.hosts]
     while not run.terminal:
         outcome = fetch_run(run.run, hosts, dest, fleet, _nothing, outputs_only=True, kept=kept)
         _tell_news(outcome, tell, silent)
         time.sleep(pause)
-        with suppress(HostsFailed):  # nobody answers: the next look tries again
+        with suppress(HostsFailed):  # no host answers: the next look tries again
             run = read_run(fleet, run)
 
 
 def _nothing(event: Event) -> None:
-    """Who watches hears what came, not about every look."""
+    """Drop the events of a single look: ``watch`` reports only new files."""
 
 
 def _tell_news(outcome: FleetOutcome[Fetched], tell: Tell, silent: set[str]) -> None:
-    came = {host: one for host, one in outcome.results.items() if one.files}
+    came = {host: fetched for host, fetched in outcome.results.items() if fetched.files}
     if came:
-        files = plural(sum(len(one.files) for one in came.values()), "file")
-        tell(Note(f"{files}, {sum(one.bytes for one in came.values())} bytes from {fold(came)}"))
+        files = plural(sum(len(fetched.files) for fetched in came.values()), "file")
+        tell(Note(f"{files}, {sum(fetched.bytes for fetched in came.values())} bytes from {fold(came)}"))
     for host, error in outcome.errors.items():
         if host not in silent:
             tell(Note(f"{error}; trying again", "warning", host))
@@ -167,24 +165,24 @@ def _tell_news(outcome: FleetOutcome[Fetched], tell: Tell, silent: set[str]) -> 
 
 
 class Receiver:
-    """Turns the worker's frames (``file`` then ``chunk``s) into files.
+    """Turns the worker's frames (a ``file``, then its chunks) into files.
 
-    A node is not trusted with this machine's disk: it gets the bytes that it announced, below ``folder`` and through
-    no symlink that lies there.
+    A node is not trusted with this machine's disk. It may write only the bytes that it announced, only below
+    ``folder``, and never through a symlink.
     """
 
     def __init__(self, folder: Path, tell: Callable[[int], None], kept: Brought | None = None) -> None:
         self.fetched = Fetched()
         self.closed = threading.Event()
         self._kept = kept
-        self.place = folder  # what is being written, for a person
+        self.place = folder  # the file being written, for messages
         self._folder = folder
         self._tell = tell
         self._file: IO[bytes] | None = None
-        self._parent = -1  # its folder
+        self._parent = -1  # descriptor of the file's folder
         self._part = self._name = ""
         self._left = self._mode = 0
-        self._known = Known(0, 0, hashlib.sha256())  # the file as it is going to be
+        self._known = Known(0, 0, hashlib.sha256())  # the state of the file once it is whole
 
     def frame(self, frame: Frame) -> None:
         if "file" in frame.data:
@@ -205,7 +203,7 @@ class Receiver:
             self._finish()
 
     def end(self) -> None:
-        """No more of this file comes. Raises RemoteError when there should be."""
+        """Note the end of the frames. Raises RemoteError: the current file is not whole."""
         if self._file is not None:
             raise garbled(f"{self._left} bytes less of {self.place.name} than were announced")
 
@@ -221,7 +219,7 @@ class Receiver:
             raise OSError(errno.ENOSPC, f"{size - offset} bytes are needed, {free.f_bavail * free.f_frsize} are free")
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         self._name, self._part, self._left = parts[-1], "", size - offset
-        if before is not None:  # it grows where it is
+        if before is not None:  # the file grows in place
             self._file = os.fdopen(os.open(self._name, flags | os.O_NONBLOCK, dir_fd=self._parent), "wb")
             self._file.seek(offset)
             self._known = Known(0, 0, before.digest.copy())
@@ -235,7 +233,7 @@ class Receiver:
         assert self._file is not None
         os.fchmod(self._file.fileno(), self._mode & 0o700 | 0o600)
         if not self._part:
-            self._file.truncate()  # what an interrupted call left beyond
+            self._file.truncate()  # bytes that an interrupted call left at the end
         self._file.close()
         if self._part:
             os.rename(self._part, self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
@@ -248,9 +246,9 @@ class Receiver:
         self._tell(len(self.fetched.files))
 
     def close(self) -> None:
-        """Drop a file that did not come to its end."""
+        """Remove a file that is not whole."""
         if self._file is not None:
-            with suppress(OSError):  # what could not be written cannot be flushed
+            with suppress(OSError):  # bytes that could not be written cannot be flushed either
                 self._file.close()
             self._file = None
             if self._part:
@@ -266,7 +264,7 @@ class Receiver:
 
 
 def _folder_below(root: Path, parts: Sequence[str]) -> int:
-    """A descriptor of a folder below ``root``, made where it is missing; a symlink there is an OSError."""
+    """Open a folder below ``root``, which is created if missing. Raises OSError: a part of the path is a symlink."""
     root.parent.mkdir(parents=True, exist_ok=True)
     found = os.open(root.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in (root.name, *parts):

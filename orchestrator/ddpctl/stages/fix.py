@@ -1,4 +1,4 @@
-"""The fixes of a preflight that are commands, run on their hosts; and what only root may read there, read."""
+"""Runs the fixes of preflight that are commands on their hosts, and reads firewall rules that only root may read."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from ddpctl.spec.command import Ran
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.fold import by
 from ddpctl.stages.execute import Sudo
+from ddpctl.stages.limits import FIX_S, ROOT_FIREWALL_S
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl.transport.limits import OUTPUT_BYTES
 
-FIX_S = 120.0
-READ_S = 20.0
 # As the worker's `firewall` verb reads them.
 _RULES = {"nft": ("nft", "-j", "list", "ruleset"), "iptables": ("iptables-save",), "ip6tables": ("ip6tables-save",)}
 
 
 def apply(fixes: Sequence[Fix], fleet: Fleet, tell: Tell, sudo: Sudo) -> list[Applied]:
-    """Run the fixes, on all hosts at once and on each in order; new connections are made afterwards.
+    """Run the fixes: the hosts work at the same time, each host in order. Then close the connections.
 
     Raises:
-        RemoteError: nobody knows the password for sudo; nothing was changed.
+        RemoteError: no valid password for sudo was given; no host was changed.
     """
     by_host = by(lambda fix: fix.host, fixes)
     sudo.prepare(fleet, {fix.host for fix in fixes if fix.wants_root})
@@ -37,14 +36,14 @@ def apply(fixes: Sequence[Fix], fleet: Fleet, tell: Tell, sudo: Sudo) -> list[Ap
         on_done=counting("fix", len(by_host), tell),
     )
     done = [
-        one
+        applied
         for host, own in by_host.items()
-        for one in outcome.results.get(host)
+        for applied in outcome.results.get(host)
         or [Applied(fix, Ran(None, error=str(outcome.errors[host]))) for fix in own]
     ]
     for host in by_host:
-        fleet.transport(host).close()  # a limit counts from the next login on
-    tell(StageEnded("fix", all(one.ran.ok for one in done)))
+        fleet.transport(host).close()  # a changed limit holds from the next login on
+    tell(StageEnded("fix", all(applied.ran.ok for applied in done)))
     return done
 
 
@@ -54,14 +53,14 @@ def _applied(fix: Fix, transport: Transport, sudo: Sudo) -> Applied:
         if fix.wants_root:
             return Applied(fix, sudo.run(transport, argv, FIX_S))
         return Applied(fix, transport.run(argv, timeout=FIX_S))
-    except DdpctlError as error:  # the fixes after it are tried
+    except DdpctlError as error:  # the host's next fixes are tried all the same
         return Applied(fix, Ran(None, error=str(error)))
 
 
 def read_closed(
     dumps: Mapping[str, Mapping[str, Any]], fleet: Fleet, sudo: Sudo | None
 ) -> dict[str, Mapping[str, Any]]:
-    """The firewalls again, those that only root may read by ``sudo``, where a person gives its password."""
+    """Return ``dumps`` with rules that only root may read, read again with ``sudo`` if its password is given."""
     closed = [host for host, dump in dumps.items() if dump.get("uid") != 0 and not readable(dump)]
     if sudo is None or not closed:
         return dict(dumps)
@@ -69,7 +68,7 @@ def read_closed(
     def read(transport: Transport) -> Mapping[str, Any]:
         texts: dict[str, Any] = {}
         for tool, argv in _RULES.items():
-            ran = sudo.run(transport, argv, READ_S)
+            ran = sudo.run(transport, argv, ROOT_FIREWALL_S)
             if ran.ok and len(ran.stdout) < OUTPUT_BYTES:  # part of the rules would mislead
                 texts[tool] = ran.stdout
         return {**dumps[transport.host], **texts}

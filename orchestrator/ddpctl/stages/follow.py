@@ -1,7 +1,8 @@
-"""Follow a run's output on all its nodes until it is over.
+"""Follows a run's output on all its nodes until the run is over.
 
-One thread a host reads the worker's stream from an absolute offset; one loop hands the lines on in the order of time
-(spec/flow.py). A broken connection is opened again at the offset that came last, so no line is lost or doubled.
+A reader thread per host reads the worker's stream from an absolute offset. The caller's thread takes the lines from all
+readers and shows them in the order of time (spec/flow.py). After a broken connection a reader continues at its last
+offset, so no line is lost or repeated.
 """
 
 from __future__ import annotations
@@ -33,6 +34,19 @@ from ddpctl.spec.limits import FULL_BATCH, MOST_WEIGHT
 from ddpctl.spec.lines import Group
 from ddpctl.spec.noise import Held
 from ddpctl.spec.outcome import LOST_FOR_RUN, end_and_continue, majority_of, no_majority
+from ddpctl.stages.limits import (
+    GIVE_UP_FAILED_S,
+    GIVE_UP_S,
+    IDLE_S,
+    NOISE_LINES,
+    READERS_END_S,
+    ROOM_S,
+    RUN_APPEARS_POLL_S,
+    RUN_APPEARS_S,
+    TAIL_CALL_S,
+    TURN_S,
+    WORKER_DEATHS,
+)
 from ddpctl.stages.status import is_no_such_run, not_listed
 from ddpctl.transport import limits
 from ddpctl.transport.base import Fleet, Frame
@@ -41,19 +55,8 @@ from ddpctl_worker.wire import contract
 
 log = logging.getLogger(__name__)
 
-# How long a host that cannot be reached is waited for once all others are over.
-GIVE_UP_S = 30.0
-# ... and when one of those has failed: without restarts that is the end, and its last words can be read later.
-GIVE_UP_FAILED_S = 2.0
-DEATHS_MOST = 5  # one after the other, of workers that were to read a host's output
-IDLE_S, TURN_S = 0.2, 0.02  # between two looks of the loop: at nothing, at lines that wait
-ROOM_S = 0.5  # between two looks of a reader that waits at whether it is still wanted
-JOIN_S = 1.0  # for the readers to end; one that is connecting cannot be called back
 FAILURES = frozenset({contract.FAILED, contract.KILLED, contract.LOST})
 
-STARTS_S, COMES_S = 60.0, 0.5  # for a host that a run has not reached yet: how long it is asked, and how often
-CALL_S = 600.0  # of one call that follows nothing: a host whose disk hangs is not waited for for ever
-NOISE_LINES = 200  # that a host's last lines may hold, and that are not shown
 
 Show = Callable[[Sequence[Group]], None]
 Save = Callable[[Mapping[str, int]], None]
@@ -64,7 +67,7 @@ Wait = Callable[[threading.Event, float], bool]  # waits for the event, for this
 class _Batch:
     host: str
     lines: list[Line]
-    more: bool  # another one is on the way
+    more: bool  # another batch follows at once
 
     @property
     def size(self) -> int:
@@ -73,7 +76,7 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _Cut:
-    """No connection; it is tried again."""
+    """The connection broke; the reader tries again."""
 
     host: str
     error: DdpctlError
@@ -98,15 +101,15 @@ class _Stale:
 
 
 @dataclass(frozen=True)
-class _Well:
+class _Alive:
     """The host answers, and its supervisor lives."""
 
     host: str
 
 
 @dataclass(frozen=True)
-class _Word:
-    """What the nodes say of the run itself."""
+class _RunNote:
+    """A note of the nodes about the run itself."""
 
     host: str
     note: Note
@@ -116,25 +119,25 @@ class _Word:
 class _Ended:
     host: str
     error: DdpctlError | None = None
-    state: str | None = None  # of the run there
+    state: str | None = None  # of the host's part of the run
 
     @property
     def lost(self) -> bool:
-        """Its part of the run is gone: its agent is, or its record."""
+        """Whether the host's part of the run is gone: its agent has died, or its record is missing."""
         return self.state == contract.LOST or (self.error is not None and is_no_such_run(self.error))
 
 
-_Item = _Batch | _Cut | _Stale | _Well | _Word | _Ended
+_Item = _Batch | _Cut | _Stale | _Alive | _RunNote | _Ended
 
 
 class _Inbox:
-    """From the readers to the loop. A reader waits while enough of its host is in here or held by the loop."""
+    """A queue from the readers to the loop. A reader waits while its host's lines fill the queue or the loop."""
 
     def __init__(self, hosts: Sequence[str], cancelled: threading.Event) -> None:
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._room = threading.Condition()
-        self._sizes = dict.fromkeys(hosts, 0)  # of what is in here
-        self._full = dict.fromkeys(hosts, False)  # as the loop says
+        self._sizes = dict.fromkeys(hosts, 0)  # of the batches in the queue
+        self._full = dict.fromkeys(hosts, False)  # whether the loop holds enough lines
         self._cancelled = cancelled
 
     def put(self, item: _Item) -> None:
@@ -146,7 +149,7 @@ class _Inbox:
         self._items.put(item)
 
     def get(self, timeout: float) -> list[_Item]:
-        """All that is there; empty when nothing came."""
+        """Return every waiting item; an empty list after ``timeout`` seconds without any."""
         found: list[_Item] = []
         with contextlib.suppress(queue.Empty):
             found.append(self._items.get(timeout=timeout))
@@ -155,7 +158,7 @@ class _Inbox:
         return found
 
     def taken(self, items: Sequence[_Item], flow: Flow) -> None:
-        """These are the loop's now: how much of each host it holds decides who may send."""
+        """Note that the loop has taken ``items``, and wake the readers: some hosts may have room again."""
         with self._room:
             for item in items:
                 if isinstance(item, _Batch):
@@ -166,30 +169,32 @@ class _Inbox:
 
 @dataclass
 class Selection:
-    """Which lines: of which ranks (None: all), with which pattern in them, starting where: ``offsets``, or the last
-    ``lines`` of all hosts together, the time ``since`` (Unix seconds), ``ago`` seconds before now."""
+    """The lines to show.
 
-    ranks: frozenset[int] | None = None
+    The start is ``offsets``, the last ``lines`` of all hosts together, the time ``since``, or ``ago`` before now.
+    """
+
+    ranks: frozenset[int] | None = None  # by default all
     lines: int | None = None
     offsets: Mapping[str, int] = field(default_factory=dict)
-    since: float | None = None
-    ago: float | None = None
-    grep: str | None = None
+    since: float | None = None  # Unix seconds
+    ago: float | None = None  # seconds
+    grep: str | None = None  # a regular expression
 
     def of(self, host: str) -> dict[str, Any]:
-        """What the host is asked for at first."""
+        """Return the selection as the first request to the host has it."""
         lines = self.lines and self.lines + NOISE_LINES
         return {"offset": self.offsets.get(host), "lines": lines, "since": self.since, "ago": self.ago, **self.always}
 
     @property
     def always(self) -> dict[str, Any]:
-        """... and also after a broken connection."""
+        """The part of the selection that a request after a broken connection repeats."""
         return {"ranks": None if self.ranks is None else sorted(self.ranks), "grep": self.grep}
 
 
 @dataclass
 class _Stream:
-    """One host's reader: calls `tail` until the run is over there, through broken connections and workers that die."""
+    """The reader of a host: calls `tail` until the run is over there, despite broken connections and dying workers."""
 
     fleet: Fleet
     host: str
@@ -199,26 +204,26 @@ class _Stream:
     out: _Inbox
     cancelled: threading.Event
     offset: int | None = None
-    warned: bool = False  # of a broken connection, since the last one that was whole
+    warned: bool = False  # of a broken connection, since the last frame
     pause: float = limits.RETRY_FIRST_S
-    deaths: int = 0  # of workers that were to read it, since one that brought something
-    came: bool = False  # something, in this call
-    comes_until: float = 0.0  # by the monotonic clock: how long the host may be without the run, which starts just now
+    deaths: int = 0  # of reading workers, since the last frame
+    got_lines: bool = False  # lines, in this call
+    appears_until: float = 0.0  # monotonic clock: until then the host may not know the run, which is just starting
     wait: Wait = threading.Event.wait
 
     def read(self) -> None:
-        """In a thread of its own. However it ends, an end comes out: without one the host would be waited for."""
+        """Read in this thread. Put an end into the inbox in every case: without it the loop would wait for ever."""
         end = _Ended(self.host, InternalFault("its reader was ended", host=self.host))
         try:
             end = self._read()
-        except Exception as error:  # whatever it is, it is this host's alone
+        except Exception as error:  # an error here must not end the other readers
             end = _Ended(self.host, as_fault(error, self.host))
             log.debug("%s: its output cannot be read on", self.host, exc_info=error)
         finally:
             self.out.put(end)
 
     def _read(self) -> _Ended:
-        """Raises what ends the reading, a broken connection apart: it is opened again where the run is followed."""
+        """Call `tail` until the run is over. Raises every error after which another call does not help."""
         if self.host not in self.fleet.hosts:
             raise not_listed(self.host)
         self.offset = self.selection.offsets.get(self.host)
@@ -229,16 +234,16 @@ class _Stream:
                 self._wait_after(error)
 
     def _wait_after(self, error: ConnectError | RemoteError) -> None:
-        """Before the next try; raises ``error`` where no other one helps."""
-        if is_no_such_run(error) and time.monotonic() < self.comes_until:
-            if self.wait(self.cancelled, COMES_S):
+        """Wait before the next try; raise ``error`` where a next try does not help."""
+        if is_no_such_run(error) and time.monotonic() < self.appears_until:
+            if self.wait(self.cancelled, RUN_APPEARS_POLL_S):
                 raise error
             return
         if isinstance(error, RemoteError):
-            if error.kind == contract.TIMEOUT and self.came:
-                return  # much is read, or somebody reads it in a pager: the next call reads on
+            if error.kind == contract.TIMEOUT and self.got_lines:
+                return  # long output, or a pager that holds it up: the next call continues
             self.deaths += 1
-            if not has_ended(error) or self.deaths > DEATHS_MOST:
+            if not has_ended(error) or self.deaths > WORKER_DEATHS:
                 raise error
         if not self.follow:
             raise error
@@ -250,14 +255,14 @@ class _Stream:
         self.pause = min(limits.RETRY_MOST_S, self.pause * 2)
 
     def _call(self) -> str:
-        """Read to the end; returns the state that the node's part of the run is in then."""
+        """Read to the end; return the state of the node's part of the run then."""
         request: dict[str, Any] = {"run": self.run, "follow": self.follow}
         if self.offset is None:
             request |= self.selection.of(self.host)
         else:
             request |= {"offset": self.offset, **self.selection.always}
-        timeout = None if self.follow else CALL_S
-        self.came = False
+        timeout = None if self.follow else TAIL_CALL_S
+        self.got_lines = False
         transport = self.fleet.transport(self.host)
         answer = transport.call("tail", request, on_frame=self._frame, timeout=timeout, cancel=self.cancelled.is_set)
         return str(answer["state"])
@@ -267,19 +272,19 @@ class _Stream:
         if frame.data.get("state") == contract.STALE:
             self.out.put(_Stale(self.host, frame.data.get("heartbeat_age_s")))
         elif "state" in frame.data:
-            self.out.put(_Well(self.host))
+            self.out.put(_Alive(self.host))
         if "stuck" in frame.data:
-            self.out.put(_Word(self.host, _about(frame.data["stuck"])))
+            self.out.put(_RunNote(self.host, _about(frame.data["stuck"])))
         if "lag" in frame.data:
             lag = frame.data["lag"]
-            self.out.put(_Word(self.host, Note(lag_line(lag), "warning" if lag["late"] else "info", self.host)))
+            self.out.put(_RunNote(self.host, Note(lag_line(lag), "warning" if lag["late"] else "info", self.host)))
         if "lines" in frame.data:
             self.out.put(_Batch(self.host, lines_of(self.host, frame), frame.data["more"]))
-            self.offset, self.came = frame.data["offset"], True
+            self.offset, self.got_lines = frame.data["offset"], True
 
 
 def lines_of(host: str, frame: Frame) -> list[Line]:
-    """The lines that a frame brings; none where it brings something else."""
+    """Return the lines of a frame; an empty list for a frame without lines."""
     columns = frame.data.get("lines")
     if columns is None:
         return []
@@ -305,26 +310,33 @@ def follow(
     starts: bool = False,
     wait: Wait = threading.Event.wait,
 ) -> dict[str, DdpctlError]:
-    """Show every line of ``run`` until it is over on every host (or, without ``follow``, until its present end).
+    """Show every line of ``run`` until the run is over on every host; without ``follow`` up to the present end.
 
-    ``show`` prints lines in the order of time, equal ones of several ranks together if ``folded``; after that ``save``
-    gets the offsets up to which everything has been shown. ``held``: new lines wait a moment for those of other hosts.
-    ``noise`` takes the lines that are not shown. ``interrupted`` is polled; True ends the following.
-    ``restarts``: the run continues without a host that has failed. ``starts``: it may not be on every host yet.
-    ``wait``: how the readers pause before they try again.
-    Returns the hosts that could not be read, each with its error: Unreachable for those without a connection.
+    Args:
+        show: prints lines in the order of time.
+        folded: show equal lines of several ranks as a group.
+        held: let new lines wait a moment for lines of other hosts.
+        noise: takes the lines that are not shown.
+        save: gets the offsets up to which all lines have been shown.
+        interrupted: is polled, and ends the following when it returns True.
+        restarts: the run continues without a failed host.
+        starts: the run may not be on every host yet.
+        wait: how a reader pauses before it tries again.
+
+    Returns:
+        The error of each host that could not be read: Unreachable for a host without a connection.
 
     Raises:
-        Interrupted: ``interrupted`` said so, or Ctrl-C; nothing on the nodes was touched.
+        Interrupted: after ``interrupted`` or Ctrl-C. The run on the nodes is not changed.
     """
     selection = selection or Selection()
     cancelled = threading.Event()
     out = _Inbox(hosts, cancelled)
-    last = selection.lines or None  # of no lines each host begins with the next one
+    last = selection.lines or None  # with 0 lines each host begins at its next line
     flow = Flow(hosts, time.monotonic(), live=follow, folded=folded, last=last, held=held)
-    until = time.monotonic() + STARTS_S if follow and starts else 0.0
+    until = time.monotonic() + RUN_APPEARS_S if follow and starts else 0.0
     streams = [
-        _Stream(fleet, host, run, selection, follow, out, cancelled, comes_until=until, wait=wait) for host in hosts
+        _Stream(fleet, host, run, selection, follow, out, cancelled, appears_until=until, wait=wait) for host in hosts
     ]
     threads = [threading.Thread(target=stream.read, name=f"tail-{stream.host}", daemon=True) for stream in streams]
     for thread in threads:
@@ -339,8 +351,8 @@ def follow(
                 if save is not None:
                     save(offsets)
 
-        told = _Losses(run, len(hosts), tell) if follow and restarts else None
-        errors = _drain(out, flow, set(hosts), tell, give, noise, interrupted, follow=follow, losses=told)
+        losses = _Losses(run, len(hosts), tell) if follow and restarts else None
+        errors = _drain(out, flow, set(hosts), tell, give, noise, interrupted, follow=follow, losses=losses)
         give(flow.rest(time.monotonic()))
         return errors
     finally:
@@ -349,22 +361,22 @@ def follow(
 
 
 class _Losses:
-    """The warnings about hosts that a run with restarts has lost."""
+    """Warns of each host that a run with restarts has lost, and of a lost majority."""
 
     def __init__(self, run: str, hosts: int, tell: Tell) -> None:
         self._run, self._hosts, self._tell = run, hosts, tell
         self._lost: set[str] = set()
-        self._told = False
+        self._warned = False
 
     def add(self, host: str) -> None:
         self._lost.add(host)
         self._tell(Note(LOST_FOR_RUN, "warning", host))
 
     def tell_majority(self) -> None:
-        """Once, while others live: they are too few."""
+        """Warn that the remaining hosts are too few; only the first call warns."""
         left = self._hosts - len(self._lost)
-        if left < majority_of(self._hosts) and not self._told:
-            self._told = True
+        if left < majority_of(self._hosts) and not self._warned:
+            self._warned = True
             self._tell(Note(f"{no_majority(left, self._hosts)}; {end_and_continue(self._run)}", "warning"))
 
 
@@ -380,7 +392,7 @@ def _drain(
     follow: bool,
     losses: _Losses | None,
 ) -> dict[str, DdpctlError]:
-    """``losses``: of a run that continues without a host that has failed."""
+    """Show the readers' lines until every host has ended or is given up; return the errors by host."""
     errors: dict[str, DdpctlError] = {}
     broken: dict[str, _Cut | _Stale] = {}
     total = len(waiting)
@@ -390,7 +402,7 @@ def _drain(
             raise Interrupted("following was interrupted")
         items = out.get(TURN_S if flow.waits else IDLE_S)
         if not items:
-            # Every host that is left is out of reach or hangs, the others are over: do not wait for ever.
+            # Every remaining host is unreachable or hangs. If the rest of the run is over, do not wait for ever.
             left = waiting <= set(broken) and (
                 len(waiting) < total or any(isinstance(broken[host], _Cut) for host in waiting)
             )
@@ -405,9 +417,9 @@ def _drain(
                 broken[item.host] = item
                 flow.skip(item.host)
                 tell(item.note)
-            elif isinstance(item, _Word):
+            elif isinstance(item, _RunNote):
                 tell(item.note)
-            elif isinstance(item, _Well):
+            elif isinstance(item, _Alive):
                 broken.pop(item.host, None)
             elif isinstance(item, _Ended):
                 waiting.discard(item.host)
@@ -418,7 +430,7 @@ def _drain(
                     losses.add(item.host)
                 if item.error is not None:
                     errors[item.host] = item.error
-                    if follow and waiting and not is_no_such_run(item.error):  # the others may go on for weeks
+                    if follow and waiting and not is_no_such_run(item.error):  # the remaining hosts may run for weeks
                         tell(Note(f"{item.error}; its output is no longer followed", "warning", item.host))
             else:
                 broken.pop(item.host, None)
@@ -433,15 +445,15 @@ def _without(noise: Held | None, lines: list[Line]) -> list[Line]:
 
 
 def _about(diagnosis: Mapping[str, Any] | None) -> Note:
-    """The words for a run that is stuck, or moves again (None)."""
+    """Return a note about a stuck run; without a diagnosis, that the run moves again."""
     if diagnosis is None:
         return Note("the job moves again")
-    begun, told = (datetime.fromisoformat(diagnosis[name]) for name in ("since", "time"))
-    return Note(f"stuck for {(told - begun).total_seconds():.0f} s: {diagnosis['verdict']}", "warning")
+    begun, judged = (datetime.fromisoformat(diagnosis[name]) for name in ("since", "time"))
+    return Note(f"stuck for {(judged - begun).total_seconds():.0f} s: {diagnosis['verdict']}", "warning")
 
 
 def _unreachable(broken: _Cut | _Stale) -> DdpctlError:
-    """Unreachable without a connection: another try would cost seconds. Else it is the supervisor that says nothing."""
+    """Return the error of a host that is given up: Unreachable where a try to connect would cost seconds."""
     if isinstance(broken, _Stale):
         return ConnectError(broken.note.message, host=broken.host)
     if isinstance(broken.error, RemoteError):
@@ -450,6 +462,6 @@ def _unreachable(broken: _Cut | _Stale) -> DdpctlError:
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
-    deadline = time.monotonic() + JOIN_S
+    deadline = time.monotonic() + READERS_END_S
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))

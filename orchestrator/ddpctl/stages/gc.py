@@ -1,4 +1,4 @@
-"""Old runs, environments and wheels off the nodes: first what would go, then, when told so, it goes."""
+"""Lists or removes old runs, environments and wheels on the nodes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from ddpctl.errors import ProvisionError, RemoteError
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.spec.push import Garbage, GcOutcome
+from ddpctl.stages.limits import GC_KEEP_DAYS, GC_S
 from ddpctl.transport.base import Fleet, Transport
-
-TIMEOUT_S = 600.0
-KEEP_DAYS = 7.0
 
 
 def collect(
@@ -21,17 +19,17 @@ def collect(
     tell: Tell,
     *,
     delete: bool,
-    days: float = KEEP_DAYS,
+    days: float = GC_KEEP_DAYS,
 ) -> GcOutcome:
-    """What no live run uses and nothing has used for ``days`` on ``hosts``; removed there with ``delete``.
+    """List the files that no live run uses and that were last used ``days`` ago; with ``delete`` remove them.
 
-    What came within the last hour always stays: it may be on its way into use.
+    Files from the last hour always stay: a start may be about to use them.
     """
     tell(StageStarted("gc", len(hosts)))
 
     def work(transport: Transport) -> tuple[Garbage, ...]:
         try:
-            answer = transport.call("gc", {"days": days, "delete": delete}, timeout=TIMEOUT_S)
+            answer = transport.call("gc", {"days": days, "delete": delete}, timeout=GC_S)
         except RemoteError as error:
             raise ProvisionError(error.message, hint=error.hint, host=transport.host) from error
         return tuple(Garbage(**item) for item in answer["items"])

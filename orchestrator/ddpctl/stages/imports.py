@@ -1,4 +1,4 @@
-"""What the job's script imports, tried on the nodes once they have its text, or its environment."""
+"""Tries the imports of the job's script on the nodes, once its text or its environment is there."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ STAGE = "imports"
 
 
 def with_script_on_nodes(view: View, checks: Sequence[Check], fleet: Fleet, tell: Tell) -> View:
-    """``view`` with what a script imports that lies on the nodes only: its text had to come first."""
+    """Return ``view`` with the imports of a script that lies only on the nodes, which sent its text in the probe."""
     found = script_imports(view) if view.want.imports is None else None
     return view if found is None else _asked(replace(view, want=replace(view.want, imports=found)), checks, fleet, tell)
 
 
 def try_imports(launch: Launch, environment: EnvironmentOutcome, fleet: Fleet, tell: Tell) -> tuple[Finding, ...]:
-    """The verdict on the script's imports in a managed environment which stands on all hosts of ``launch``."""
+    """Return the findings about the script's imports in the managed environment, now installed on all hosts."""
     hosts, job = launch.hosts, launch.job
     targets = tuple(replace(target, environment=environment.python(target.name)) for target in Target.all(hosts, job))
     want = Want.of(launch.inventory, job, hosts, launch.imports)
@@ -35,17 +35,17 @@ def try_imports(launch: Launch, environment: EnvironmentOutcome, fleet: Fleet, t
 
 
 def _asked(view: View, checks: Sequence[Check], fleet: Fleet, tell: Tell) -> View:
-    """The view with the answers that these checks lack; hosts without any were out of reach before."""
+    """Return the view with the answers that these checks lack. A host without any answer is unreachable."""
     questions: dict[str, list[Question]] = {}
     for target in view.targets:
-        known = view.answers.get(target.name)
-        asked = judge.questions(checks, target, view.want) if known is not None else ()
-        if new := [question for question in asked if question.key not in (known or {})]:
+        own = view.answers.get(target.name)
+        asked = judge.questions(checks, target, view.want) if own is not None else ()
+        if new := [question for question in asked if question.key not in (own or {})]:
             questions[target.name] = new
     if not questions:
         return view
     tell(StageStarted(STAGE, len(questions)))
     probed = probe(questions, fleet, on_done=counting(STAGE, len(questions), tell))
     tell(StageEnded(STAGE, not probed.errors))
-    answers = {host: {**told, **probed.answers.get(host, {})} for host, told in view.answers.items()}
+    answers = {host: {**earlier, **probed.answers.get(host, {})} for host, earlier in view.answers.items()}
     return replace(view, answers=answers, errors={**view.errors, **probed.errors})

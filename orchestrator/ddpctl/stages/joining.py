@@ -1,4 +1,4 @@
-"""Which nodes of a run that has just been started run their launcher and their ranks: what takes long is said."""
+"""Reports a slow start: the nodes of a new run that already run their launcher or their ranks."""
 
 from __future__ import annotations
 
@@ -10,51 +10,50 @@ from ddpctl.errors import DdpctlError
 from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.ranges import fold
+from ddpctl.stages.limits import JOINING_POLL_S, JOINING_QUIET_S
 from ddpctl.stages.status import read_run
 from ddpctl.transport.base import Fleet
 from ddpctl_worker.wire import contract
 
-PATIENCE_S = 5.0  # a start that is quicker than this needs no words
-AGAIN_S = 3.0
 _COMING = frozenset({contract.PENDING, contract.STARTING})
 
 
 @contextlib.contextmanager
-def joining(run: RunStatus, fleet: Fleet, tell: Tell, *, patience: float = PATIENCE_S) -> Iterator[None]:
-    """Meanwhile, in a thread of its own, say how far the nodes are, while some of them have no ranks yet."""
+def joining(run: RunStatus, fleet: Fleet, tell: Tell, *, patience: float = JOINING_QUIET_S) -> Iterator[None]:
+    """While the body runs, report from a thread how far the start is, until every node runs its ranks."""
     over = threading.Event()
     watching = threading.Thread(target=_watch, args=(run, fleet, tell, over, patience), name="joining", daemon=True)
     watching.start()
     try:
         yield
     finally:
-        over.set()  # it ends by itself: a host that does not answer holds nobody up
+        over.set()  # not joined: the thread may wait for a host that does not answer
 
 
 def _watch(run: RunStatus, fleet: Fleet, tell: Tell, over: threading.Event, patience: float) -> None:
-    said = None
+    reported = None
     while not over.wait(patience):
-        patience = AGAIN_S
+        patience = JOINING_POLL_S
         try:
             now = read_run(fleet, run)
         except DdpctlError:
-            continue  # who follows the run says so
+            continue  # the follower of the run reports it
         text = _waiting(now)
         if over.is_set():
             return
         if text is None:
-            if said is not None and all(node.state == contract.RUNNING for node in now.nodes_at_work):
+            if reported is not None and all(node.state == contract.RUNNING for node in now.nodes_at_work):
                 tell(Note("ranks run on every node"))
             return
-        if text != said:
+        if text != reported:
             tell(Note(text))
-        said = text
+        reported = text
 
 
 def _waiting(run: RunStatus) -> str | None:
-    """``ranks run on 3 of 4 nodes; waiting for node3``; None once there is nobody to wait for.
+    """Return a line such as ``ranks run on 3 of 4 nodes; waiting for node3``, or ``None`` once no node is awaited.
 
-    With static rendezvous no launcher starts ranks before all of them have met, so those are told first.
+    Nodes without a launcher come first: with static rendezvous no launcher starts ranks before all launchers have met.
     """
     nodes = run.nodes_at_work
     coming = [node for node in nodes if node.state in _COMING]

@@ -1,4 +1,4 @@
-"""A launch as one value: the job, its hosts, its code and its secrets. Nothing is contacted to make one."""
+"""The value that stands for a launch: job, hosts, code and secrets. Making a launch contacts no host."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from ddpctl.spec.script import ScriptFacts
 
 @dataclass(frozen=True)
 class Launch:
-    """A job on its hosts, as the command line and the files say it; every stage takes what it needs from here.
+    """A job on its hosts, as the command line and the files describe it. Every stage reads from here.
 
-    ``job`` is None where hosts are checked or provided for any job at all. A plan needs it, and an ``identity``.
+    ``job`` is ``None`` where hosts are checked or prepared without a job. A plan needs ``job`` and ``identity``.
     """
 
     inventory: Inventory
@@ -38,24 +38,24 @@ class Launch:
     nproc: int | None = None  # processes per node, where the command line overrides the job
     identity: RunIdentity | None = None
     archive: CodeArchive | None = None
-    script: ScriptFacts | None = None  # what the script says; None: it does not lie here
+    script: ScriptFacts | None = None  # empty where the script is not on this machine
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    notify: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # with the secrets that their addresses are
-    own_checkpoints: bool = False  # a folder of the run's own, not the job's
-    spares: int = 0  # of the hosts, the last ones: they only step in
-    alone: bool = False  # no other run of the job's name may be live
-    known_as: str | None = None  # the job's name in the inventory, where the run has one of its own
-    settings: Settings | None = None  # of the run that is continued
-    earlier: Earlier | None = None  # that run
+    notify: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # resolved: the addresses are secrets
+    own_checkpoints: bool = False  # save into a folder of the run, not of the job
+    spares: int = 0  # count of spare hosts: the last of ``hosts``
+    alone: bool = False  # refuse to start while another run of the job's name is live
+    known_as: str | None = None  # the job's name in the inventory, where the run has another name
+    settings: Settings | None = None  # of the run that this launch continues
+    earlier: Earlier | None = None  # the run that this launch continues
 
     def named(self, name: str) -> Launch:
-        """The same under a name of its own, in place of the job's: with ports and checkpoints of its own, and alone."""
+        """Return the launch under another name, which no other live run may have. Ports and checkpoints are its own."""
         assert self.job is not None
         return replace(self, job=self.job.model_copy(update={"name": name}), alone=True, known_as=self.job.name)
 
     @property
     def job_id(self) -> JobId:
-        """Of a launch with a job."""
+        """The job's id; the launch must have a job."""
         assert self.job is not None
         return self.inventory.job_id(self.job.name)
 
@@ -71,21 +71,21 @@ class Launch:
 
     @cached_property
     def imports(self) -> Imports | None:
-        """What the job's script imports; None where the script's text is not here."""
+        """The imports of the job's script; ``None`` where the script is not on this machine."""
         return code_imports(self.archive, self.job) if self.job is not None else None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should be warned of before it starts."""
+        """Warnings for a person before the start."""
         return self.archive.notes if self.archive is not None else ()
 
     @property
     def processes(self) -> str | None:
-        """How the job's processes begin, where the script here starts them itself."""
+        """How the script starts the job's processes itself, in words; ``None`` where it does not."""
         return processes_text(self.job, self.script, len(self.hosts)) if self.job is not None else None
 
     def plan(self, facts: Facts | None = None) -> Plan:
-        """The plan of the run, as far as ``facts`` go.
+        """Return the plan of the run; facts that are missing in ``facts`` stay open in it.
 
         Raises:
             UsageError: the job cannot be planned on these hosts.
@@ -104,7 +104,7 @@ class Launch:
             local_rank_arg=settings.local_rank_arg,
             start=settings.start,
             secret_names=sorted(self.secrets),
-            notify=[shown(one) for one in self.notify],
+            notify=[shown(notifier) for notifier in self.notify],
             nproc=self.nproc,
             spares=self.spares,
         )
@@ -128,10 +128,10 @@ class Launch:
 def launch_of(
     inventory: Inventory, job: JobSpec, identity: RunIdentity, *, nodes: int | None = None, nproc: int | None = None
 ) -> Launch:
-    """The launch of a job of the inventory.
+    """Return the launch of a job of the inventory.
 
     Raises:
-        UsageError: not that many hosts, no such script, an unreadable env_file, or one that lacks a webhook's address.
+        UsageError: too few hosts, no such script, an unreadable env_file, or an env_file without a webhook's address.
     """
     hosts = job_hosts(inventory, job, nodes)
     spares = spare_hosts(inventory, job, hosts)
@@ -153,11 +153,11 @@ def launch_of(
 
 
 def notifiers_of(job: JobSpec, secrets: Mapping[str, str]) -> tuple[Mapping[str, Any], ...]:
-    """The job's notifiers with their addresses. Raises UsageError: ``secrets`` lack one."""
+    """Return the job's notifiers with their addresses. Raises UsageError: an address is missing in ``secrets``."""
     found = []
-    for index, one in enumerate(job.notify):
+    for index, notifier in enumerate(job.notify):
         try:
-            found.append(one.resolved(secrets))
+            found.append(notifier.resolved(secrets))
         except ValueError as error:
             hint = "write NAME=https://... into the file that env_file names"
             raise UsageError(f"jobs.{job.name}.notify[{index}].webhook: {error}", hint=hint) from None
@@ -165,7 +165,10 @@ def notifiers_of(job: JobSpec, secrets: Mapping[str, str]) -> tuple[Mapping[str,
 
 
 def launch_to_check(inventory: Inventory, job: JobSpec | None) -> Launch:
-    """Every host that the job may use, or all of the inventory; a script that is missing is for a check to find."""
+    """Return the launch that preflight checks: every host that the job may use, without a job every host.
+
+    A missing script raises nothing here: a check reports it.
+    """
     if job is None:
         return Launch(inventory, None, inventory.hosts)
     script = None
@@ -175,7 +178,7 @@ def launch_to_check(inventory: Inventory, job: JobSpec | None) -> Launch:
 
 
 def packed(job: JobSpec) -> CodeArchive | None:
-    """The job's code; its secrets travel on their own, never inside it."""
+    """Pack the job's code without its env_file: secrets are sent separately."""
     if job.code is None:
         return None
     return pack(Path(job.code), exclude=[Path(job.env_file)] if job.env_file else [])

@@ -1,4 +1,8 @@
-"""Every node listens as the job would, every other node dials in; then the slow links are measured again in quiet."""
+"""Measures the network between the nodes.
+
+Every node listens on the job's ports, and the other nodes dial it. Then slow links are measured again, without other
+traffic.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +20,32 @@ from ddpctl.spec.fabric import HostNetwork, candidates, choose_fabric, other_add
 from ddpctl.spec.limits import NOISY_MBIT
 from ddpctl.spec.mesh import OK, Dial, Fabric, Mesh, Neighbours, Pair, Speed, stalled_pairs, suspects
 from ddpctl.spec.schedule import Schedule, schedule
+from ddpctl.stages.limits import (
+    BULK_BYTES,
+    BUSY_REPEAT,
+    MANY_HOSTS,
+    MESH_DIAL_S,
+    MESH_END_S,
+    MESH_LISTEN_S,
+    MESH_QUIET_S,
+    MESH_READY_S,
+    QUIET_BYTES,
+    QUIET_REPEAT,
+    SAMPLES,
+    SMALL_BYTES,
+)
 from ddpctl.transport.base import Fleet, Frame, Transport
 from ddpctl_worker.wire.contract import AGENT_PORTS, TIMEOUT, WRONG_HOST
 
 STAGE = "mesh"
-LISTEN_S = 300.0  # a listener that is forgotten ends by itself
-READY_S = 30.0  # for all listeners to be there
-DIAL_S = 180.0
-SAMPLES = 3  # ephemeral ports on every node
-BULK_BYTES = 1 << 20
-SMALL_BYTES = 256 << 10
-QUIET_BYTES = 4 << 20
-QUIET_REPEAT = 3
-BUSY_REPEAT = 20  # of a fast link: the best of many moments is the link's, the others are busy processors'
-QUIET_S = 8.0
-MANY_HOSTS = 16  # from here on fewer samples and bytes for each link: there are enough links
 
 
 @dataclass(frozen=True)
 class MeshPlan:
-    """What the mesh needs to know: the hosts' networks in node rank order, and the ports that the job will use.
+    """The hosts' networks in node rank order, and the ports that the job will use.
 
-    ``agents``: the job has restarts. The same ``seed`` gives the same sample of a big mesh."""
+    ``agents``: the job has restarts. The same ``seed`` gives the same sample of a big mesh.
+    """
 
     networks: tuple[HostNetwork, ...]
     master: str
@@ -51,9 +59,10 @@ class MeshPlan:
         return tuple(network.host for network in self.networks)
 
     def ports(self, host: str) -> tuple[int, ...]:
-        """The job's own ports on this host. Every node tries the master's: any of them may be the master next time.
+        """Return the job's ports on this host.
 
-        Nodes that are one machine with the master have no such port of their own: it is the master's.
+        Every node tries the master port, because each may be the master next time. A node on the master's machine
+        cannot: the master itself has that port there.
         """
         if host == self.master:
             own: tuple[int | None, ...] = (self.master_port, self.gang_port)
@@ -64,14 +73,16 @@ class MeshPlan:
         return tuple(dict.fromkeys(port for port in (*own, agent) if port is not None))
 
     def _agent_port(self, host: str) -> int:
-        """One that an agent may listen on, away from the master's; hosts that are one machine have different ones."""
+        """Return a port of the agents' range far from the master port, and different for each host of a machine."""
         first, last = AGENT_PORTS
         count = last - first + 1
         return first + (self.master_port - first + count // 2 + self.hosts.index(host)) % count
 
     def role(self, host: str, port: int) -> str:
-        """What one of these ports stands for. After a restart an agent's port, or the next master's, may be any of the
-        usual ones."""
+        """Return the purpose of a port: "gang", "master" or "agent".
+
+        With restarts, an agent or the next master may listen on any of the usual ports.
+        """
         if host == self.master and port in (self.master_port, self.gang_port):
             return "gang" if port == self.gang_port else "master"
         return "agent" if self.agents else "master"
@@ -79,14 +90,14 @@ class MeshPlan:
 
 @dataclass
 class _Listening:
-    """What the listeners said: the answer of each host that is ready, and the errors of the others."""
+    """The answer of each host that listens, and the error of each host that does not."""
 
     nonce: str
     ready: dict[str, Mapping[str, Any]]
     errors: dict[str, DdpctlError]
 
     def targets(self, host: str, order: Schedule, addresses: Mapping[str, tuple[str, ...]]) -> list[dict[str, Any]]:
-        """Whom ``host`` dials, on which addresses and ports, in order."""
+        """Return the peers that ``host`` dials, each with an address and ports, in order."""
         return [
             {"peer": peer, "address": address, "ports": [*self.ready[peer]["listening"], *self.ready[peer]["samples"]]}
             for peer in order.targets[host]
@@ -97,8 +108,10 @@ class _Listening:
 
 @dataclass(frozen=True)
 class _Bulk:
-    """What the dialers send: ``size`` bytes, the best of ``repeat`` times. Every pair dials both ways, so that of many
-    hosts each pushes only."""
+    """A measurement by each dialer: ``size`` bytes, ``repeat`` times, of which the best counts.
+
+    Every pair of hosts dials in both directions. With many hosts a push from each side is therefore enough.
+    """
 
     size: int
     repeat: int = 1
@@ -110,10 +123,10 @@ class _Bulk:
 
 
 def run_mesh(plan: MeshPlan, fleet: Fleet, tell: Tell) -> tuple[Mesh, dict[str, DdpctlError]]:
-    """The mesh of all hosts of the plan, and the errors of hosts that could not take part.
+    """Return the mesh of all hosts of the plan, and the errors of hosts that could not take part.
 
-    ``tell`` hears of the stage's beginning and progress. How it ended the checks know: not every connection that fails
-    is one that the job needs.
+    ``tell`` gets the stage's start and progress. Its end is reported after the checks, because the job may not need a
+    connection that failed.
     """
     order = schedule(plan.hosts, plan.master, plan.seed)
     tell(StageStarted(STAGE, order.links, "links"))
@@ -127,7 +140,7 @@ def run_mesh(plan: MeshPlan, fleet: Fleet, tell: Tell) -> tuple[Mesh, dict[str, 
 
 @dataclass
 class _Dialled:
-    """What the dialers told."""
+    """The merged answers of the dialers."""
 
     dials: list[Dial] = field(default_factory=list)
     speeds: list[Speed] = field(default_factory=list)
@@ -138,8 +151,10 @@ class _Dialled:
 def _dial_all(
     plan: MeshPlan, order: Schedule, listening: _Listening, bulk: _Bulk, fleet: Fleet, tell: Tell
 ) -> _Dialled:
-    """The likeliest address of every host first. Only where that one is not reached by all, the others: an address
-    that leads nowhere costs every dialer seconds."""
+    """Dial the most likely address of every host first, and its other addresses only where a dialer failed.
+
+    An address that leads nowhere costs every dialer seconds.
+    """
     best = {host: addresses[:1] for host, addresses in candidates(plan.networks).items()}
     requests = {host: listening.targets(host, order, best) for host in plan.hosts if host in listening.ready}
     seen = _dial(requests, listening.nonce, bulk, fleet, tell)
@@ -150,16 +165,16 @@ def _dial_all(
     if rest:
         requests = {host: listening.targets(host, order, rest) for host in requests}
         more = _dial(requests, listening.nonce, bulk, fleet, None)
-        known = {(speed.dialer, speed.peer) for speed in seen.speeds}
+        measured = {(speed.dialer, speed.peer) for speed in seen.speeds}
         seen.dials += more.dials
-        seen.speeds += [speed for speed in more.speeds if (speed.dialer, speed.peer) not in known]
+        seen.speeds += [speed for speed in more.speeds if (speed.dialer, speed.peer) not in measured]
         seen.errors |= more.errors
     return seen
 
 
 @contextmanager
 def _listeners(plan: MeshPlan, fleet: Fleet) -> Iterator[_Listening]:
-    """Every host listens while the body runs; all are ended, and waited for, on the way out."""
+    """Let every host listen while the body runs. Afterwards end all listeners, and wait for their end."""
     listening = _Listening(secrets.token_hex(32), {}, {})
     ended, changed = threading.Event(), threading.Condition()
     samples = SAMPLES if len(plan.hosts) <= MANY_HOSTS else SAMPLES - 1
@@ -174,11 +189,11 @@ def _listeners(plan: MeshPlan, fleet: Fleet) -> Iterator[_Listening]:
             "nonce": listening.nonce,
             "ports": list(plan.ports(transport.host)),
             "samples": samples,
-            "seconds": LISTEN_S,
+            "seconds": MESH_LISTEN_S,
         }
         try:
             transport.call("listen", request, on_frame=on_frame, timeout=None, until=ended)
-        except Exception as error:  # whatever it is, the host is not waited for
+        except Exception as error:  # after any error the host will not listen
             if not ended.is_set():
                 with changed:
                     listening.ready.pop(transport.host, None)
@@ -189,15 +204,15 @@ def _listeners(plan: MeshPlan, fleet: Fleet) -> Iterator[_Listening]:
     thread.start()
     try:
         with changed:
-            changed.wait_for(lambda: len(listening.ready) + len(listening.errors) >= len(plan.hosts), READY_S)
+            changed.wait_for(lambda: len(listening.ready) + len(listening.errors) >= len(plan.hosts), MESH_READY_S)
             silent = [host for host in plan.hosts if host not in {**listening.ready, **listening.errors}]
-            late = f"it is still not listening {READY_S:g} s after the request"
+            late = f"it is still not listening {MESH_READY_S:g} s after the request"
             listening.errors |= {host: RemoteError(late, kind=TIMEOUT, host=host) for host in silent}
             ready = dict(listening.ready)
-        yield replace(listening, ready=ready)  # who comes or goes from now on changes nothing
+        yield replace(listening, ready=ready)  # a later change of the dictionary must not reach the dialling
     finally:
         ended.set()
-        thread.join(timeout=10)
+        thread.join(timeout=MESH_END_S)
 
 
 def _dial(
@@ -207,7 +222,7 @@ def _dial(
     fleet: Fleet,
     tell: Tell | None,
 ) -> _Dialled:
-    """Every host dials its targets, all hosts at once."""
+    """Let every host dial its targets, all hosts at the same time."""
     total = sum(len({target["peer"] for target in targets}) for targets in requests.values())
     done = 0
     lock = threading.Lock()
@@ -216,7 +231,7 @@ def _dial(
         nonlocal done
         targets = requests[transport.host]
         request = {"nonce": nonce, "targets": targets, **bulk.to_request()}
-        answer = transport.call("dial", request, timeout=DIAL_S)
+        answer = transport.call("dial", request, timeout=MESH_DIAL_S)
         if tell is not None:
             with lock:
                 done += len({target["peer"] for target in targets})
@@ -244,7 +259,7 @@ def _dials_of(host: str, answer: Mapping[str, Any]) -> Iterator[Dial]:
 def _mesh(
     plan: MeshPlan, order: Schedule, listening: _Listening, seen: _Dialled, errors: Mapping[str, DdpctlError]
 ) -> Mesh:
-    """What was seen on the address of each host that turned out to be the right one."""
+    """Return the mesh with the results for the chosen address of each host."""
     dials = seen.dials
     fabric = choose_fabric(plan.networks, dials)
     dialled = [d for d in dials if d.dialer in fabric and d.peer in fabric and fabric[d.peer].address == d.address]
@@ -275,10 +290,12 @@ def _mesh(
 def _reached_elsewhere(
     networks: Sequence[HostNetwork], fabric: Mapping[str, Fabric], dials: Sequence[Dial]
 ) -> dict[str, tuple[str, ...]]:
-    """For hosts whose address is the wrong one: other addresses of the same hosts that answered.
+    """Return for each host with a wrong address its other addresses that answered.
 
-    Wrong is an address that nobody reached and that another host answers at, or that lies in a network of its own. An
-    address in the network of the others that nobody reaches is right, and the network is broken.
+    An address that no dialer reached is wrong if
+    - another host answers there, or
+    - it shares no network with the addresses of the other hosts.
+    An unreached address within the network of the other hosts is right: the network is broken.
     """
     through = {(dial.peer, dial.address) for dial in dials if dial.status == OK}
     stolen = {(dial.peer, dial.address) for dial in dials if dial.status == WRONG_HOST}
@@ -296,16 +313,16 @@ def _reached_elsewhere(
 
 
 def _measure_again(mesh: Mesh, nonce: str, fleet: Fleet) -> Mesh:
-    """What looked bad is measured once more, and the better of both counts: a busy moment is not a bad cable.
+    """Measure the bad links again and keep the better of both results: a busy moment is not a bad cable.
 
-    Bulk data that stalled: all at once. Slow and late links: a few at a time with nothing beside them, worst first,
-    for at most QUIET_S seconds in all.
+    Stalled links are measured all at the same time. Slow and late links follow, the worst first, in batches in which no
+    two links share a host, for at most MESH_QUIET_S seconds in all.
     """
     stalled = stalled_pairs(mesh)
     if stalled:
         mesh = _repeat(mesh, stalled, nonce, fleet, _Bulk(SMALL_BYTES, find_mtu=True))
     waiting = list(suspects(mesh))
-    until = time.monotonic() + QUIET_S
+    until = time.monotonic() + MESH_QUIET_S
     while waiting and time.monotonic() < until:
         busy: set[str] = set()
         batch: list[Pair] = []
@@ -319,7 +336,6 @@ def _measure_again(mesh: Mesh, nonce: str, fleet: Fleet) -> Mesh:
 
 
 def _repeat(mesh: Mesh, pairs: Sequence[Pair], nonce: str, fleet: Fleet, bulk: _Bulk) -> Mesh:
-    """These pairs dialled again, all at once."""
     requests: dict[str, list[dict[str, Any]]] = {}
     for dialer, peer in pairs:
         requests.setdefault(dialer, []).extend(_one_target(mesh, dialer, peer))
@@ -333,7 +349,7 @@ def _repeat(mesh: Mesh, pairs: Sequence[Pair], nonce: str, fleet: Fleet, bulk: _
 
 
 def _quiet_bulk(mesh: Mesh, pairs: Sequence[Pair]) -> _Bulk:
-    """As much as the slowest of these links should carry in a second, by what was seen of it."""
+    """Send as many bytes as the slowest of these links carries in a second, by its first measurement."""
     rates = [
         rate
         for speed in mesh.speeds
@@ -351,21 +367,21 @@ def _one_target(mesh: Mesh, dialer: str, peer: str) -> list[dict[str, Any]]:
     return [{"peer": peer, "address": mesh.fabric[peer].address, "ports": [port]}]
 
 
-def _better(one: Speed, other: Speed) -> Speed:
-    """The best of each value; a transfer that arrived once is not stalled."""
+def _better(first: Speed, second: Speed) -> Speed:
+    """Return the best of each value. A link that passed a transfer once is not stalled."""
 
     def most(a: float | None, b: float | None) -> float | None:
         return max((v for v in (a, b) if v is not None), default=None)
 
-    trips = [speed.rtt_ms for speed in (one, other) if speed.rtt_ms is not None]
+    trips = [speed.rtt_ms for speed in (first, second) if speed.rtt_ms is not None]
     return Speed(
-        one.dialer,
-        one.peer,
+        first.dialer,
+        first.peer,
         min(trips, default=None),
-        most(one.push_mbit, other.push_mbit),
-        most(one.pull_mbit, other.pull_mbit),
-        OK if OK in (one.push, other.push) else other.push,
-        OK if OK in (one.pull, other.pull) else other.pull,
-        other.mtu or one.mtu,
-        one.address,
+        most(first.push_mbit, second.push_mbit),
+        most(first.pull_mbit, second.pull_mbit),
+        OK if OK in (first.push, second.push) else second.push,
+        OK if OK in (first.pull, second.pull) else second.pull,
+        second.mtu or first.mtu,
+        first.address,
     )

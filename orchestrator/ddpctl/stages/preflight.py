@@ -1,7 +1,9 @@
-"""Every way a launch is known to fail, looked for before it starts.
+"""Looks for every known cause of a failing launch before the launch starts.
 
-Round one asks every host everything in one call; round two lets the nodes dial each other; what is found wrong there is
-looked at once more on the hosts concerned (their firewalls). The verdicts are pure and see all of it at once.
+1. The probe: each host answers the questions of all checks in a single call.
+2. The mesh: the nodes dial each other.
+3. The firewalls: hosts at which a connection failed list their packet filter rules.
+4. The verdicts: pure functions, which see all answers together.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from ddpctl.stages.execute import Sudo
 from ddpctl.stages.fix import read_closed
 from ddpctl.stages.imports import with_script_on_nodes
 from ddpctl.stages.launch import Launch
+from ddpctl.stages.limits import FIREWALL_S, FREE_PORT_S, PORT_PAIRS
 from ddpctl.stages.mesh import STAGE as MESH_STAGE
 from ddpctl.stages.mesh import MeshPlan, run_mesh
 from ddpctl.stages.probe import Probed, probe
@@ -49,25 +52,22 @@ from ddpctl.transport.pipe import is_garbled
 from ddpctl_worker.wire.contract import USUAL_PORTS
 
 STAGE = "preflight"
-FREE_PORT_S = 30.0
-JOB_SLOTS = 245  # pairs of ports up to 29989, a few left to move on to
-FIREWALL_S = 20.0
 
 
 @dataclass(frozen=True)
 class Options:
-    """``only`` and ``skip`` are ids of checks or their first parts; ``mesh`` False leaves the nodes' network alone."""
+    """``only`` and ``skip`` are ids of checks or their first parts. Without ``mesh`` no node dials another."""
 
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     deep: bool = False
     mesh: bool = True
-    reuse: bool = False  # take the clean result of the last minute for the same question
-    sudo: Sudo | None = None  # how to read what only root may, where a person was asked
+    reuse: bool = False  # a clean result of the last minute for the same launch will do
+    sudo: Sudo | None = None  # reads files as root, with a person's consent
 
     @property
     def full(self) -> bool:
-        """Whether the result says all that a launch wants to know."""
+        """Whether the result has all facts that a launch needs."""
         return self.mesh and not (self.only or self.skip)
 
     @property
@@ -83,23 +83,22 @@ def run_preflight(
     options: Options | None = None,
     meanwhile: Callable[[PreflightReport], None] = lambda remembered: None,
 ) -> PreflightReport:
-    """Check the hosts of ``launch`` for its job, or for any job at all where it has none.
+    """Check the hosts of ``launch`` for its job, or without a job for any job.
 
-    ``meanwhile`` is called with a remembered result before that is confirmed: by all that is known the hosts are fine,
-    and what does no harm if they are not may begin. Never raises for what it finds: a host that cannot be reached is a
-    finding.
+    A remembered result is confirmed first. ``meanwhile`` is called with it before that, and may begin work that does no
+    harm if the result turns out to be wrong. A host that cannot be reached is a finding, not an exception.
 
     Raises:
-        UsageError: ``only`` or ``skip`` names a check that there is not; nothing was contacted.
+        UsageError: ``only`` or ``skip`` names an unknown check; no host was contacted.
     """
     options = options or Options()
     key = key_of(launch)
-    known = remembered(key) if options.may_reuse else None
-    if known is not None:
-        meanwhile(known)
-        if still_holds(known, launch.names[0], fleet):
-            tell(StageEnded(STAGE, ok=True, result=f"ok, {known.age_s:.0f} s ago"))
-            return known
+    earlier = remembered(key) if options.may_reuse else None
+    if earlier is not None:
+        meanwhile(earlier)
+        if still_holds(earlier, launch.names[0], fleet):
+            tell(StageEnded(STAGE, ok=True, result=f"ok, {earlier.age_s:.0f} s ago"))
+            return earlier
     report = _measure(launch, fleet, tell, options)
     if options.full:
         remember(key, report)
@@ -125,14 +124,18 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
     facts = _facts(view, fabric, want, ports)
     findings = judge.verdicts(checks, view, left_out)
     if view.mesh is not None:
-        tell(_ended(MESH_STAGE, [one for one in findings if one.check in MESH_IDS], whole=not view.mesh.absent))
+        tell(
+            _ended(
+                MESH_STAGE, [finding for finding in findings if finding.check in MESH_IDS], whole=not view.mesh.absent
+            )
+        )
     if options.deep and deep.REHEARSAL in checks:
         reason = _no_rehearsal(findings, want)
         if reason:
             findings += (Finding(deep.REHEARSAL.id, Severity.SKIPPED, f"no rehearsal: {reason}"),)
         else:
-            told = run_rehearsal(launch, facts, fleet, tell)
-            findings += judge.verdicts(deep.CHECKS, replace(view, rehearsal=told))
+            answers = run_rehearsal(launch, facts, fleet, tell)
+            findings += judge.verdicts(deep.CHECKS, replace(view, rehearsal=answers))
     report = PreflightReport(
         cluster=cluster,
         hosts=names,
@@ -155,15 +158,14 @@ def _ended(stage: str, findings: Sequence[Finding], *, whole: bool = True) -> St
     return StageEnded(stage, whole and not errors, result=plural(errors, "error") if errors else "")
 
 
-def with_rehearsal(report: PreflightReport, told: Mapping[str, Mapping[str, Any]]) -> PreflightReport:
-    """``report`` with the verdict on a rehearsal that had to wait for the environment (``run_rehearsal`` says what was
-    told)."""
-    findings = judge.verdicts(deep.CHECKS, View((), Want(), {}, rehearsal=told))
+def with_rehearsal(report: PreflightReport, answers: Mapping[str, Mapping[str, Any]]) -> PreflightReport:
+    """Return ``report`` with the verdict on the ``answers`` of ``run_rehearsal``, which came after the report."""
+    findings = judge.verdicts(deep.CHECKS, View((), Want(), {}, rehearsal=answers))
     return with_findings(report, {check.id for check in deep.CHECKS}, findings)
 
 
 def with_findings(report: PreflightReport, checks: Collection[str], findings: Sequence[Finding]) -> PreflightReport:
-    """``report`` with these findings of some checks instead of those that it had."""
+    """Return ``report`` with these ``findings`` in place of its own findings of ``checks``."""
     others = tuple(finding for finding in report.findings if finding.check not in checks)
     return replace(report, findings=sorted_findings((*others, *findings), report.hosts))
 
@@ -171,9 +173,11 @@ def with_findings(report: PreflightReport, checks: Collection[str], findings: Se
 def second_look(
     report: PreflightReport, done: Sequence[Applied], launch: Launch, fleet: Fleet, tell: Tell, options: Options
 ) -> PreflightReport:
-    """``report`` with the checks of the fixes that were run made again; where one is of the mesh, with all of the mesh:
-    links that could not be measured before can be now."""
-    fixed = {one.fix.check for one in done}
+    """Run the checks of the applied fixes again, and return ``report`` with the new findings.
+
+    A fix for a mesh check repeats all mesh checks: the fix may have opened links that could not be measured before.
+    """
+    fixed = {applied.fix.check for applied in done}
     again = MESH_IDS if fixed & MESH_IDS else frozenset()
     made = [finding.check for finding in report.findings if not finding.on_request]
     checks = tuple(dict.fromkeys(check for check in made if check in fixed | again))
@@ -188,7 +192,7 @@ def second_look(
 
 
 def _no_rehearsal(findings: Sequence[Finding], want: Want) -> str | None:
-    """Why it would be no use to rehearse, or None."""
+    """The reason against a rehearsal, or ``None``."""
     if want.managed:
         return "the environment may not be on the nodes yet; `ddpctl up --deep` rehearses once it is there"
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
@@ -196,7 +200,7 @@ def _no_rehearsal(findings: Sequence[Finding], want: Want) -> str | None:
 
 
 def _with_facts_on_nodes(view: View, job: JobSpec | None) -> View:
-    """``view`` with what a script says that lies on the nodes only."""
+    """Return ``view`` with the facts of a script that lies only on the nodes."""
     texts = [value["text"] for value in view.values(script_question).values() if value["sha256"]]
     if job is None or not texts:
         return view
@@ -204,13 +208,13 @@ def _with_facts_on_nodes(view: View, job: JobSpec | None) -> View:
     return replace(view, want=replace(view.want, **Want.of_script(job, facts, len(view.targets))))
 
 
-# --- round one -------------------------------------------------------------------------------------------------------
+# --- the probe -------------------------------------------------------------------------------------------------------
 
 
 def _probe(
     checks: Sequence[Check], targets: Sequence[Target], want: Want, cluster: str, fleet: Fleet, tell: Tell
 ) -> tuple[Probed, tuple[int, ...]]:
-    """The answers to the questions of all checks, and the ports that the master picked (none where it did not)."""
+    """Return the answers to all checks' questions, and the ports that the master picked (empty after a failure)."""
     questions = {target.name: _questions(checks, target, want) for target in targets}
     ports: list[int] = []
 
@@ -223,14 +227,13 @@ def _probe(
 
 
 def _questions(checks: Sequence[Check], target: Target, want: Want) -> list[Question]:
-    """Those of the checks, and those of the plan."""
     asked = judge.questions(checks, target, want)
-    known = {question.key for question in asked}
-    return [*asked, *(question for question in _facts_questions(target, want) if question.key not in known)]
+    keys = {question.key for question in asked}
+    return [*asked, *(question for question in _facts_questions(target, want) if question.key not in keys)]
 
 
 def _facts_questions(target: Target, want: Want) -> tuple[Question, ...]:
-    """What a plan needs to know, whichever checks are wanted."""
+    """The questions of the plan, which are asked even if no selected check asks them."""
     script = script_question(target, want)
     counted = want.job is not None and target.nproc is None  # as many processes as torch sees GPUs
     live = (live_question(target, want),) if counted else ()
@@ -238,19 +241,20 @@ def _facts_questions(target: Target, want: Want) -> tuple[Question, ...]:
 
 
 def _pick_ports(transport: Transport, want: Want, cluster: str) -> tuple[int, ...]:
-    """The master port (the job's own, or a free one) and a second free one for the nodes' watch over each other.
+    """Return the master port (from the job, or a free port) and a free port for the gang.
 
-    A job gets the same ports every time while they are free, two jobs most likely different ones.
+    Each job starts looking at its own pair of ports, computed from its name: a job gets the same ports every time while
+    they are free, and two jobs rarely meet.
     """
     fixed = [want.master_port] if want.master_port is not None else []
     number = zlib.crc32(str(want.job or cluster).encode())
-    prefer = fixed[0] + 1 if fixed else USUAL_PORTS[0] + 2 * (number % JOB_SLOTS)
+    prefer = fixed[0] + 1 if fixed else USUAL_PORTS[0] + 2 * (number % PORT_PAIRS)
     request = {"count": 2 - len(fixed), "avoid": fixed, "prefer": prefer}
     reply = transport.call("free_port", request, timeout=FREE_PORT_S)
     return (*fixed, *reply["ports"])
 
 
-# --- round two -------------------------------------------------------------------------------------------------------
+# --- the mesh --------------------------------------------------------------------------------------------------------
 
 
 def _with_mesh(
@@ -262,7 +266,7 @@ def _with_mesh(
     tell: Tell,
     sudo: Sudo | None,
 ) -> View:
-    """The view with the mesh, and with the firewalls of the hosts at which a connection failed."""
+    """Return the view with the mesh, and with the firewall rules of each host at which a connection failed."""
     hosts = {network.host for network in networks}
     master = view.want.master if view.want.master in hosts else networks[0].host
     plan = MeshPlan(networks, str(master), ports[0], ports[1], cluster, agents=view.want.agents)
@@ -272,7 +276,7 @@ def _with_mesh(
     if suspected:
         outcome = fleet.map(_read_firewall, suspected)
         firewalls = read_closed(outcome.results, fleet, sudo)
-        # Rules that cannot be read explain less; an answer that is none says something of the host.
+        # Unreadable rules only explain less. A garbled answer is an error of the host.
         errors |= {host: error for host, error in outcome.errors.items() if is_garbled(error)}
     return replace(view, mesh=mesh, firewalls=firewalls, errors={**view.errors, **errors})
 
@@ -287,7 +291,7 @@ def _read_firewall(transport: Transport) -> Mapping[str, Any]:
 
 
 def _open_ports(mesh: Mesh | None) -> dict[str, tuple[int, ...]]:
-    """For each host the ports that everyone who dialled them got through to."""
+    """Return for each host the ports that no dialer failed to reach."""
     if mesh is None:
         return {}
     seen: dict[tuple[str, int], bool] = {}
@@ -301,7 +305,7 @@ def _open_ports(mesh: Mesh | None) -> dict[str, tuple[int, ...]]:
     return found
 
 
-# --- what a plan needs -----------------------------------------------------------------------------------------------
+# --- the facts of a plan ---------------------------------------------------------------------------------------------
 
 
 def _facts(view: View, fabric: Mapping[str, Fabric], want: Want, ports: tuple[int, ...]) -> Facts:

@@ -1,4 +1,4 @@
-"""Ask hosts the questions of checks: one call a host answers all of them."""
+"""Asks hosts the questions of checks; a single call per host answers all its questions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from ddpctl.checks.base import Timing
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.question import Answer, Question, as_answers, as_request
+from ddpctl.stages.limits import PROBE_SLACK_S
 from ddpctl.transport.base import Fleet, Transport
-
-SLACK_S = 30.0  # connecting, starting the worker and the way back, on top of the questions' own deadlines
 
 
 @dataclass
 class Probed:
-    """Each host that was asked is in ``answers`` (by question key) or in ``errors``."""
+    """The answers of hosts, by question key. Each host that was asked is in ``answers`` or in ``errors``."""
 
     answers: dict[str, Mapping[str, Answer]] = field(default_factory=dict)
     timings: dict[str, Timing] = field(default_factory=dict)
@@ -30,14 +29,14 @@ def probe(
     on_done: Callable[[str, object], None] | None = None,
     also: Callable[[Transport], None] = lambda transport: None,
 ) -> Probed:
-    """Ask each host its own ``questions``; ``also`` is done on each host that answered."""
+    """Ask each host its own ``questions``, and call ``also`` for each host that answered."""
     probed = Probed()
 
     def ask(transport: Transport) -> Mapping[str, Answer]:
         own = questions[transport.host]
         deadline = max((question.deadline for question in own), default=0.0)
         start = time.time()
-        reply = transport.call("probe", {"questions": as_request(own)}, timeout=deadline + SLACK_S)
+        reply = transport.call("probe", {"questions": as_request(own)}, timeout=deadline + PROBE_SLACK_S)
         probed.timings[transport.host] = Timing(start, reply["received"], reply["sent"], time.time())
         also(transport)
         return as_answers(reply)

@@ -1,4 +1,4 @@
-"""The environment and the code of a job onto every node, nothing started."""
+"""Put the environment and the code of a job on every node, and start nothing."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ VERSIONS = Question("versions")
 
 
 def push(launch: Launch, fleet: Fleet, tell: Tell, *, locked: bool = False) -> PushOutcome:
-    """The inventory's environment and, where the launch has any, its code onto its hosts.
+    """Put the inventory's environment, and the launch's code if it has any, on its hosts.
 
     Every host finishes, then every host is reported.
 
     Raises:
-        ProvisionError: no environment can be made for these hosts at all.
+        ProvisionError: there is no environment that fits these hosts.
     """
     begun = time.monotonic()
     archive = launch.archive
@@ -54,14 +54,14 @@ def provision(
     locked: bool = False,
     open_ports: Mapping[str, Sequence[int]] | None = None,
 ) -> EnvironmentOutcome:
-    """Put the inventory's environment on the hosts; in existing mode nothing is touched and nobody is asked.
+    """Put the inventory's environment on the hosts. In existing mode no host is asked or changed.
 
-    ``facts`` gives the addresses that the nodes use among themselves, ``open_ports`` the ports that preflight proved
-    open on each. With ``locked`` the lock of the last push is used as it is.
+    ``facts`` gives the addresses that the nodes use among themselves. ``open_ports`` lists for each host the ports that
+    preflight proved open. With ``locked`` the lock of the last push is used as it is.
 
     Raises:
-        ProvisionError: nothing that can be installed on these nodes was found (uv's explanation is in it). What goes
-        wrong on single hosts is in the outcome's ``errors`` instead.
+        ProvisionError: uv found no packages that fit these nodes; the error has uv's explanation. The failure of a
+        single host is in the outcome's ``errors`` instead.
     """
     if not launch.managed:
         nodes = {host.name: NodeEnvironment(host.name, host.python) for host in launch.hosts}
@@ -73,7 +73,7 @@ def provision(
 
 
 def _with_versions(environment: EnvironmentOutcome, fleet: Fleet, hosts: Sequence[str]) -> EnvironmentOutcome:
-    """What lies on ``hosts`` already, read and not imported: torch, torchvision, CUDA and NCCL where there are any."""
+    """Add the versions of torch, torchvision, CUDA and NCCL on ``hosts``, read from files without importing torch."""
     found = probe({host: [VERSIONS] for host in hosts}, fleet)
     nodes = dict(environment.nodes)
     for host, answers in found.answers.items():
@@ -83,7 +83,7 @@ def _with_versions(environment: EnvironmentOutcome, fleet: Fleet, hosts: Sequenc
 
 
 def installed(value: Mapping[str, Any]) -> dict[str, str]:
-    """The versions that count, under the names that a managed environment has for them."""
+    """Return package versions of a worker's answer, under the names that a managed environment uses."""
     packages = {name: value[name]["version"] for name in ("torch", "torchvision") if value.get(name)}
     cuda = (value.get("torch") or {}).get("cuda")
     return packages | {name: str(v) for name, v in (("cuda", cuda), ("nccl", value.get("nccl"))) if v}
@@ -104,9 +104,9 @@ def _node(host: Host, environment: EnvironmentOutcome, code: Delivery, archive: 
 
 
 def push_code(archive: Source, fleet: Fleet, tell: Tell, hosts: Sequence[str]) -> Delivery:
-    """The job's code into the store of every host; hosts that have this very archive get nothing.
+    """Put the job's code into the store of every host. A host that has this archive already gets nothing.
 
-    The Delivery holds an error for each host that it did not reach; every other host is complete and verified.
+    The Delivery has an error for each host without the code. On every other host the code is complete and verified.
     """
     tell(StageStarted("code", archive.size, "bytes"))
     delivery = bring("code", [archive], fleet, tell, hosts)

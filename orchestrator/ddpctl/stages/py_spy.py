@@ -1,4 +1,4 @@
-"""py-spy for the nodes of a launch: `ddpctl doctor` reads the stacks of ranks with it."""
+"""Chooses py-spy for the nodes of a launch; `ddpctl doctor` reads the stacks of ranks with it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _log = logging.getLogger(__name__)
 
 
 def py_spy_for(launch: Launch, facts: Facts, tell: Tell) -> dict[str, FileSource]:
-    """The file for each host that gets one; none for a job that wants no doctor.
+    """Return the py-spy file for each host that gets a file; an empty dictionary where the job has no doctor.
 
-    A host without it is no reason to refuse a start: what goes wrong is a warning.
+    A host can start without py-spy: every failure is a warning.
     """
     if launch.job is None or launch.job.doctor is None:
         return {}
@@ -30,18 +30,20 @@ def py_spy_for(launch: Launch, facts: Facts, tell: Tell) -> dict[str, FileSource
             tell(Note(f"no py-spy on {', '.join(hosts)}: {error}", "warning"))
             continue
         if source is None:
-            _log.info("no py-spy on %s: there is none for machine type %s here", ", ".join(hosts), machine)
+            _log.info("no py-spy on %s: this machine has no build for machine type %s", ", ".join(hosts), machine)
             continue
         found.update(dict.fromkeys(hosts, source))
     return found
 
 
 def _file(launch: Launch, machine: str | None) -> FileSource | None:
-    """This machine's own py-spy where it runs there too. Another one has to be resolved and downloaded: only a managed
-    environment pays for that, and None stands for none.
+    """Return py-spy for a machine type, ``None`` where there is no py-spy for it here.
+
+    This machine's own py-spy is used where it runs on that type. Another build must be resolved and downloaded, which
+    only a managed environment pays for.
 
     Raises:
-        ProvisionError: it cannot be had.
+        ProvisionError: the download failed.
     """
     if machine is None:
         return None

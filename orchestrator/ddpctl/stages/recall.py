@@ -1,4 +1,4 @@
-"""What a preflight of a moment ago found is not measured again, unless a port it picked has been taken meanwhile."""
+"""Remembers a clean preflight for a minute, so that `up` need not repeat it while the chosen ports stay free."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from ddpctl.errors import DdpctlError
 from ddpctl.files.records import recent_preflight, save_preflight
 from ddpctl.spec.preflight import PreflightReport, from_document, to_document
 from ddpctl.stages.launch import Launch
+from ddpctl.stages.limits import FREE_PORT_S, PREFLIGHT_FRESH_S
 from ddpctl.transport.base import Fleet
 
-FRESH_S = 60.0
-PORTS_S = 30.0
 _log = logging.getLogger(__name__)
 
 
 def key_of(launch: Launch) -> str:
-    """The same for the same question only: inventory, hosts in their order, job, script, processes, this ddpctl."""
+    """Return a hash of everything that a preflight depends on, so that only the same question finds the result."""
     job, imports = launch.job, launch.imports
     asked = {
         "ddpctl": ddpctl.__version__,
@@ -35,8 +34,8 @@ def key_of(launch: Launch) -> str:
 
 
 def remembered(key: str) -> PreflightReport | None:
-    """The clean report of less than FRESH_S seconds ago; nothing is contacted."""
-    found = recent_preflight(key, FRESH_S)
+    """Return the clean report of the last PREFLIGHT_FRESH_S seconds, or ``None``; no host is contacted."""
+    found = recent_preflight(key, PREFLIGHT_FRESH_S)
     if found is None:
         return None
     try:
@@ -47,17 +46,17 @@ def remembered(key: str) -> PreflightReport | None:
 
 
 def still_holds(report: PreflightReport, master: str, fleet: Fleet) -> bool:
-    """Whether the ports that it picked are still free on the master."""
+    """Return whether the ports of the report are still free on the master."""
     ports = [port for port in (report.facts.master_port, report.facts.gang_port) if port is not None]
     try:
-        free = fleet.transport(master).call("free_port", {"exactly": ports}, timeout=PORTS_S)["ports"]
+        free = fleet.transport(master).call("free_port", {"exactly": ports}, timeout=FREE_PORT_S)["ports"]
     except DdpctlError:
-        return False  # a full preflight will say what is wrong
+        return False  # the full preflight reports the error
     return bool(free == ports)
 
 
 def remember(key: str, report: PreflightReport) -> None:
-    """Keep a clean report for the next minute; that this machine cannot write it is no reason to fail."""
+    """Save a clean report for the next minute. A failure to write it is only logged."""
     if not report.exit_code:
         try:
             save_preflight(key, to_document(report))

@@ -1,4 +1,4 @@
-"""The deep part of a preflight: every rank rehearses with the job's own interpreter, backend and interfaces."""
+"""The deep part of preflight: every rank starts once with the job's interpreter, backend and interfaces."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ from ddpctl.spec.job import JobSpec
 from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import Facts, NodePlan, Plan, RunIdentity
 from ddpctl.stages.launch import Launch
+from ddpctl.stages.limits import REHEARSAL_OTHERS_S, REHEARSAL_PHASE_S, REHEARSAL_S, REHEARSAL_SLACK_S
 from ddpctl.transport.base import Fleet, Transport
 
 STAGE = "rehearsal"
 SCRIPT = "init_proc.py"
-PHASE_S = 30  # the longest wait in one phase
-DEADLINE_S = 120.0  # imports and all phases, of the first node to end
-OTHERS_S = 20.0  # for the other nodes once one has ended: ranks get through together or not at all
-TALKATIVE = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}  # what network NCCL took is in its own log alone
-SLACK_S = 40.0  # connecting, and ending whatever is left
+TALKATIVE = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}  # only its log names the network
 
 
 def run_rehearsal(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> dict[str, dict[str, Any]]:
-    """What each host says about it: the worker's answer and ``expected`` (its ranks), or ``error`` where it failed.
+    """Return for each host its ranks (``expected``), with the worker's answer, or with ``error`` if the call failed.
 
     Raises:
         UsageError: the job cannot be planned on these hosts.
@@ -35,14 +32,14 @@ def run_rehearsal(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> dic
     tell(StageStarted(STAGE, len(plan.nodes)))
     done = counting(STAGE, len(plan.nodes), tell)
     enough = threading.Event()
-    last_call = threading.Timer(OTHERS_S, enough.set)
+    last_call = threading.Timer(REHEARSAL_OTHERS_S, enough.set)
     last_call.daemon = True
     first = threading.Semaphore()
 
     def rehearse(transport: Transport) -> dict[str, Any]:
         request = _request(plan, plan.node(transport.host), script)
         try:
-            answer = transport.call("rehearse", request, timeout=DEADLINE_S + SLACK_S, until=enough)
+            answer = transport.call("rehearse", request, timeout=REHEARSAL_S + REHEARSAL_SLACK_S, until=enough)
         finally:
             if first.acquire(blocking=False):
                 last_call.start()
@@ -54,20 +51,27 @@ def run_rehearsal(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> dic
     finally:
         last_call.cancel()
     tell(StageEnded(STAGE, outcome.ok))
-    return {node.host: _told(node, outcome.results, outcome.errors) for node in plan.nodes}
+    return {node.host: _answer_of(node, outcome.results, outcome.errors) for node in plan.nodes}
 
 
-def _told(node: NodePlan, results: Mapping[str, dict[str, Any]], errors: Mapping[str, DdpctlError]) -> dict[str, Any]:
-    told: dict[str, Any] = {"expected": list(node.ranks)}
+def _answer_of(
+    node: NodePlan, results: Mapping[str, dict[str, Any]], errors: Mapping[str, DdpctlError]
+) -> dict[str, Any]:
+    answer: dict[str, Any] = {"expected": list(node.ranks)}
     if node.host in results:
-        return told | results[node.host]
-    return told | {"error": str(errors[node.host].message), "hint": errors[node.host].hint}
+        return answer | results[node.host]
+    return answer | {"error": str(errors[node.host].message), "hint": errors[node.host].hint}
 
 
 def _rehearsal_of(launch: Launch) -> Launch:
-    """The launch of a job like this one, but with our own program."""
+    """Return a launch with the settings of the job and the rehearsal's own program."""
     job = launch.job
-    keys: dict[str, Any] = {"name": "rehearsal", "script": SCRIPT, "args": ("--timeout", str(PHASE_S)), "code": None}
+    keys: dict[str, Any] = {
+        "name": "rehearsal",
+        "script": SCRIPT,
+        "args": ("--timeout", str(REHEARSAL_PHASE_S)),
+        "code": None,
+    }
     keys["env"] = {**(job.env if job is not None else {}), **TALKATIVE}
     if job is not None:
         keys |= {"nproc_per_node": job.nproc_per_node, "launcher": job.launcher}
@@ -83,5 +87,5 @@ def _request(plan: Plan, node: NodePlan, script: str) -> dict[str, Any]:
         "port": plan.master_port,
         "name": SCRIPT,
         "script": script,
-        "deadline": DEADLINE_S,
+        "deadline": REHEARSAL_S,
     }

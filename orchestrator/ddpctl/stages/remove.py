@@ -1,4 +1,4 @@
-"""Take a run that has ended off its nodes, and off this machine's own records."""
+"""Removes an ended run from its nodes, and from the records of this machine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ddpctl.files.records import forget
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.removal import RemovedPart, RemovedRun
+from ddpctl.stages.limits import REMOVE_S
 from ddpctl.stages.status import not_listed
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker.wire import contract
 
-TIMEOUT_S = 600.0  # a run may have written many files
 _NOT_LIVE = contract.TERMINAL | {contract.UNREACHABLE}
 _log = logging.getLogger(__name__)
 
@@ -23,14 +23,14 @@ def remove_run(run: RunStatus, fleet: Fleet) -> RemovedRun:
     """Remove the folder of ``run`` on each of its hosts: record, logs, outputs, never checkpoints. Safe to repeat.
 
     Raises:
-        UsageError: it is live on a host that answered; nothing was removed.
+        UsageError: the run is live on a host that answered; nothing was removed.
     """
     live = [node.host for node in run.nodes if node.state not in _NOT_LIVE]
     if live:
         raise UsageError(f"run {run.run} of {run.job} is live on {fold(live)}", hint=f"end it: ddpctl kill {run.run}")
 
     def remove(transport: Transport) -> dict[str, Any]:
-        return transport.call("remove", {"run": run.run}, timeout=TIMEOUT_S)
+        return transport.call("remove", {"run": run.run}, timeout=REMOVE_S)
 
     outcome = fleet.map(remove, [host for host in run.hosts if host in fleet.hosts])
     parts = tuple(_part(host, outcome.results.get(host), outcome.errors.get(host)) for host in run.hosts)

@@ -1,4 +1,4 @@
-"""Gather what the nodes of a run have recorded of it."""
+"""Collects the records of a run from its nodes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from ddpctl.spec.network import Network
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.report import RunReport
 from ddpctl.spec.times import elapsed
+from ddpctl.stages.limits import CLOCK_SKEW_S, REPORT_S
 from ddpctl.stages.status import find_run
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker.rules.unite import Saved
 from ddpctl_worker.wire import contract
 
-TIMEOUT_S = 240.0  # a node reads its files of metrics, which may be long
-CLOCKS_S = 5.0  # that the clocks of two hosts may be apart
-
 
 def make_report(fleet: Fleet, job: str, of: Inventory | None = None) -> RunReport:
-    """A report about the run that ``job`` means in the project ``of`` an inventory, without the hosts in ``missing``.
+    """Report on the run that ``job`` means in the project ``of`` an inventory. Silent hosts are in its ``missing``.
 
     Raises:
         UsageError, NoSuchJob, HostsFailed: as ``find_run``.
@@ -31,22 +29,22 @@ def make_report(fleet: Fleet, job: str, of: Inventory | None = None) -> RunRepor
     run = find_run(fleet, job, of)
 
     def ask(transport: Transport) -> dict[str, Any]:
-        held = transport.call("checkpoints", {"job_id": str(run.job_id)}, timeout=TIMEOUT_S)
-        return {"held": held, **transport.call("history", {"run": run.run}, timeout=TIMEOUT_S)}
+        held = transport.call("checkpoints", {"job_id": str(run.job_id)}, timeout=REPORT_S)
+        return {"held": held, **transport.call("history", {"run": run.run}, timeout=REPORT_S)}
 
     nodes = [node for node in run.nodes if node.state == contract.UNREACHABLE]
     silent = {node.host: node.note or "it is not in the inventory" for node in nodes}
     outcome = fleet.map(ask, [host for host in run.hosts if host not in silent])
-    told = {host: outcome.results[host] for host in run.hosts if host in outcome.results}
+    answers = {host: outcome.results[host] for host in run.hosts if host in outcome.results}
     errors = {host: " ".join(error.message.split()) for host, error in outcome.errors.items()}
-    networks = [one["network"] for one in told.values() if one["network"] is not None]
-    held = job_checkpoints(run.job_id, {host: one["held"] for host, one in told.items()}, {})
+    networks = [answer["network"] for answer in answers.values() if answer["network"] is not None]
+    held = job_checkpoints(run.job_id, {host: answer["held"] for host, answer in answers.items()}, {})
     return RunReport(
         run,
         datetime.now(timezone.utc),
-        launches={host: one["launch"] for host, one in told.items()},
-        curves=curves([one["attempts"] for one in told.values()]),
-        gpus=gpu_use({host: one["gpus"] for host, one in told.items()}),
+        launches={host: answer["launch"] for host, answer in answers.items()},
+        curves=curves([answer["attempts"] for answer in answers.values()]),
+        gpus=gpu_use({host: answer["gpus"] for host, answer in answers.items()}),
         network=Network.from_json(networks[0]) if networks else None,
         checkpoints=_of_run(run, held.saved),
         missing={**silent, **errors},
@@ -54,10 +52,10 @@ def make_report(fleet: Fleet, job: str, of: Inventory | None = None) -> RunRepor
 
 
 def _of_run(run: RunStatus, saved: tuple[Saved, ...]) -> tuple[Saved, ...]:
-    """Those that this run saved: a job keeps its checkpoints from run to run."""
+    """Return the checkpoints that this run saved: a job keeps its checkpoints from run to run."""
 
-    def inside(one: Saved) -> bool:
-        before, after = elapsed(one.time, run.started), elapsed(run.ended, one.time)
-        return before is not None and before <= CLOCKS_S and (after is None or after <= CLOCKS_S)
+    def inside(checkpoint: Saved) -> bool:
+        before, after = elapsed(checkpoint.time, run.started), elapsed(run.ended, checkpoint.time)
+        return before is not None and before <= CLOCK_SKEW_S and (after is None or after <= CLOCK_SKEW_S)
 
-    return tuple(one for one in saved if inside(one))
+    return tuple(checkpoint for checkpoint in saved if inside(checkpoint))

@@ -1,7 +1,7 @@
-"""An ended run as the launch of another one that continues it: its code, its settings, and the hosts that are left.
+"""Turns an ended run into the launch of a new run that continues it, with the same code and settings.
 
-The record of the run says what it was; the inventory says where its hosts are, what environment they have, and the
-secrets. What comes after that is the way up, as for any launch.
+Code, settings and hosts come from the record of the ended run. Addresses, environment and secrets come from the
+inventory. The launch then starts like any other (up.py).
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ NEW_RUN = "`ddpctl up` starts a new run, which finds the same checkpoints"
 
 
 def launch_again(fleet: Fleet, inventory: Inventory, run: RunStatus, identity: RunIdentity, tell: Tell) -> Launch:
-    """The launch that continues ``run``. ``fleet``: all hosts of the inventory.
+    """Return the launch that continues ``run``. ``fleet``: all hosts of the inventory.
 
     Raises:
-        UsageError: the run is live, its record does not say enough, or the secrets are not here.
-        NoSuchJob: no record of it is left. ConnectError, HostsFailed: too few hosts are left.
-        ProvisionError: its code is nowhere any more.
+        UsageError: the run is live, its record has no settings, or secrets are missing on this machine.
+        NoSuchJob: no record of the run is left.
+        ConnectError, HostsFailed: too few hosts are left.
+        ProvisionError: no machine has the code any more.
     """
     require_ended(run)
     if identity.run <= run.run:
@@ -51,16 +52,16 @@ def launch_again(fleet: Fleet, inventory: Inventory, run: RunStatus, identity: R
     record = _recorded(run, heard)
     settings = without(Settings.from_json(record["settings"]), run.unfit)
     own = run.job_id == inventory.job_id(run.job)
-    known = inventory.jobs.get(settings.job) if own else None
+    job_now = inventory.jobs.get(settings.job) if own else None
     inventory = inventory.model_copy(update={"cluster": run.cluster, "project": run.project})
-    archive = _code(run, record["code"], known, fleet, list(heard.results), tell) if record["code"] else None
-    same = known is not None and archive is not None and bool(archive.names)
-    code = known.code if same and known is not None else "." if archive else None
+    archive = _code(run, record["code"], job_now, fleet, list(heard.results), tell) if record["code"] else None
+    same = job_now is not None and archive is not None and bool(archive.names)
+    code = job_now.code if same and job_now is not None else "." if archive else None
     job = settings.as_job(run.job, code)
     missing = _unusable(run, settings, inventory, heard)
-    chosen = _seats(run, settings, job, inventory.names, heard.results.keys() - missing.keys(), missing)
-    _tell_changes(settings, known, chosen, same or archive is None, inventory, tell)
-    secrets, notify = _secrets(run, settings, known, inventory)
+    chosen = _chosen_hosts(run, settings, job, inventory.names, heard.results.keys() - missing.keys(), missing)
+    _tell_changes(settings, job_now, chosen, same or archive is None, inventory, tell)
+    secrets, notify = _secrets(run, settings, job_now, inventory)
     return Launch(
         inventory=inventory,
         job=job,
@@ -78,7 +79,7 @@ def launch_again(fleet: Fleet, inventory: Inventory, run: RunStatus, identity: R
 
 
 def require_ended(run: RunStatus) -> None:
-    """Raises UsageError: it is live. ConnectError: it may be."""
+    """Raises UsageError: the run is live. ConnectError: silent hosts may still run it."""
     if run.terminal:
         return
     restarts = bool(run.record.get("restart"))
@@ -100,7 +101,7 @@ def require_ended(run: RunStatus) -> None:
             f"{run.job} is {run.state} (run {run.run}): {no_majority(left, len(run.nodes))}",
             hint=end_and_continue(run.run),
         )
-    by_itself = "its hosts restart it by themselves when it fails or one of them is lost"
+    by_itself = "its hosts restart it by themselves when it fails or a host is lost"
     what = by_itself if restarts else "only a run that has ended can be restarted"
     raise UsageError(
         f"{run.job} is {run.state} (run {run.run} on {fold(run.hosts)}); {what}",
@@ -109,34 +110,34 @@ def require_ended(run: RunStatus) -> None:
 
 
 def _recorded(run: RunStatus, heard: FleetOutcome[dict[str, Any]]) -> dict[str, Any]:
-    """Settings and code of the run, as all hosts that answer have them on record.
+    """Return settings and code of the run from the records of the hosts that answered.
 
     Raises:
-        UsageError: no record has them. DdpctlError: they differ.
+        NoSuchJob: no host has a record. UsageError: the record has no settings. DdpctlError: the records differ.
     """
     found: dict[str, dict[str, Any]] = {}
     for host, answer in heard.results.items():
-        for record in (one["record"] for one in answer["runs"] if one["run"] == run.run):
+        for record in (status["record"] for status in answer["runs"] if status["run"] == run.run):
             found[host] = {"settings": record.get("settings"), "code": record.get("code")}
     if not found:
         raise NoSuchJob(f"no host that answers has a record of {run.run} any more", hint=NEW_RUN)
-    (first, one), *others = found.items()
-    odd = [host for host, other in others if other != one]
+    (first, record), *others = found.items()
+    odd = [host for host, other in others if other != record]
     if odd:
         raise DdpctlError(
             f"{fold(odd)} and {first} have different records of what {run.run} ran", hint=f"look there; {NEW_RUN}"
         )
-    if one["settings"] is None:
+    if record["settings"] is None:
         raise UsageError(
             f"the record of {run.run} does not hold its settings: an older ddpctl started it", hint=NEW_RUN
         )
-    return one
+    return record
 
 
 def _unusable(
     run: RunStatus, settings: Settings, inventory: Inventory, heard: FleetOutcome[dict[str, Any]]
 ) -> dict[str, DdpctlError]:
-    """Hosts of the run that cannot take part any more, and why."""
+    """Return the hosts of the run that cannot take part any more, each with the reason."""
     found: dict[str, DdpctlError] = {}
     for host in dict.fromkeys((*run.hosts, *settings.hosts)):
         if host in run.unfit:
@@ -148,16 +149,16 @@ def _unusable(
     return found
 
 
-def _seats(
+def _chosen_hosts(
     run: RunStatus,
     settings: Settings,
     job: JobSpec,
-    known: Sequence[str],
+    listed: Sequence[str],
     usable: Collection[str],
     missing: Mapping[str, DdpctlError],
 ) -> Seats:
-    """Raises HostsFailed: too few hosts, with why each one that is missing cannot be used."""
-    chosen = seats(settings, job, known, usable)
+    """Raises HostsFailed: there are too few hosts; the error has the reason for each missing host."""
+    chosen = seats(settings, job, listed, usable)
     if chosen is not None:
         return chosen
     need, have = least(settings, job), len([host for host in settings.hosts if host in usable])
@@ -167,26 +168,30 @@ def _seats(
 
 
 def _attempts(run: RunStatus, missing: Mapping[str, DdpctlError]) -> tuple[Mapping[str, Any], ...]:
-    """Those of the ended run. Where its hosts could not agree on the end of the last one, that is the run's end."""
-    *others, last = [one.to_json() for one in run.attempts]
-    known = {one["host"] for one in last["set_aside"]}
-    aside = [host for host in last["hosts"] if host in missing and host not in known]
+    """Return the attempts of the ended run.
+
+    A last attempt without an end gets the end of the run: its hosts could not agree on another end. The hosts that
+    cannot be used now count as excluded from it.
+    """
+    *others, last = [attempt.to_json() for attempt in run.attempts]
+    excluded = {entry["host"] for entry in last["set_aside"]}
+    absent = [host for host in last["hosts"] if host in missing and host not in excluded]
     last["ended"] = last["ended"] or run.ended
     last["cause"] = last["cause"] or run.to_json()["cause"]
-    last["set_aside"] += [{"host": host, "why": " ".join(missing[host].message.split())} for host in aside]
+    last["set_aside"] += [{"host": host, "why": " ".join(missing[host].message.split())} for host in absent]
     return told([*others, last])
 
 
 def _tell_changes(
-    settings: Settings, known: JobSpec | None, chosen: Seats, same_code: bool, inventory: Inventory, tell: Tell
+    settings: Settings, job_now: JobSpec | None, chosen: Seats, same_code: bool, inventory: Inventory, tell: Tell
 ) -> None:
-    """What a person may not expect: the run's own settings count, not those of today."""
-    changed = settings.changed(known) if known is not None else []
-    words = [*changed, *([] if same_code else ["code"])] if known is not None else []
+    """Note each difference that may surprise: the new run takes the ended run's settings, not the inventory's."""
+    changed = settings.changed(job_now) if job_now is not None else []
+    words = [*changed, *([] if same_code else ["code"])] if job_now is not None else []
     if words:
         what = f"{', '.join(words)}: it continues with the run's own, not with what job {settings.job} has now"
         tell(Note(f"{what}; `ddpctl up` takes that", level="warning"))
-    if known is None and settings.notified:
+    if job_now is None and settings.notified:
         what = f"{inventory.file} has no job {settings.job}"
         tell(Note(f"{what}, so nobody will be notified of this run", level="warning"))
     if len(chosen.active) < settings.nodes:
@@ -195,35 +200,37 @@ def _tell_changes(
 
 
 def _secrets(
-    run: RunStatus, settings: Settings, known: JobSpec | None, inventory: Inventory
+    run: RunStatus, settings: Settings, job_now: JobSpec | None, inventory: Inventory
 ) -> tuple[Mapping[str, str], tuple[Mapping[str, Any], ...]]:
-    """The variables that the run had, and the job's notifiers: neither is on record.
+    """Return the run's secret variables and the job's notifiers from the inventory: neither is in the record.
 
     Raises:
-        UsageError: they are not here, or cannot be read.
+        UsageError: a secret is missing on this machine, or the env_file cannot be read.
     """
-    told_here = read_env_file(Path(known.env_file)) if known is not None and known.env_file else {}
-    lacking = [name for name in settings.secrets if name not in told_here]
+    variables = read_env_file(Path(job_now.env_file)) if job_now is not None and job_now.env_file else {}
+    lacking = [name for name in settings.secrets if name not in variables]
     if lacking:
         raise UsageError(
             f"{run.run} was started with secrets that no record holds, and the env_file of job {settings.job} in "
             f"{inventory.file} does not name {', '.join(lacking)}",
             hint="add them to the file that env_file names; the job must be in the inventory",
         )
-    notify = notifiers_of(known, told_here) if known is not None else ()
-    return {name: told_here[name] for name in settings.secrets}, notify
+    notify = notifiers_of(job_now, variables) if job_now is not None else ()
+    return {name: variables[name] for name in settings.secrets}, notify
 
 
 # --- the code --------------------------------------------------------------------------------------------------------
 def _code(
-    run: RunStatus, code: Mapping[str, Any], known: JobSpec | None, fleet: Fleet, hosts: Sequence[str], tell: Tell
+    run: RunStatus, code: Mapping[str, Any], job_now: JobSpec | None, fleet: Fleet, hosts: Sequence[str], tell: Tell
 ) -> CodeArchive:
-    """The very archive that the run had: packed again where nothing has changed, else as it was kept here or there.
+    """Return the archive that the ended run had.
+
+    The sources are, in this order: the job's folder if its archive has the same hash, this machine's cache, the hosts.
 
     Raises:
-        ProvisionError: nobody has it.
+        ProvisionError: no host has it.
     """
-    here = _packed_here(known)
+    here = _packed_here(job_now)
     if here is not None and here.sha256 == code["hash"]:
         return here
     wanted = CodeRef(code["hash"], code["size"], code.get("git_commit"), code.get("dirty"))
@@ -231,17 +238,17 @@ def _code(
     return CodeArchive(path, wanted.sha256, wanted.size, files=0, git_commit=wanted.git_commit, dirty=wanted.dirty)
 
 
-def _packed_here(known: JobSpec | None) -> CodeArchive | None:
-    with contextlib.suppress(DdpctlError):  # it may have moved, or be on another machine
-        return packed(known) if known is not None else None
+def _packed_here(job_now: JobSpec | None) -> CodeArchive | None:
+    with contextlib.suppress(DdpctlError):  # the folder may have moved, or be on another machine
+        return packed(job_now) if job_now is not None else None
     return None
 
 
 def from_a_host(run: str, wanted: CodeRef, fleet: Fleet, hosts: Sequence[str], tell: Tell) -> Path:
-    """The archive of ``run``, from one of the hosts that have it into the cache of this machine.
+    """Copy the archive of ``run`` from a host into this machine's cache; return its path.
 
     Raises:
-        ProvisionError: none has it. HostsFailed: it could not be had.
+        ProvisionError: no host has it. HostsFailed: no host that may have it could send it.
     """
     held = fleet.map(lambda transport: holdings(transport, [wanted.sha256]), hosts)
     having = [host for host in hosts if host in held.results and wanted.sha256 in held.results[host].have]
@@ -261,12 +268,16 @@ def from_a_host(run: str, wanted: CodeRef, fleet: Fleet, hosts: Sequence[str], t
     if errors:
         raise HostsFailed(f"the code of {run} could not be had", errors)
     raise ProvisionError(
-        f"the code of {run} is on none of {fold(hosts)} any more, and the code here is another one", hint=NEW_RUN
+        f"the code of {run} is not on {fold(hosts)} any more, and the code on this machine is different", hint=NEW_RUN
     )
 
 
 def receive(transport: Transport, wanted: CodeRef, tell: Tell, *, cache: Path | None = None) -> None:
-    """Raises DdpctlError: the host does not send it, or something else."""
+    """Write the archive of a host into the cache.
+
+    Raises:
+        DdpctlError: the host did not send it, or sent other bytes.
+    """
     done = 0
     with receiving(wanted.sha256, cache=cache) as file:
 

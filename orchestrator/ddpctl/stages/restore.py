@@ -1,8 +1,9 @@
-"""Before a start: the newest complete checkpoints onto every host, from those that have them.
+"""Puts the newest complete checkpoints on every host before a start.
 
-Each host runs the worker's ``restore`` verb: it says what it has and serves it to the others. What each of them lacks
-is decided here, by the same rules as on the nodes (``ddpctl_worker.rules.choice``). Files go from host to host.
-Other hosts of the inventory that have some serve them too: an earlier run of the job may have been there.
+Each host runs the worker's ``restore`` verb: it lists its checkpoints, and serves them to the other hosts. This machine
+decides which files each host lacks, by the same rules as the nodes (``ddpctl_worker.rules.choice``). The files go from
+host to host. Hosts of the inventory outside the launch serve checkpoints, too: an earlier run of the job may have been
+there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ddpctl.spec.origin import JobId
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.resuming import Resumed, Start, newest, start_of
 from ddpctl.stages.launch import Launch
+from ddpctl.stages.limits import RESTORE_MANIFESTS
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
 from ddpctl_worker.rules.choice import Kept, Restore, all_have, restoring
@@ -30,21 +32,23 @@ from ddpctl_worker.rules.complete import Chosen
 from ddpctl_worker.wire import contract
 
 STAGE = "checkpoints"
-MOST_MANIFESTS = 10_000
 FRESH = "`ddpctl up --fresh` starts without the checkpoints of earlier runs"
 
 
 def ask_held(launch: Launch, fleet: Fleet, hosts: Sequence[str]) -> FleetOutcome[Holdings]:
-    """What these hosts have of the job, in short."""
+    """Ask these hosts for the job's checkpoints, in short; an empty outcome where the launch has no job."""
     if launch.job is None or launch.own_checkpoints:
         return FleetOutcome()
     return fleet.map(lambda transport: holdings(transport, [], job=launch.job_id), hosts)
 
 
 def refuse_others(launch: Launch, held: FleetOutcome[Holdings]) -> None:
-    """Raises UsageError: a run that was started from another folder saved the checkpoint that this one would resume
-    from."""
-    found = newest({host: one.checkpoints for host, one in held.results.items()}, _starts(held))
+    """Refuse to resume from the checkpoint of a run that was started from another folder.
+
+    Raises:
+        UsageError: the newest checkpoint is of such a run.
+    """
+    found = newest({host: answer.checkpoints for host, answer in held.results.items()}, _starts(held))
     assert launch.identity is not None or found is None
     if found is None or found.start is None or found.start.origin is None or launch.identity is None:
         return
@@ -59,21 +63,22 @@ def refuse_others(launch: Launch, held: FleetOutcome[Holdings]) -> None:
 
 
 def _starts(held: FleetOutcome[Holdings]) -> dict[str, Sequence[Start]]:
-    return {host: one.starts for host, one in held.results.items()}
+    return {host: answer.starts for host, answer in held.results.items()}
 
 
 def restore(
     launch: Launch,
-    known: Mapping[str, Sequence[Mapping[str, Any]]],
+    listed: Mapping[str, Sequence[Mapping[str, Any]]],
     fleet: Fleet,
     tell: Tell,
     addresses: Addresses,
     held: FleetOutcome[Holdings],
 ) -> Mapping[str, DdpctlError]:
-    """Every host that could not get what the others have, with its error. One line says what the start resumes from.
+    """Give every host the newest checkpoints; return the error of each host that could not get them.
 
-    ``known``: what the hosts of the launch have said last, in short, and ``held`` what ``ask_held`` found. Where that
-    is enough to see that nothing is missing, nobody is asked.
+    ``listed``: the checkpoints of the launch's hosts in short, from the newest answers. ``held``: the result of
+    ``ask_held``. Where these show that no host lacks a file, no host is asked. A note says from which checkpoint the
+    start resumes.
     """
     if launch.job is None or launch.own_checkpoints:
         return {}
@@ -81,11 +86,13 @@ def restore(
     if silent:
         text = f"{fold(silent)} could not be asked for checkpoints of {launch.job.name}: newer ones may lie there"
         tell(Note(text, "warning"))
-    others = {host: one.checkpoints for host, one in held.results.items() if host not in launch.names}
+    others = {host: found.checkpoints for host, found in held.results.items() if host not in launch.names}
     having = {host: rows for host, rows in others.items() if rows}
-    foreign = [{**row, "writer": ""} for rows in having.values() for row in rows]  # by nobody who takes part
-    if known.keys() >= set(launch.names) and all_have({host: [*known[host], *foreign] for host in launch.names}):
-        _tell_resumed(newest(known, _starts(held)), tell)
+    foreign = [
+        {**row, "writer": ""} for rows in having.values() for row in rows
+    ]  # their writers take no part in this run
+    if listed.keys() >= set(launch.names) and all_have({host: [*listed[host], *foreign] for host in launch.names}):
+        _tell_resumed(newest(listed, _starts(held)), tell)
         return {}
     restoring = Restoring(launch.job_id, launch.names, tell, addresses, tuple(having))
     errors = restoring.run(fleet)
@@ -100,11 +107,13 @@ def _tell_resumed(found: Resumed | None, tell: Tell) -> None:
 
 
 def next_serial(launch: Launch, known: Mapping[str, int], fleet: Fleet, others: FleetOutcome[Holdings]) -> int:
-    """The number of this start of the job: one more than of any that a host knows. It tells the order of the job's runs
-    (``ddpctl_worker.rules.attempts``). ``known``: by host, as asked last; ``others``: hosts out of the launch.
+    """Return the number of this start of the job: the highest number that any host has seen, plus 1.
+
+    The numbers give the order of the job's runs (``ddpctl_worker.rules.attempts``). ``known``: the numbers that hosts
+    of the launch have reported. ``others``: the answers of hosts outside the launch.
 
     Raises:
-        HostsFailed: a host of the launch did not say what it knows.
+        HostsFailed: a host of the launch did not report its number.
     """
     if launch.job is None:
         return 1
@@ -113,7 +122,7 @@ def next_serial(launch: Launch, known: Mapping[str, int], fleet: Fleet, others: 
         text = f"the earlier runs of {launch.job.name} are not known; nothing was started"
         raise HostsFailed(text, asked.errors)
     found = (*asked.results.values(), *others.results.values())
-    return 1 + max([*known.values(), *(one.serial for one in found)], default=0)
+    return 1 + max([*known.values(), *(answer.serial for answer in found)], default=0)
 
 
 @dataclass
@@ -125,7 +134,7 @@ class _Node:
 
 
 class Restoring:
-    """One restore on all ``hosts`` of a job; ``sources`` are other hosts, which only serve. Used once."""
+    """A restore on all ``hosts`` of a job; ``sources`` are further hosts, which only serve. An object is used once."""
 
     def __init__(
         self, job: JobId, hosts: Sequence[str], tell: Tell, addresses: Addresses, sources: Sequence[str] = ()
@@ -136,16 +145,19 @@ class Restoring:
         self._credentials = new_credentials()
         self._lock = threading.Lock()
         self._plan: list[Restore] = []
-        self._chosen: Chosen | None = None  # the newest checkpoint that all of the hosts get
+        self._chosen: Chosen | None = None  # the newest checkpoint, which every host gets
         self._ordered = self._given_up = False
         self._stopped: set[str] = set()  # because of another host
 
     def run(self, fleet: Fleet) -> Mapping[str, DdpctlError]:
-        """The hosts that failed. One that fails ends it for all: they would not have the same."""
-        self._tell(StageStarted(STAGE, len(self._nodes)))  # before the hosts hash what has no manifest yet
+        """Run the restore; return the error of each failed host.
+
+        A failed host ends the restore on every host: all hosts must have the same checkpoints.
+        """
+        self._tell(StageStarted(STAGE, len(self._nodes)))  # early: the hosts first hash their files without a manifest
         outcome = fleet.together(self._work, list(self._nodes))
         errors = {host: error for host, error in outcome.errors.items() if host in self._hosts}
-        names = ", ".join(one.chosen.entry for one in self._plan)
+        names = ", ".join(step.chosen.entry for step in self._plan)
         count = sum(result["bytes"] for result in outcome.results.values())
         note = f"{names}: {count} bytes from host to host" if self._plan else "every host has the newest"
         self._tell(StageEnded(STAGE, not errors, note if self._plan or not errors else ""))
@@ -154,16 +166,16 @@ class Restoring:
         return causes or errors
 
     def resumed(self, starts: Mapping[str, Sequence[Start]]) -> Resumed | None:
-        """After ``run``: what the hosts resume from. ``starts``: by host."""
+        """Return the checkpoint from which the hosts resume; to be called after ``run``. ``starts``: by host."""
         if self._chosen is None:
             return None
         return Resumed(self._chosen.entry, self._chosen.time, start_of(self._chosen.run, starts))
 
     def _tell_rest(self, outcome: FleetOutcome[dict[str, Any]]) -> None:
-        """What a person is to know although it ended nothing."""
+        """Warn of renamed checkpoints and of sources that failed: neither ends the restore."""
         for host, result in outcome.results.items():
-            for one in result["aside"]:
-                text = f"{one['entry']} is now {one['name']}: it is not complete, or not what the run resumes from"
+            for moved in result["aside"]:
+                text = f"{moved['entry']} is now {moved['name']}: it is not complete, or not what the run resumes from"
                 self._tell(Note(text, "warning", host))
         for host, error in outcome.errors.items():
             if host not in self._hosts and host not in self._stopped:
@@ -179,17 +191,17 @@ class Restoring:
             "ports": list(self._addresses.ports.get(transport.host, ())),
         }
         try:
-            heard = partial(self._heard, transport.host, node)
-            return transport.call("restore", request, body=node.feed, on_frame=heard, timeout=None)
+            on_frame = partial(self._on_frame, transport.host, node)
+            return transport.call("restore", request, body=node.feed, on_frame=on_frame, timeout=None)
         except RemoteError as error:
             if error.kind == contract.INTERRUPTED:
                 self._stopped.add(transport.host)
             raise ProvisionError(error.message, hint=error.hint or FRESH, host=transport.host) from error
         finally:
-            self._over(transport.host, node)
+            self._ended(transport.host, node)
 
-    def _over(self, host: str, node: _Node) -> None:
-        """It has ended, and perhaps before its time: without a source the others go on."""
+    def _ended(self, host: str, node: _Node) -> None:
+        """Handle the end of a host. After a failed source the restore continues; after another failed host it stops."""
         node.feed.close()
         if node.complete:
             return
@@ -201,9 +213,9 @@ class Restoring:
                 self._given_up = True
                 self._say_all(cmd="stop")
 
-    def _heard(self, host: str, node: _Node, frame: Frame) -> None:
+    def _on_frame(self, host: str, node: _Node, frame: Frame) -> None:
         if "manifest" in frame.data:
-            if len(node.manifests) >= MOST_MANIFESTS:
+            if len(node.manifests) >= RESTORE_MANIFESTS:
                 raise garbled("restore: it has too many checkpoints")
             node.manifests.append(frame.data["manifest"])
             return
@@ -218,34 +230,34 @@ class Restoring:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Once all have said what they have, they hear what they lack; once all have that, they may end."""
+        """Send the orders once every host has listed its checkpoints, and the end once every host is complete."""
         nodes = self._nodes.values()
-        if not self._ordered and not self._given_up and all(one.listening for one in nodes):
+        if not self._ordered and not self._given_up and all(node.listening for node in nodes):
             self._ordered = True
             self._order()
-        if all(one.complete for one in nodes):
+        if all(node.complete for node in nodes):
             self._say_all(cmd="end")
 
     def _progress(self, note: str = "") -> Progress:
-        return Progress(STAGE, sum(one.complete for one in self._nodes.values()), len(self._nodes), note=note)
+        return Progress(STAGE, sum(node.complete for node in self._nodes.values()), len(self._nodes), note=note)
 
     def _order(self) -> None:
-        """All have said what they have: tell each what it lacks."""
-        held = [Kept(host, dict(one)) for host, node in self._nodes.items() for one in node.manifests]
+        """Decide which files each host lacks, and send it the list."""
+        held = [Kept(host, dict(manifest)) for host, node in self._nodes.items() for manifest in node.manifests]
         self._plan = restoring(held, self._hosts)
-        self._chosen = next(iter(newest_complete(one.manifest for one in held)), None)
+        self._chosen = next(iter(newest_complete(kept.manifest for kept in held)), None)
         for host, node in self._nodes.items():
-            orders = [one.order() for one in self._plan if host in one.hosts] if host in self._hosts else None
+            orders = [step.order() for step in self._plan if host in step.hosts] if host in self._hosts else None
             node.feed.order(
                 cmd="go", peers=[self._peer(other) for other in self._nodes if other != host], orders=orders
             )
 
     def _peer(self, host: str) -> dict[str, Any]:
         listening = self._nodes[host].listening or {}
-        known = [*self._addresses.preferred.get(host, ()), *listening["addresses"]]
-        return {"host": host, "addresses": list(dict.fromkeys(known)), "port": listening["listening"]}
+        addresses = [*self._addresses.preferred.get(host, ()), *listening["addresses"]]
+        return {"host": host, "addresses": list(dict.fromkeys(addresses)), "port": listening["listening"]}
 
-    def _say_all(self, **word: Any) -> None:
+    def _say_all(self, **command: Any) -> None:
         for node in self._nodes.values():
-            node.feed.order(**word)
+            node.feed.order(**command)
             node.feed.close()

@@ -1,4 +1,4 @@
-"""What a start needs on its nodes: the job's code, and py-spy together with it, so that no node is asked twice."""
+"""Sends the job's code and py-spy to the nodes, in the same call, so that no node is asked twice."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ CODE = "code"
 
 @dataclass(frozen=True)
 class Sent:
-    """``errors``: hosts without the code. ``py_spy``: for each host that has it, which file it is (``as_tool``).
-    ``checkpoints``: what the hosts that were asked have of the job's, in short (``choice.all_have``); ``serials``: the
-    number of the newest start of the job that each of them knows."""
+    """The results by host."""
 
-    errors: Mapping[str, DdpctlError] = field(default_factory=dict)
-    py_spy: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    errors: Mapping[str, DdpctlError] = field(default_factory=dict)  # hosts without the code
+    py_spy: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict
+    )  # hosts with py-spy, and its file (``as_tool``)
+    # The job's checkpoints in short, as ``choice.all_have`` takes them.
     checkpoints: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    serials: Mapping[str, int] = field(default_factory=dict)
+    serials: Mapping[str, int] = field(default_factory=dict)  # the number of the newest start that the host knows
 
 
 def send(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> Sent:
-    """Code and py-spy into the store of every host; what a host has already is not sent.
+    """Put code and py-spy into the store of every host. A host gets only files that its store lacks.
 
-    Every host finishes, then every host is reported. A host that does not get py-spy is named in a warning, no error.
+    Every host finishes, then every host is reported. A host without py-spy is a warning, not an error.
     """
     archive = launch.archive
     tools = py_spy_for(launch, facts, tell)
@@ -52,10 +53,10 @@ def send(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> Sent:
     count = 0
     for tool, hosts in by(tools.get, launch.names).items():
         sources: list[Source] = [source for source in (archive, tool) if source is not None]
-        known = _known(launch, sources, fleet, hosts)
-        checkpoints.update({host: found.checkpoints for host, found in known.results.items()})
-        serials.update({host: found.serial for host, found in known.results.items()})
-        delivery, without = _send(stage, archive, tool, fleet, tell, hosts, known)
+        held = _ask_held(launch, sources, fleet, hosts)
+        checkpoints.update({host: found.checkpoints for host, found in held.results.items()})
+        serials.update({host: found.serial for host, found in held.results.items()})
+        delivery, without = _send(stage, archive, tool, fleet, tell, hosts, held)
         errors.update(delivery.errors)
         count += delivery.traffic.sent_by_controller
         if tool is not None:
@@ -65,8 +66,8 @@ def send(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> Sent:
     return Sent(errors, py_spy, checkpoints, serials)
 
 
-def _known(launch: Launch, sources: Sequence[Source], fleet: Fleet, hosts: Sequence[str]) -> FleetOutcome[Holdings]:
-    """What the hosts have of these files, and of the job's checkpoints: one question, so that these cost no time."""
+def _ask_held(launch: Launch, sources: Sequence[Source], fleet: Fleet, hosts: Sequence[str]) -> FleetOutcome[Holdings]:
+    """Ask the hosts for these files and for the job's checkpoints in the same call, which saves a round trip."""
     job = launch.job_id if launch.job is not None else None
     hashes = [source.sha256 for source in sources]
     return fleet.map(lambda transport: holdings(transport, hashes, job=job), hosts)
@@ -81,8 +82,10 @@ def _send(
     hosts: Sequence[str],
     known: FleetOutcome[Holdings],
 ) -> tuple[Delivery, frozenset[str]]:
-    """How the code came, and the hosts that are without the tool. A host that could not take both gets the code alone:
-    py-spy may have been what did not fit on its disk."""
+    """Return the delivery of the code, and the hosts without py-spy.
+
+    A host that could not take both files gets the code alone: py-spy may have been too large for its disk.
+    """
     sources: list[Source] = [source for source in (archive, tool) if source is not None]
     if not sources:
         return Delivery(done=tuple(hosts)), frozenset()
@@ -99,6 +102,6 @@ def _send(
 
 
 def _replaced(first: Delivery, again: Delivery) -> Delivery:
-    """``first``, with what ``again`` says of its hosts."""
+    """Return ``first`` with the results of ``again`` for the hosts of ``again``."""
     errors = {host: error for host, error in first.errors.items() if host not in again.done}
     return Delivery(first.traffic + again.traffic, (*first.done, *again.done), {**errors, **again.errors})

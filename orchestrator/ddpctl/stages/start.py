@@ -1,4 +1,4 @@
-"""Start every node of a plan; all or nothing."""
+"""Starts every node of a plan; all nodes or no node."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from ddpctl.spec.names import name_taken
 from ddpctl.spec.network import Network
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import NodePlan, Plan
+from ddpctl.stages.limits import BEGIN_S, START_S
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 from ddpctl_worker.wire import contract
-
-START_TIMEOUT_S = 60.0
-BEGIN_TIMEOUT_S = 90.0
 
 
 def start(
@@ -35,17 +33,20 @@ def start(
 ) -> RunStatus:
     """Start the launcher on every node and return once each has confirmed a durable start.
 
-    Whatever it raises, some nodes may have started: that is for the caller to undo.
+    After an exception some nodes may have started: the caller must undo that.
 
-    ``secrets`` are the variables of the job's ``env_file``; they travel on stdin and are never written down. ``py_spy``
-    says for each host that has py-spy which file it is (``as_tool``). ``notify`` are the job's notifiers, resolved: as
-    secret as the secrets. ``network`` is what preflight measured, for the record. ``alone``: no other run of that name
-    may be live on any of the nodes. The first one is then asked before the others, so that of two launches at once one
-    is started. ``serial``: the number of this start of the job.
+    Args:
+        secrets: the variables of the job's ``env_file``. They travel on stdin and are never written to a disk.
+        py_spy: for each host with py-spy, its file (``as_tool``).
+        notify: the job's notifiers with their addresses, which are secrets, too.
+        network: the measurements of preflight, for the record.
+        alone: refuse to start while another run of the name is live on a node. The first node is then asked before the
+            other nodes, so that of two simultaneous launches only the first starts.
+        serial: the number of this start of the job.
 
     Raises:
-        UsageError: another run of that name is live, and may not be.
-        HostsFailed: some node could not be started.
+        UsageError: ``alone``, and another run of the name is live.
+        HostsFailed: a node could not be started.
     """
     gang_key = random_source.token_hex(32)
     copying = _credentials(plan)
@@ -60,7 +61,7 @@ def start(
             "copying": copying,
             "network": network.to_json() if network is not None else None,
         }
-        return transport.call("start", {**request, **more}, timeout=START_TIMEOUT_S)
+        return transport.call("start", {**request, **more}, timeout=START_S)
 
     on_done = counting("launch", len(plan.hosts), tell)
     answers: dict[str, dict[str, Any]] = {}
@@ -93,7 +94,7 @@ def _raise_taken(plan: Plan, errors: Mapping[str, DdpctlError]) -> None:
 
 
 def _warn_beside(plan: Plan, answers: Mapping[str, Mapping[str, Any]], tell: Tell) -> None:
-    """Two runs of one name are allowed, and seldom meant: they share it, and the job's checkpoints."""
+    """Warn of another live run of the name: both share the job's checkpoints, which is allowed but rarely intended."""
     others = sorted({run for answer in answers.values() for run in answer.get("beside", ())})
     if others:
         what = f"{plan.job} is also live as {', '.join(others)}, with the same folder for checkpoints"
@@ -101,18 +102,21 @@ def _warn_beside(plan: Plan, answers: Mapping[str, Mapping[str, Any]], tell: Tel
 
 
 def _begin(plan: Plan, fleet: Fleet, ports: Mapping[str, int]) -> FleetOutcome[dict[str, Any]]:
-    """The hosts of a run with restarts hear where the others are; each waits for them, and starts its part."""
+    """Send all agents' addresses to all hosts of a run with restarts. Each waits for its peers and starts its part."""
     peers = {node.host: [node.address, ports[node.host]] for node in plan.nodes}
 
     def begin(transport: Transport) -> dict[str, Any]:
-        return transport.call("begin", {"run": plan.run, "peers": peers}, timeout=BEGIN_TIMEOUT_S)
+        return transport.call("begin", {"run": plan.run, "peers": peers}, timeout=BEGIN_S)
 
     return fleet.together(begin, list(peers))
 
 
 def _credentials(plan: Plan) -> dict[str, str] | None:
-    """With what the nodes prove to each other that they are of this run when they copy checkpoints: all the time, or
-    before another attempt. None where they copy none. Like the gang's key it is written to no disk."""
+    """Return a certificate and key for copying checkpoints between the nodes; ``None`` where the run copies no files.
+
+    Nodes copy checkpoints during the run with ``replicas``, and before another attempt with ``restarts``. Like the
+    gang's key, the credentials are never written to a disk.
+    """
     if plan.gang_port is None or len(plan.nodes) < 2 or not (plan.checkpoint["replicas"] or plan.restarts):
         return None
     made = new_credentials()
@@ -127,7 +131,7 @@ def start_request(
     py_spy: Mapping[str, str] | None = None,
     notify: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """What the worker's ``start`` verb is given."""
+    """Return the request of the worker's ``start`` verb for a node."""
     return {
         "run": plan.record(node),
         "argv": list(node.command.argv),

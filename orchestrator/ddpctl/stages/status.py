@@ -1,7 +1,7 @@
-"""Which runs there are and how they stand, as the nodes' own records tell.
+"""Finds runs and their state in the records of the nodes.
 
-An end that all nodes of a run have reported is remembered on this machine: a terminal state never changes, even when
-one of them cannot be asked any more.
+Once all nodes of a run have reported its end, this machine remembers that end. A terminal state never changes, so it
+stays known when a node cannot be asked any more.
 """
 
 from __future__ import annotations
@@ -19,38 +19,36 @@ from ddpctl.spec.names import ambiguous
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.outcome import End, RunStatus
 from ddpctl.spec.values import plural
+from ddpctl.stages.limits import NAMED_OWNERS, STATUS_S
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 from ddpctl_worker.wire import contract
-
-STATUS_TIMEOUT_S = 20.0
-MOST_OWNERS = 3  # that an error names
 
 
 def ask_runs(
     fleet: Fleet, job: str | None = None, *, everything: bool = False, hosts: Collection[str] | None = None
 ) -> FleetOutcome[dict[str, Any]]:
-    """What every host tells: its part of the ``runs``, and how many of the oldest it has ``left_out``.
+    """Ask every host for its part of the ``runs``, and for the number of old runs that it has ``left_out``.
 
-    ``job`` (a name, a run id or the beginning of one) narrows them, ``everything`` takes in ended runs. ``hosts``: ask
-    only these.
+    ``job``: only runs of this name, of this run id, or of an id that begins so. ``everything``: also ended runs.
+    ``hosts``: ask only these.
     """
 
     def ask(transport: Transport) -> dict[str, Any]:
         request = {"job": job, "all": everything or job is not None}
-        return transport.call("status", request, timeout=STATUS_TIMEOUT_S)
+        return transport.call("status", request, timeout=STATUS_S)
 
     return fleet.map(ask, hosts)
 
 
 def merged(outcome: FleetOutcome[dict[str, Any]]) -> list[RunStatus]:
-    """The runs that the hosts report, oldest first."""
+    """Return the runs that the hosts report, oldest first."""
     return merge_runs({host: answer["runs"] for host, answer in outcome.results.items()}, outcome.errors)
 
 
 def all_runs(fleet: Fleet, *, everything: bool = False) -> tuple[list[RunStatus], FleetOutcome[dict[str, Any]]]:
-    """The runs found on the nodes, and the answers they were made from (for the hosts that gave none).
+    """Return the runs on the nodes, and the outcome with the errors of silent hosts.
 
-    Without ``everything``: those that are not over, and the newest of every job.
+    Without ``everything``: the runs that are not over, and the newest run of every job.
     """
     outcome = ask_runs(fleet, everything=everything)
     runs = [settled(run) for run in merged(outcome)]
@@ -58,15 +56,15 @@ def all_runs(fleet: Fleet, *, everything: bool = False) -> tuple[list[RunStatus]
 
 
 def find_run(fleet: Fleet, job: str, of: Inventory | None = None, *, hosts: Collection[str] | None = None) -> RunStatus:
-    """The run that ``job`` means: the newest run of that name, a run id, or the beginning of just one.
+    """Return the run that ``job`` means.
 
-    A name means a job of the project ``of`` an inventory; None: of any project. A run id needs none. ``hosts``: as
-    these few know it.
+    ``job`` is a run id, the beginning of a single run id, or a job's name, which means its newest run. ``of``: the name
+    is a job of this inventory's project; without it, of any project. ``hosts``: ask only these.
 
     Raises:
-        UsageError: it is the beginning of several ids, or the name of jobs of several projects.
-        NoSuchJob: every host answered and none knows it; or only other projects have a job of that name.
-        HostsFailed: no reachable host knows it, and some could not be asked.
+        UsageError: several run ids begin so, or several projects have a job of that name.
+        NoSuchJob: every host answered and no host knows it, or only other projects have a job of that name.
+        HostsFailed: no host that answered knows it, and further hosts did not answer.
     """
     found = _named(fleet, job, of, hosts)
     if len({run.job_id for run in found}) > 1:
@@ -75,33 +73,38 @@ def find_run(fleet: Fleet, job: str, of: Inventory | None = None, *, hosts: Coll
 
 
 def live_runs(fleet: Fleet, job: str, of: Inventory | None = None) -> list[RunStatus]:
-    """Every run that ``job`` may mean and that may still run on a host of the fleet, oldest first; where there is none,
-    the newest. ``of`` and what it raises: as ``find_run``, but several projects may be meant."""
+    """Return every run that ``job`` may mean and that may still run on a host of the fleet, oldest first.
+
+    Without a live run, return the newest run. Arguments and errors are as for ``find_run``, but ``job`` may mean jobs
+    of several projects.
+    """
     runs = [settled(run) for run in _named(fleet, job, of)]
     return [run for run in runs if _lives(run, fleet.hosts)] or runs[-1:]
 
 
 def live_runs_of(fleet: Fleet, job: JobId) -> tuple[list[RunStatus], Mapping[str, DdpctlError]]:
-    """The runs of this very job that are live on hosts that answered, and the hosts that did not."""
+    """Return the job's runs that are live on hosts that answered, and the errors of the hosts that did not."""
     outcome = ask_runs(fleet, job.job)
     runs = [settled(run) for run in merged(outcome) if run.job_id == job]
     return [run for run in runs if _lives(run, outcome.results)], outcome.errors
 
 
 def owners(runs: Collection[RunStatus]) -> str:
-    """``run R of project exp1, started from ann@laptop:/home/ann/exp1``: the newest run of each job."""
+    """Return the newest run of each job in words: ``run R of project exp1, started from ann@laptop:/home/ann/exp1``."""
     newest = {run.job_id: run for run in sorted(runs, key=lambda run: run.run)}
     clusters = len({job.cluster for job in newest}) > 1
     texts = [
         f"run {run.run} of project {run.project}{f' on cluster {run.cluster}' if clusters else ''}, started from "
         f"{run.origin or 'an unknown folder'}"
-        for run in list(newest.values())[-MOST_OWNERS:]
+        for run in list(newest.values())[-NAMED_OWNERS:]
     ]
-    return "; ".join([*texts[::-1], *([f"and {len(newest) - MOST_OWNERS} more"] if len(newest) > MOST_OWNERS else [])])
+    return "; ".join(
+        [*texts[::-1], *([f"and {len(newest) - NAMED_OWNERS} more"] if len(newest) > NAMED_OWNERS else [])]
+    )
 
 
 def _lives(run: RunStatus, hosts: Collection[str]) -> bool:
-    """What became of it on a host that is in no inventory any more is not to be found out."""
+    """Whether the run may be live on ``hosts``. A host outside the inventory cannot be asked, and does not count."""
     return not run.terminal and any(node.state not in contract.TERMINAL and node.host in hosts for node in run.nodes)
 
 
@@ -133,7 +136,7 @@ def _named(fleet: Fleet, job: str, of: Inventory | None, hosts: Collection[str] 
 
 
 def others_alone(job: str, of: Inventory, alike: Collection[RunStatus]) -> NoSuchJob:
-    """Only other projects have a job of that name."""
+    """Return the error for a job name that only other projects have."""
     return NoSuchJob(
         f"project {of.project} on cluster {of.cluster} has no job {job!r}; others have: {owners(alike)}",
         hint="name the run by its id; kill, rm and restart also take --any-project",
@@ -141,25 +144,25 @@ def others_alone(job: str, of: Inventory, alike: Collection[RunStatus]) -> NoSuc
 
 
 def read_run(fleet: Fleet, run: RunStatus, *, gone: Collection[str] = ()) -> RunStatus:
-    """The same run, asked again; not of the hosts that are ``gone``, unless all are."""
+    """Ask the run's hosts for its state again, without the hosts in ``gone`` unless every host is gone."""
     asked = [host for host in run.hosts if host in fleet.hosts]
     return find_run(fleet, run.run, hosts=[host for host in asked if host not in gone] or asked)
 
 
 def not_listed(host: str) -> Unreachable:
-    """The error of a host that a run was on, and that has left the inventory."""
+    """Return the error for a host of a run that is no longer in the inventory."""
     return Unreachable("it is not in the inventory", host=host)
 
 
 def is_no_such_run(error: DdpctlError) -> bool:
-    """Whether a node said that it has no such run (it was never started there)."""
+    """Return whether the error says that the node has no such run, because it was never started there."""
     return isinstance(error, RemoteError) and error.kind == contract.NO_SUCH_RUN
 
 
 def settled(run: RunStatus) -> RunStatus:
-    """The run with the end that was seen before, where its nodes cannot all report it now."""
+    """Return the run with its remembered end where not all nodes can report the end now."""
     if run.end is not None:
-        with contextlib.suppress(OSError):  # no home that can be written: then only the nodes know
+        with contextlib.suppress(OSError):  # without a writable home only the nodes remember the end
             save_end(run.run, asdict(run.end))
         return run
     seen = last_end(run.run)

@@ -1,4 +1,4 @@
-"""End a run on every node at once, with proof that nothing is left."""
+"""Ends a run on every node at the same time, with proof that no process is left."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from ddpctl.errors import DdpctlError
 from ddpctl.spec.done import KillOutcome, StoppedNode
 from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.outcome import NodeStatus, run_state
+from ddpctl.stages.limits import KILL_GRACES, KILL_PROOF_S
 from ddpctl.stages.status import is_no_such_run
 from ddpctl.transport.base import Fleet, Frame, Transport
 from ddpctl_worker.wire import contract
-
-# What the worker may need beyond the grace: rounds of SIGKILL until two scans come back empty.
-PROOF_S = 30.0
-GRACES = 2  # a supervisor that hangs is waited for; the ranks then get the same time from the worker itself
 
 
 def stop_run(
@@ -32,20 +29,19 @@ def stop_run(
     longer: bool = False,
     tell: Tell = lambda event: None,
 ) -> KillOutcome:
-    """Stop ``run`` on all its hosts: SIGTERM, ``grace`` seconds, then SIGKILL until nothing is found twice. With
-    ``longer`` a stop that is under way gets this grace, too.
+    """Stop ``run`` on all its hosts: SIGTERM, ``grace`` seconds, then SIGKILL until two scans find no process.
 
-    Every host is stopped whatever becomes of the others, and is in the outcome: with its proof, or with its error.
+    With ``longer`` a stop that is already under way gets this grace, too. A failure on a host does not affect the other
+    hosts. The outcome has the proof or the error of every host.
     """
     begun = time.monotonic()
 
     def stop(transport: Transport) -> dict[str, Any]:
         request = {"run": run, "grace": grace, "by": by, "longer": longer}
         on_frame = partial(_tell_growing, job, transport.host, tell)
-        return transport.call("stop", request, on_frame=on_frame, timeout=GRACES * grace + PROOF_S)
+        return transport.call("stop", request, on_frame=on_frame, timeout=KILL_GRACES * grace + KILL_PROOF_S)
 
-    known = [host for host in hosts if host in fleet.hosts]
-    outcome = fleet.together(stop, known)
+    outcome = fleet.together(stop, [host for host in hosts if host in fleet.hosts])
     nodes = tuple(_node(host, outcome.results.get(host), outcome.errors.get(host)) for host in hosts)
     duration = time.monotonic() - begun
     return KillOutcome(job, run, _state(outcome.results, nodes), duration, nodes)
@@ -61,9 +57,9 @@ def _tell_growing(job: str, host: str, tell: Tell, frame: Frame) -> None:
 
 def _node(host: str, answer: dict[str, Any] | None, error: DdpctlError | None) -> StoppedNode:
     if answer is None:
-        nothing = error is not None and is_no_such_run(error)  # so there is nothing to stop
-        return StoppedNode(host, reachable=nothing, error=None if nothing else error)
-    survivors = tuple((one["pid"], one["cmd"]) for one in answer["survivors"])
+        never_started = error is not None and is_no_such_run(error)
+        return StoppedNode(host, reachable=never_started, error=None if never_started else error)
+    survivors = tuple((process["pid"], process["cmd"]) for process in answer["survivors"])
     return StoppedNode(host, answer["signalled"], answer["forced"], survivors)
 
 

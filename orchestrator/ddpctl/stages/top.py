@@ -1,4 +1,4 @@
-"""Watch all hosts: one thread a host reads what it says every two seconds, through any number of broken connections."""
+"""Watches all hosts: a thread per host reads its pulse every two seconds, despite broken connections."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ from ddpctl.errors import ConnectError, DdpctlError, Interrupted, as_fault
 from ddpctl.spec.merge import current, merge_runs
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.top import HostView, Overview, Pulse
+from ddpctl.stages.limits import TOP_ONCE_S, TOP_SILENT_S
 from ddpctl.stages.status import settled
 from ddpctl.transport import limits
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 10.0  # a pulse comes every two seconds
-ONCE_S = 20.0
-
 
 @dataclass
 class _Host:
-    """What one host has said so far. Written by its thread alone; each value is replaced, never changed."""
+    """The state of a host. Only its own thread writes here, and replaces values instead of changing them."""
 
     statuses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # run -> NodeStatus
     pulse: Pulse | None = None
-    at: float = 0.0  # of the pulse
+    at: float = 0.0  # monotonic time of the pulse
     error: DdpctlError | None = None
-    news: int = 0  # counts what may change a run
+    news: int = 0  # counts changes that may change a run
 
     def hear(self, frame: Frame) -> None:
         if "run" in frame.data:
@@ -56,7 +54,9 @@ class _Host:
         if self.pulse is None:
             return HostView(name, error="connecting")
         silent = time.monotonic() - self.at
-        return HostView(name, None, f"silent for {silent:.0f} s") if silent > SILENT_S else HostView(name, self.pulse)
+        return (
+            HostView(name, None, f"silent for {silent:.0f} s") if silent > TOP_SILENT_S else HostView(name, self.pulse)
+        )
 
 
 class HostWatch:
@@ -78,49 +78,52 @@ class HostWatch:
         self._cancelled.set()
 
     def overview(self) -> Overview:
-        """All of it as it is now; may be called on any thread."""
-        views = tuple(one.view(name) for name, one in self._hosts.items())
+        """Return the present state of all hosts and runs. Any thread may call this."""
+        views = tuple(host.view(name) for name, host in self._hosts.items())
         with self._merging:
-            news = sum(one.news for one in self._hosts.values())
+            news = sum(host.news for host in self._hosts.values())
             if news != self._news:
                 self._runs, self._news = _merged(self._hosts), news
             return Overview(views, self._runs)
 
     def _read(self, name: str) -> None:
-        """In a thread of its own, until the watch is over."""
-        one, transport, pause = self._hosts[name], self._fleet.transport(name), limits.RETRY_FIRST_S
+        """Read a host's pulses in this thread until ``stop``."""
+        host, transport, pause = self._hosts[name], self._fleet.transport(name), limits.RETRY_FIRST_S
         while not self._cancelled.is_set():
-            before = one.at
+            before = host.at
             try:
-                transport.call("top", {}, on_frame=one.hear, timeout=None, cancel=self._cancelled.is_set)
+                transport.call("top", {}, on_frame=host.hear, timeout=None, cancel=self._cancelled.is_set)
                 error: DdpctlError = ConnectError("the worker ended", host=name)
             except Interrupted:
                 return
-            except Exception as raised:  # whatever it is, it is this host's alone
+            except Exception as raised:  # an error here must not end the watch of other hosts
                 error = as_fault(raised, name)
                 log.debug("%s: cannot be watched", name, exc_info=raised)
-            one.fail(error)
-            pause = limits.RETRY_FIRST_S if one.at > before else min(limits.RETRY_MOST_S, pause * 2)
+            host.fail(error)
+            pause = limits.RETRY_FIRST_S if host.at > before else min(limits.RETRY_MOST_S, pause * 2)
             self._cancelled.wait(pause)
 
 
 def look(fleet: Fleet) -> tuple[Overview, FleetOutcome[None]]:
-    """All hosts once, and which of them did not answer."""
+    """Ask every host for a single pulse; the outcome has the hosts that did not answer."""
     hosts = {name: _Host() for name in fleet.hosts}
 
     def ask(transport: Transport) -> None:
-        transport.call("top", {"once": True}, on_frame=hosts[transport.host].hear, timeout=ONCE_S)
+        transport.call("top", {"once": True}, on_frame=hosts[transport.host].hear, timeout=TOP_ONCE_S)
 
     outcome = fleet.map(ask)
     for name, error in outcome.errors.items():
         hosts[name].fail(error)
-    return Overview(tuple(one.view(name) for name, one in hosts.items()), _merged(hosts)), outcome
+    return Overview(tuple(host.view(name) for name, host in hosts.items()), _merged(hosts)), outcome
 
 
 def _merged(hosts: Mapping[str, _Host]) -> tuple[RunStatus, ...]:
-    """The runs, newest first. A host that is still being connected to has no say yet."""
-    errors = {name: error for name, one in hosts.items() if (error := one.error) is not None}
-    answers = {name: tuple(one.statuses.values()) for name, one in hosts.items() if name not in errors}
-    heard = {name: told for name, told in answers.items() if hosts[name].pulse is not None}
-    runs = current([settled(run) for run in merge_runs(heard, errors)])
+    """Return the runs, newest first. A host without a first pulse does not count yet."""
+    errors = {name: error for name, host in hosts.items() if (error := host.error) is not None}
+    answers = {
+        name: tuple(host.statuses.values())
+        for name, host in hosts.items()
+        if name not in errors and host.pulse is not None
+    }
+    runs = current([settled(run) for run in merge_runs(answers, errors)])
     return tuple(sorted(runs, key=lambda run: run.run, reverse=True))

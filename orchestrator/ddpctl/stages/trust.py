@@ -1,4 +1,4 @@
-"""Host keys: show those of the hosts that are not known, and write the confirmed ones down."""
+"""Finds unknown host keys, and writes the confirmed keys to known_hosts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 
 from ddpctl.errors import DdpctlError, Unreachable, UsageError
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
+from ddpctl.stages.limits import KNOWN_HOSTS_LOCK_S
 from ddpctl.transport import known_hosts
 from ddpctl.transport.fleet import fan_out, open_connector, routes, with_jumps
 from ddpctl.transport.known_hosts import SSH_PORT, Key, Verdict, entry_name, line_for
@@ -26,12 +27,11 @@ if TYPE_CHECKING:
 
 STAGE = "trust"
 KNOWN, UNKNOWN, CHANGED, UNREACHABLE = "known", "unknown", "changed", "unreachable"
-_LOCK_S = 10.0
 
 
 @dataclass(frozen=True)
 class KeyReport:
-    """One server's host key, as it was shown to us."""
+    """The host key that a server showed."""
 
     host: str  # its name in the inventory, or the jump host's in ssh_config
     address: str
@@ -40,15 +40,15 @@ class KeyReport:
     sha256: str
     state: str  # known | unknown | changed | unreachable
     error: DdpctlError | None = None
-    name: str = ""  # what known_hosts calls the server
+    name: str = ""  # the server's name in known_hosts
     blob: bytes = b""
-    known: tuple[str, ...] = ()  # where another key of it is written down: file:line
-    alias: bool = False  # its name is a HostKeyAlias: written down without the port
-    file: str = ""  # where its key is to be written down
+    known: tuple[str, ...] = ()  # file:line of each other key of the server
+    alias: bool = False  # the name is a HostKeyAlias, which known_hosts has without the port
+    file: str = ""  # the known_hosts file for its key
 
     @property
     def forget(self) -> tuple[str, ...]:
-        """The commands that take the other keys out."""
+        """The commands that remove the other keys."""
         return known_hosts.forget(entry_name(self.name, self.key_port), self.known)
 
     @property
@@ -63,13 +63,13 @@ def survey(
     say: Say = lambda _text: None,
     tell: Tell = lambda _event: None,
 ) -> list[KeyReport]:
-    """Ask every host and every jump host for its key, by a key exchange without a login.
+    """Ask every host and every jump host for its key, with a key exchange but without a login.
 
-    A host behind a jump host can only be asked when the jump host's own key is known: until then it is reported as
-    unreachable, with that as its error. Trust the jump host, then survey again.
+    A host behind a jump host can be asked only once the jump host's key is known. Until then the host is reported as
+    unreachable with that error: trust the jump host, then survey again.
 
     Raises:
-        UsageError: an unreadable ssh_config, jump hosts in a circle.
+        UsageError: ssh_config cannot be read, or jump hosts form a circle.
     """
     hops = routes(inventory, [host.name for host in inventory.hosts if not host.local], say)
     servers = {each.label: each for hop in hops.values() for each in reversed(with_jumps(hop))}
@@ -103,7 +103,7 @@ def _report(hop: Hop, key: Key | None, error: DdpctlError | None) -> KeyReport:
 
 
 def new_lines(reports: Sequence[KeyReport]) -> list[str]:
-    """The lines for the unknown keys, each once. A changed key is never among them."""
+    """Return the known_hosts lines of the unknown keys without duplicates. A changed key gets no line."""
     lines = [
         line_for(report.name, report.key_port, Key(report.key_type, report.blob))
         for report in reports
@@ -113,19 +113,19 @@ def new_lines(reports: Sequence[KeyReport]) -> list[str]:
 
 
 def add(reports: Sequence[KeyReport], known_hosts_path: str | Path) -> list[str]:
-    """Write the unknown keys down, at the end of ``known_hosts_path``; returns the lines that were added.
+    """Append the unknown keys to ``known_hosts_path``; return the new lines.
 
-    The file is made with mode 0600 where it is missing. Two at once do not disturb each other, and a key that became
-    known (or another) since the survey is not written.
+    A missing file is created with mode 0600. A lock keeps two calls apart. A key is not written if the file has got a
+    key of its server since the survey.
 
     Raises:
-        UsageError: the file cannot be written, or is locked by somebody for 10 s.
+        UsageError: the file cannot be written, or another ddpctl holds its lock for KNOWN_HOSTS_LOCK_S.
     """
     path = Path(known_hosts_path).expanduser()
     hint = "set `known_hosts:` in the inventory to another file"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with FileLock(f"{path}.ddpctl-lock", timeout=_LOCK_S, mode=0o600):
+        with FileLock(f"{path}.ddpctl-lock", timeout=KNOWN_HOSTS_LOCK_S, mode=0o600):
             there = known_hosts.load([str(path)])
             fresh = [report for report in reports if _still_unknown(there, report)]
             lines = new_lines(fresh)
@@ -133,7 +133,9 @@ def add(reports: Sequence[KeyReport], known_hosts_path: str | Path) -> list[str]
                 _append(path, "".join(f"{line}\n" for line in lines))
             return lines
     except Timeout:
-        raise UsageError(f"{path} has been locked by another ddpctl for {_LOCK_S:g} s", hint="try again") from None
+        raise UsageError(
+            f"{path} has been locked by another ddpctl for {KNOWN_HOSTS_LOCK_S:g} s", hint="try again"
+        ) from None
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", hint=hint) from None
 
@@ -146,7 +148,7 @@ def _still_unknown(there: known_hosts.KnownHosts, report: KeyReport) -> bool:
 
 
 def _append(path: Path, text: str) -> None:
-    """In one write, on a line of its own even where the file's last line was not ended."""
+    """Append ``text`` in a single write, on a new line even if the file's last line has no end."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(handle).st_size

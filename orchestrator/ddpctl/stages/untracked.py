@@ -1,4 +1,4 @@
-"""Ask the hosts of a run for the files that no declared output covers: ``fetch`` leaves them on the nodes."""
+"""Asks the hosts of a run for files that no declared output covers: ``fetch`` leaves these files on the nodes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 from ddpctl.spec.outcome import RunStatus, Untracked
+from ddpctl.stages.limits import UNTRACKED_S
 from ddpctl.stages.status import is_no_such_run
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker.wire import contract
 
-TIMEOUT_S = 20.0  # a host looks for a second
-
 
 def with_untracked(fleet: Fleet, run: RunStatus) -> RunStatus:
-    """The run with its untracked files. Hosts that could not be reached a moment ago are not asked."""
+    """Return the run with its untracked files. Hosts that were unreachable a moment ago are not asked."""
 
     def ask(transport: Transport) -> dict[str, Any]:
-        return transport.call("untracked", {"run": run.run}, timeout=TIMEOUT_S)
+        return transport.call("untracked", {"run": run.run}, timeout=UNTRACKED_S)
 
     absent = (contract.UNREACHABLE, contract.LOST)
     asked = [node.host for node in run.nodes if node.state not in absent and node.host in fleet.hosts]

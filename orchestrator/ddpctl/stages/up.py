@@ -1,4 +1,4 @@
-"""The way up, in one place: check, provide the environment, try it out, rehearse if asked, send the code, start."""
+"""A launch from preflight to the confirmed start: check, environment, imports, rehearsal, code, checkpoints, start."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ddpctl.spec.ranges import fold
 from ddpctl.stages.checkpoints import set_aside
 from ddpctl.stages.imports import try_imports
 from ddpctl.stages.launch import Launch
+from ddpctl.stages.limits import UNDO_GRACE_S
 from ddpctl.stages.preflight import Options, run_preflight, with_findings, with_rehearsal
 from ddpctl.stages.push import provision
 from ddpctl.stages.rehearse import run_rehearsal
@@ -39,16 +40,14 @@ from ddpctl.transport.base import Fleet, FleetOutcome
 
 T = TypeVar("T")
 
-# What is asked even with --skip-preflight: addresses, interfaces, GPUs and free ports are no opinion but facts.
+# --skip-preflight skips the checks. The plan still needs the facts: addresses, interfaces, GPUs and free ports.
 FACTS_ONLY = Options(only=("ssh",), mesh=False)
-UNDO_GRACE_S = 2.0  # of a run that has only just begun
 
 
 class Up:
-    """One launch on its way up.
+    """Check, provide and start a launch. Each step keeps its result in a field, which a caller reads after a failure.
 
-    Each step keeps what it found, for the steps after it and for the caller: who sees how far an interrupted one came,
-    and must call ``undo`` whatever ``run`` raises.
+    After any exception of ``run`` or ``start`` the caller must call ``undo``.
     """
 
     def __init__(
@@ -62,11 +61,12 @@ class Up:
         any_project: bool = False,
     ) -> None:
         self._launch, self._fleet, self._tell = launch, fleet, tell
-        self._fresh = fresh  # checkpoints of earlier runs are set aside
-        self._any_project = any_project  # a checkpoint of another folder is taken, too
+        self._fresh = fresh  # set the checkpoints of earlier runs aside
+        self._any_project = any_project  # also resume from a checkpoint that another folder's run saved
         self._options = options or Options()
-        self._sending: Background[Sent] | None = None  # the code, where it did not wait for its turn
-        self._others: Background[FleetOutcome[Holdings]] | None = None  # who takes no part: a silent one takes its time
+        self._sending: Background[Sent] | None = None  # the code, sent while preflight runs
+        # Hosts outside the launch are asked in the background: a silent host takes long to fail.
+        self._others: Background[FleetOutcome[Holdings]] | None = None
         self._py_spy: Mapping[str, Mapping[str, str]] = {}
         self._checkpoints: Mapping[str, Sequence[Mapping[str, Any]]] = {}
         self._serials: Mapping[str, int] = {}
@@ -76,10 +76,10 @@ class Up:
         self.plan: Plan | None = None
 
     def run(self) -> RunStatus:
-        """All steps in order; the run as every node has confirmed its start.
+        """Take all steps in order; return the run once every node has confirmed its start.
 
         Raises:
-            UsageError: a run of the name that was given is live, or the checkpoint is that of another folder.
+            UsageError: a run of the given name is live, or another folder's run saved the checkpoint to resume from.
             PreflightFailed, HostsFailed: a step failed.
         """
         if self._launch.alone:
@@ -90,7 +90,7 @@ class Up:
         own = FleetOutcome[Holdings]() if self._fresh else ask_held(self._launch, self._fleet, self._launch.names)
         self._refuse_others(own)
         environment = self._provide_environment(report)
-        if self._launch.managed:  # what had to wait for the environment
+        if self._launch.managed:  # these steps need the environment
             report = self._try_imports(report, environment)
             self._rehearse(report)
         self._provide_code()
@@ -102,28 +102,28 @@ class Up:
         return self.start()
 
     def undo(self, *, by: str, grace: float = UNDO_GRACE_S) -> KillOutcome | None:
-        """End what may have been started: from the plan on, a start may be under way. None: nothing was."""
+        """End the run on every host of the plan. Without a plan nothing has started, and the result is ``None``."""
         if self.plan is None:
             return None
         return stop_run(self.plan.job, self.plan.run, self.plan.hosts, self._fleet, grace=grace, by=by)
 
     def _refuse_taken(self) -> None:
-        """Raises UsageError: a run of this name is live on some host of the fleet."""
+        """Raises UsageError: a run of this name is live on a host of the fleet."""
         assert self._launch.job is not None
         name = self._launch.job.name
         live, errors = live_runs_of(self._fleet, self._launch.job_id)
         if live:
             raise name_taken(name, "; ".join(f"run {run.run} on {fold(run.hosts)}" for run in live))
-        for host in (host for host in errors if host not in self._launch.names):  # of its own preflight says more
+        for host in (host for host in errors if host not in self._launch.names):  # preflight reports the launch's own
             self._tell(Note(f"it could not be asked whether a run of the name {name} is live there", "warning", host))
 
     def _refuse_others(self, held: FleetOutcome[Holdings]) -> None:
-        """Raises UsageError: the checkpoint is that of another folder, and this one may not take it."""
+        """Raises UsageError: another folder's run saved the checkpoint, and --any-project was not given."""
         if not self._any_project:
             refuse_others(self._launch, held)
 
     def _check(self) -> PreflightReport:
-        """Raises PreflightFailed: with the exit code of the report (4 where a host could not be reached)."""
+        """Raises PreflightFailed: with the exit code of the report, which is 4 where a host could not be reached."""
         report = run_preflight(
             self._launch, self._fleet, self._tell, options=self._options, meanwhile=self._begin_sending
         )
@@ -131,15 +131,17 @@ class Up:
         return self._passed(report)
 
     def _passed(self, report: PreflightReport) -> PreflightReport:
-        """Keeps the report; raises PreflightFailed where it has errors."""
+        """Keep the report. Raises PreflightFailed: it has errors."""
         self.report = report
         if report.exit_code:
             raise refusal(report)
         return report
 
     def _begin_sending(self, remembered: PreflightReport) -> None:
-        """These hosts were fine a moment ago, so they are asked for the code while that is confirmed. Code is stored by
-        its hash: a copy that is not used in the end does no harm."""
+        """Send the code while preflight confirms its remembered result.
+
+        Code is stored by its hash, so an unused copy does no harm.
+        """
         facts = remembered.facts
         self._sending = Background(lambda tell: send(self._launch, facts, self._fleet, tell))
 
@@ -159,10 +161,10 @@ class Up:
         return self._passed(with_findings(report, {IMPORTS.id}, found))
 
     def _rehearse(self, report: PreflightReport) -> None:
-        """Raises PreflightFailed: some rank did not get through."""
+        """Raises PreflightFailed: a rank failed the rehearsal."""
         if self._options.deep:
-            told = run_rehearsal(self._launch, self.facts, self._fleet, self._tell)
-            self._passed(with_rehearsal(report, told))
+            answers = run_rehearsal(self._launch, self.facts, self._fleet, self._tell)
+            self._passed(with_rehearsal(report, answers))
 
     def _provide_code(self) -> None:
         if self._sending is not None:
@@ -175,17 +177,18 @@ class Up:
         self._serials = sent.serials
 
     def _restore(self, report: PreflightReport, held: FleetOutcome[Holdings]) -> None:
-        """What earlier runs of the job have saved, on every host alike."""
+        """Put the newest checkpoints of earlier runs on every host."""
         preferred = {host: (node.fabric_address,) for host, node in self.facts.nodes.items() if node.fabric_address}
         addresses = Addresses(preferred, report.open_ports)
         errors = restore(self._launch, self._checkpoints, self._fleet, self._tell, addresses, held)
         self._raise_for(errors, "could not get the checkpoints of earlier runs")
 
     def start(self) -> RunStatus:
-        """The plan, now without open questions, and every launcher.
+        """Complete the plan, then start every launcher.
 
         Raises:
-            PreflightFailed: what the plan needs could not be found out. UsageError, HostsFailed: see ``start``.
+            PreflightFailed: the plan needs facts that preflight did not find.
+            UsageError, HostsFailed: see ``start``.
         """
         plan = self._launch.plan(self.facts)
         if plan.unknown:
@@ -219,7 +222,7 @@ class Up:
 
 
 def refusal(report: PreflightReport, what: str = "nothing was started") -> PreflightFailed:
-    """One line for a report with errors: ``what`` follows, the first of them, and how many more."""
+    """Return the error of a report in one line: ``what``, the first error, and the count of further errors."""
     errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
     first = errors[0]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
@@ -231,7 +234,7 @@ def refusal(report: PreflightReport, what: str = "nothing was started") -> Prefl
 
 
 def with_environment(facts: Facts, environment: EnvironmentOutcome) -> Facts:
-    """The facts once the environment stands: its interpreter, and its torch instead of the one found before."""
+    """Return ``facts`` with the interpreter and the torch of the installed environment."""
     nodes: dict[str, NodeFacts] = dict(facts.nodes)
     for host in environment.nodes:
         python = environment.python(host)
@@ -243,27 +246,27 @@ def with_environment(facts: Facts, environment: EnvironmentOutcome) -> Facts:
 
 
 class Background(Generic[T]):
-    """``work`` in a thread of its own, begun before its turn has come.
+    """Run ``work`` in a thread, ahead of its turn.
 
-    What it tells is kept until its result is wanted: a person reads one step after the other. A caller that never asks
-    for the result leaves the thread to end with the fleet's connections.
+    Its events are kept until the caller asks for the result, so that a person reads the steps in order. Where no caller
+    asks, the thread ends with the fleet's connections.
     """
 
     def __init__(self, work: Callable[[Tell], T]) -> None:
         self._work = work
-        self._told: list[Event] = []
+        self._events: list[Event] = []
         self._outcome: Future[T] = Future()
         threading.Thread(target=self._run, name="ddpctl-background", daemon=True).start()
 
     def result(self, tell: Tell) -> T:
-        """Wait for it, and tell what it told; raises what it raised."""
+        """Wait for the work, pass its events on to ``tell``, and return its result or raise its error."""
         self._outcome.exception()
-        for event in self._told:
+        for event in self._events:
             tell(event)
         return self._outcome.result()
 
     def _run(self) -> None:
         try:
-            self._outcome.set_result(self._work(self._told.append))
+            self._outcome.set_result(self._work(self._events.append))
         except BaseException as error:  # raised where the result is wanted
             self._outcome.set_exception(error)
