@@ -12,6 +12,7 @@ from ddpctl.spec.outcome import RunStatus
 from ddpctl.stages.status import find_run
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker.rules import verdict
+from ddpctl_worker.rules.limits import STALL_S
 from ddpctl_worker.rules.verdict import Diagnosis
 from ddpctl_worker.wire import contract
 
@@ -70,7 +71,7 @@ def _stall(run: RunStatus, looks: list[dict[str, Any]]) -> float:
     """Seconds that a pause may take: what the job says, or what this run has done before."""
     longest = max((float(one.get("pause_s") or 0.0) for one in looks), default=0.0)
     settings = run.record.get("doctor") or {}
-    return max(float(settings.get("stall") or verdict.STALL_S), longest)
+    return max(float(settings.get("stall") or STALL_S), longest)
 
 
 def _after_the_end(run: RunStatus, found: Diagnosis) -> Diagnosis:

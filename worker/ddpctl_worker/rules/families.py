@@ -10,9 +10,9 @@ from collections import Counter
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker.rules import frames, words
+from ddpctl_worker.rules.limits import NAMED_PROCESSES
 from ddpctl_worker.rules.seen import SeenRank
 
-NAMED = 3  # processes of which each is described by itself
 Child = Dict[str, Any]  # as in a look: pid, state, sleep_s, stack, still
 
 
@@ -42,18 +42,18 @@ class Family(NamedTuple):
         """``1 of 2 processes of rank 0 on node0 waits in all_reduce (train.py:9 in run); its process 71 is at ...``."""
         total = len(self.waiting) + len(self.rest)
         parts = []
-        for place, some in self.places[:NAMED]:
+        for place, some in self.places[:NAMED_PROCESSES]:
             count = "all %d" % total if some == total > 1 else "%d of %d" % (some, total) if total > 1 else "the only"
             verb = "wait" if some > 1 else "waits"
             noun = "processes" if total > 1 else "process"
             parts.append("%s %s of %s %s in %s" % (count, noun, words.who([self.rank]), verb, place))
-        parts += ["its process %s is %s" % (child.get("pid"), _where(child)) for child in self.rest[:NAMED]]
+        parts += ["its process %s is %s" % (child.get("pid"), _where(child)) for child in self.rest[:NAMED_PROCESSES]]
         return "; ".join(parts)
 
     def evidence(self) -> List[str]:
         """What was seen of its processes, the odd ones first."""
         lines = []
-        for child in [*self.rest, *self.waiting][:NAMED]:
+        for child in [*self.rest, *self.waiting][:NAMED_PROCESSES]:
             lines.append("  its process %s: %s" % (child.get("pid"), child.get("state")))
             lines += ["    %s:%s in %s" % tuple(frame) for frame in (child.get("stack") or [])[:8]]
         return lines

@@ -13,15 +13,13 @@ import json
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker.rules import pickled
+from ddpctl_worker.rules.limits import LARGEST_NUMBER, MOST_COLLECTIVES, MOST_RANKS
 
-MOST = 300  # entries that are kept of one rank
 # In a correct program these have as many elements on every rank. Shapes may differ: only elements are sent.
 SAME_SIZES = frozenset(
     {"all_reduce", "broadcast", "reduce", "all_gather", "barrier", "_all_gather_base", "_reduce_scatter_base"}
 )
 NCCL = "nccl:"  # before the names of its groups: gloo counts the collectives of the same group by itself
-_LIMIT = 1 << 62  # a greater number is no number of a collective
-_MOST_RANKS = 1 << 20
 
 
 class Entry(NamedTuple):
@@ -68,7 +66,7 @@ def dumped(data: bytes) -> List[Entry]:
 
 def _read(made: Dict[str, Any], found: List[Any]) -> List[Entry]:
     members = _members(made.get("pg_config"))
-    read = ((each, _entry(each, members)) for each in found[-MOST:])
+    read = ((each, _entry(each, members)) for each in found[-MOST_COLLECTIVES:])
     return _joined(_present([(each.get("pg_id"), one) for each, one in read if one is not None]))
 
 
@@ -85,7 +83,7 @@ def _entry(one: Any, members: Dict[str, Tuple[int, ...]]) -> Optional[Entry]:
         backend, _, op = str(one["profiling_name"]).partition(":")
         retired = bool(one["retired"]) and backend != "nccl"
         seq, at = int(one["collective_seq_id"]), int(one["time_created_ns"])
-        if not (0 <= seq < _LIMIT and 0 <= at < _LIMIT):
+        if not (0 <= seq < LARGEST_NUMBER and 0 <= at < LARGEST_NUMBER):
             return None
         return Entry(
             name,
@@ -133,7 +131,7 @@ def _elements(sizes: Any) -> int:
         for dimension in tensor:
             product *= int(dimension)
         total += product
-    return max(-_LIMIT, min(total, _LIMIT))
+    return max(-LARGEST_NUMBER, min(total, LARGEST_NUMBER))
 
 
 def _members(config: Any) -> Dict[str, Tuple[int, ...]]:
@@ -142,7 +140,7 @@ def _members(config: Any) -> Dict[str, Tuple[int, ...]]:
     for name, group in config.items() if isinstance(config, dict) else ():
         try:
             ranks = json.loads(group["ranks"])
-            if name and all(type(rank) is int and 0 <= rank < _MOST_RANKS for rank in ranks):
+            if name and all(type(rank) is int and 0 <= rank < MOST_RANKS for rank in ranks):
                 found[str(name)[:40]] = tuple(ranks)
         except (KeyError, TypeError, ValueError, RecursionError):
             continue
@@ -161,7 +159,7 @@ def _joined(found: Sequence[Entry]) -> List[Entry]:
     return made
 
 
-def to_json(found: Sequence[Entry], most: int = MOST) -> Dict[str, Any]:
+def to_json(found: Sequence[Entry], most: int = MOST_COLLECTIVES) -> Dict[str, Any]:
     """``{group: {"what": str, "ranks": [int], "since": float, "entries": [[seq, op, elements, done, at, started]]}}``.
 
     ``ranks`` only where they are known, ``since`` only where it is not 0. The oldest entry first.

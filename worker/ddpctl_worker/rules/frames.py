@@ -10,8 +10,9 @@ import os
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ddpctl_worker.rules.limits import LARGEST_LINE, MOST_FRAMES
+
 Frame = Sequence[Any]
-MOST_FRAMES = 64
 POINT_TO_POINT = frozenset(
     {"send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"}
 )
@@ -22,7 +23,6 @@ _RUNPY = re.compile(r"^<frozen runpy>$|/runpy\.py$")
 _INSTALLED = re.compile(r"(.*/(?:site|dist)-packages/)[^/]+")
 _FAULT = re.compile(r'^  File "(.*)", line ([0-9]{1,9}) in (.*)$')
 _RANK = re.compile(r"[0-9]{1,6}\Z", re.ASCII)
-_MOST_LINES = 1 << 31
 _COLLECTIVES = re.compile(r"distributed/(?:distributed_c10d|nn/functional|_functional_collectives)\.py$")
 FOR_PROCESS = "waiting for another process"
 _SLEEP = re.compile(r"_*(sleep|nap)_*\Z")
@@ -76,7 +76,7 @@ def _thread(one: Dict[str, Any], pid: int) -> Thread:
 
 
 def _line(number: Any) -> int:
-    return max(0, min(int(number), _MOST_LINES))
+    return max(0, min(int(number), LARGEST_LINE))
 
 
 def _peers(frames: Sequence[Dict[str, Any]]) -> Dict[str, int]:

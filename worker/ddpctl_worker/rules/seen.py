@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from ddpctl_worker.rules import flight, frames
+from ddpctl_worker.rules.limits import LOOKS_APART_S
 
 DEFAULT_GROUPS = frozenset({"0", flight.NCCL + "0"})
-APART_S = 3.0  # looks of one round end at most so far apart
 
 
 class SeenRank(NamedTuple):
@@ -128,7 +128,7 @@ def present(ranks: Sequence[SeenRank]) -> List[SeenRank]:
 def _is_old(one: SeenRank, entry: flight.Entry, ages: Dict[str, float]) -> bool:
     if entry.group not in ages or entry.since or not entry.done:
         return False
-    return one.age(entry.at) > ages[entry.group] - APART_S
+    return one.age(entry.at) > ages[entry.group] - LOOKS_APART_S
 
 
 def _pending(entries: List[flight.Entry]) -> Optional[flight.Entry]:

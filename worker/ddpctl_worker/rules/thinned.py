@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import List, Optional, Tuple
 
+from ddpctl_worker.rules.limits import LEAST_POINTS
+
 Numbered = Tuple[int, float, float]  # a point's number in the series, x, y
-LEAST = 4  # points that are kept, if there are as many
 
 
 class Thinned:
@@ -50,7 +51,7 @@ class Thinned:
 
 def _room(most: int) -> int:
     """Stretches: each has two points, and the first and the last point come on top."""
-    return max(1, (max(LEAST, most) - 2) // 2)
+    return max(1, (max(LEAST_POINTS, most) - 2) // 2)
 
 
 def _both(one: Tuple[Numbered, Numbered], other: Tuple[Numbered, Numbered]) -> Tuple[Numbered, Numbered]:

@@ -12,17 +12,19 @@ from collections import Counter
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ddpctl_worker.rules import families, seen, sequences, words
+from ddpctl_worker.rules.limits import (
+    BLOCKED_S,
+    BUSY_BYTES,
+    BUSY_CPU,
+    BUSY_FACTOR,
+    MOVING_FACTOR,
+    NAMED_RANKS,
+    SPIN_S,
+    STALL_S,
+)
 from ddpctl_worker.rules.seen import DEFAULT_GROUPS, SeenRank
 from ddpctl_worker.rules.sequences import Difference, Side
 from ddpctl_worker.rules.words import numbers
-
-STALL_S = 30.0  # a wait this long is worth a word, unless the job says otherwise
-SOON_S = 5.0  # a rank that is blocked for good may be named after so short a wait, where a person asks
-SPIN_S = 10.0  # the same for a loop of pure Python that never leaves its function
-BUSY_FACTOR = 3  # a rank in a loop of pure Python, in one function, is excused for this many times the stall
-MOVING_FACTOR = 20  # one that works in another way, for this many times: an evaluation may stay on one line for long
-BUSY_CPU = 10.0  # percent of a core
-BUSY_BYTES = 64 << 10  # in a second
 
 __all__ = ["Diagnosis", "diagnose", "numbers"]
 
@@ -89,7 +91,7 @@ class _Judge:
         """Whether they wait for so long that it counts. Where no time is known, that they do not move is all there
         is."""
         if self._timed:
-            return self._waited >= (SOON_S if self._asked else self._stall)
+            return self._waited >= (BLOCKED_S if self._asked else self._stall)
         return all(self._still(one) for one in self._waiting)
 
     def _still(self, one: SeenRank) -> bool:
@@ -126,14 +128,14 @@ class _Judge:
             return self._say("every rank has ended" if not self._absent else self._with_absent("all others have ended"))
         text = "%s; %s ended" % (self._where_they_are(left), words.have(gone))
         works = not self._waiting and any(self._works(one) or _sleeps(one) for one in left)
-        just = min(float(one.look.get("ended_s", SOON_S)) for one in gone) < SOON_S
+        just = min(float(one.look.get("ended_s", BLOCKED_S)) for one in gone) < BLOCKED_S
         if works or just or not self._late:
             return self._say("nobody is stuck yet: %s" % text, waiting_for=gone)
         return self._say(text, gone, stuck=True)
 
     def _differ(self) -> Optional[Diagnosis]:
         """Different operations, or sizes, at one number of one group."""
-        if self._waited < min(SOON_S, self._stall):
+        if self._waited < min(BLOCKED_S, self._stall):
             return None
         found = sequences.first_difference(self._ranks)
         if found is None:
@@ -172,7 +174,7 @@ class _Judge:
             text = "%s wait for each other: %s" % (words.who(cycle), words.standing(cycle))
             return self._say(text, _minority(cycle) if self._late else [], stuck=self._late)
         where, late = self._where_they_are(self._waiting), self._waited >= self._stall
-        if not late and not (self._asked and self._waited >= SOON_S):
+        if not late and not (self._asked and self._waited >= BLOCKED_S):
             return self._say("nobody is stuck: %s" % where)
         busy = [one for one in self._waiting if self._transfers(one)]
         if busy and self._waited < self._stall * MOVING_FACTOR:
@@ -203,7 +205,7 @@ class _Judge:
         found = [family for family in map(families.family_of, self._ranks) if family is not None]
         if not found or self._waiting:
             return None
-        text = "; ".join(family.told() for family in found[: words.NAMED])
+        text = "; ".join(family.told() for family in found[:NAMED_RANKS])
         busy = [family for family in found if self._works(family.rank)]
         moving = [family for family in found if not family.stands]
         sleeping = [one for family in found for one in family.rest if _sleeps_on(one, self._stall)]
@@ -363,7 +365,7 @@ class _Judge:
             if waited < self._stall * (BUSY_FACTOR if loops else MOVING_FACTOR):
                 return "at work%s (%d %% of a core)" % (at, round(one.cpu))
             return None
-        if waited >= (SOON_S if self._asked else self._stall):
+        if waited >= (BLOCKED_S if self._asked else self._stall):
             return None
         return at.strip() or "elsewhere"
 

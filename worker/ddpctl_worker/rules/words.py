@@ -6,9 +6,8 @@ import re
 from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
 from ddpctl_worker.rules import flight, frames
+from ddpctl_worker.rules.limits import NAMED_RANKS
 from ddpctl_worker.rules.seen import DEFAULT_GROUPS, SeenRank
-
-NAMED = 4  # ranks of which each is described by itself; of the others only the count is told
 
 
 def numbers(ranks: Sequence[int]) -> str:
@@ -84,8 +83,8 @@ def standing(ranks: Sequence[SeenRank]) -> str:
     for one in ranks:
         together.setdefault(where(one), []).append(one)
     parts = ["%s %s" % (are(some), of(some, text)) for text, some in together.items()]
-    more = len(parts) - NAMED
-    return "; ".join(parts[:NAMED]) + ("; and %d more elsewhere" % more if more > 0 else "")
+    more = len(parts) - NAMED_RANKS
+    return "; ".join(parts[:NAMED_RANKS]) + ("; and %d more elsewhere" % more if more > 0 else "")
 
 
 def reason(one: SeenRank) -> str:
