@@ -205,7 +205,7 @@ class _Judge:
         found = [family for family in map(families.family_of, self._ranks) if family is not None]
         if not found or self._waiting:
             return None
-        text = "; ".join(family.told() for family in found[:NAMED_RANKS])
+        text = "; ".join(family.sentence() for family in found[:NAMED_RANKS])
         busy = [family for family in found if self._works(family.rank)]
         moving = [family for family in found if not family.stands]
         sleeping = [one for family in found for one in family.rest if _sleeps_on(one, self._stall)]
