@@ -151,7 +151,9 @@ def _plain(save: Optional[int], folders: Sequence[Manifest], earlier: Sequence[M
 
 
 def _files_of(save: Optional[int], parts: Sequence[Manifest]) -> Dict[str, File]:
-    """Return the files of a save, and the files that all saves share. Of two files with one name the last one counts."""
+    """Return the files of a save, and the files that all saves share. If two files have the same name, the last one
+    counts.
+    """
     files = [item for part in parts for item in part["files"].items()]
     shared = {path: file for path, file in files if not _is_counted(path)}
     return {**shared, **{path: file for path, file in files if file["save"] == save}}

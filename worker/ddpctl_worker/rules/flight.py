@@ -107,8 +107,8 @@ def _entry(row: Any, members: Dict[str, Tuple[int, ...]]) -> Optional[Entry]:
 def _present(numbered: Sequence[Tuple[Any, Entry]]) -> List[Entry]:
     """Return the collectives without the entries of destroyed groups whose names are in use again.
 
-    ``numbered``: torch's number of each process group, and the collective. torch names most groups by a count, and counts
-    from 0 again once all of them are destroyed. A new group numbers its collectives from 1 again.
+    ``numbered``: torch's number of each process group, and the collective. torch names most groups by a count, and
+    starts the count at 0 again once all of them are destroyed. A new group numbers its collectives from 1 again.
     """
     kept: List[Entry] = []
     ids: Dict[str, Any] = {}
