@@ -41,7 +41,7 @@ class Restore(NamedTuple):
 def newest(manifests: Iterable[Manifest]) -> List[Chosen]:
     """Return the newest complete checkpoint of each series that the manifests describe, the newest first.
 
-    A name without a step (``best.pt``) is a series of its own: a script that saves several files needs all of them
+    A name without a step (``best.pt``) is a series of its own: a script that saves several files needs all of the files
     again. If each rank saves its own file, the files of all ranks of the chosen save are returned.
     """
     entries: Dict[str, List[Manifest]] = {}
@@ -62,7 +62,7 @@ def partial(complete: Sequence[Union[Chosen, Saved]]) -> Set[str]:
     The host of that rank was lost, or the rank was killed while it saved. ``complete``: oldest first.
 
     Only the newest save is checked. So a training that continues with fewer ranks, or saves other files, loses at most
-    its first such save, and only until the second one exists.
+    its first such save, and only until the second save exists.
     """
     families: Dict[str, Dict[str, List[Union[Chosen, Saved]]]] = {}
     for chosen in complete:
@@ -98,7 +98,7 @@ def _family(entry: str) -> str:
 def all_have(summaries: Mapping[str, Sequence[Row]]) -> bool:
     """Return whether no host has to restore anything: every host has all newest entries, or no host has any entry.
 
-    Two versions of one entry may be parts of one checkpoint that is not united yet, so the answer is False then.
+    Two versions of an entry may be parts of a checkpoint that is not united yet, so the answer is False then.
     """
     every = [row for rows in summaries.values() for row in rows]
     if not all(row["version"] for row in every):

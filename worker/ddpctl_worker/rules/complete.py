@@ -26,7 +26,7 @@ UNKNOWN_SAVE = "it is saved too often under one name to tell its saves apart"
 
 
 class Chosen(NamedTuple):
-    """A complete checkpoint. ``files`` are the files of all hosts. ``clock`` is the host whose clock gave ``time``."""
+    """A complete checkpoint. ``files`` are the files of all hosts. ``clock`` is the host that measured ``time``."""
 
     entry: str
     time: str
@@ -40,7 +40,7 @@ class Chosen(NamedTuple):
 
 
 def best(parts: Sequence[Manifest]) -> Optional[Chosen]:
-    """Return the newest complete checkpoint among the manifests of one name, or None. A name may have been used for
+    """Return the newest complete checkpoint among the manifests of a name, or ``None``. A name may have been used for
     several saves.
     """
     complete = [candidate for candidate in _candidates(parts) if isinstance(candidate, Chosen)]
@@ -82,7 +82,7 @@ def index_of(path: str) -> str:
 
 
 def _candidates(parts: Sequence[Manifest], every: Sequence[Manifest] = ()) -> List[Union[Chosen, List[str]]]:
-    """Return the complete saves among manifests of one name; for each incomplete save, the list of what it lacks.
+    """Return the complete saves among manifests of the same name; for each incomplete save, its missing files.
 
     The newest save of an attempt comes first. ``every``: the manifests of all attempts, if ``parts`` has only some.
     """
@@ -130,7 +130,7 @@ def _save(manifest: Manifest) -> Optional[int]:
 
 
 def _plain(save: Optional[int], folders: Sequence[Manifest], earlier: Sequence[Manifest]) -> Union[Chosen, List[str]]:
-    """Judge one save of a folder without shards.
+    """Judge a save of a folder without shards.
 
     ``folders``: the manifests of one attempt, oldest first. ``earlier``: the manifests of the attempts before.
     """
@@ -151,7 +151,7 @@ def _plain(save: Optional[int], folders: Sequence[Manifest], earlier: Sequence[M
 
 
 def _files_of(save: Optional[int], parts: Sequence[Manifest]) -> Dict[str, File]:
-    """Return the files of a save, and the files that all saves share. If two files have the same name, the last one
+    """Return the files of a save, and the files that all saves share. If two files have the same name, the last file
     counts.
     """
     files = [item for part in parts for item in part["files"].items()]

@@ -28,7 +28,7 @@ _COUNTED = re.compile(r"(step|iter(?:ation)?|checkpoint|ckpt|epoch)s?[-_=.]?(\d+
 _ORDER = ("step", "iter", "iteration", "checkpoint", "ckpt", "epoch")  # of several numbers, the first here is the step
 _NUMBER = re.compile(r"(?<![A-Za-z0-9.])(\d+)(?![A-Za-z0-9]|\.\d)")  # a word of its own, unlike resnet50, fp16, 0.25
 _SHARE = re.compile(r"rank|shard|part|rng|-of-|^__\d", re.IGNORECASE)  # numbered by rank, not by step
-# Numbers that distinguish the files of one save, and numbers that distinguish trainings that run side by side.
+# Numbers that distinguish the files of a save, and numbers that distinguish trainings that run side by side.
 _MEMBER = r"(?:rank|shard|part(?:ition)?|worker|gpu)[-_=.]?\d+(?:[-_.]of[-_.]\d+)?|\d+[-_.]of[-_.]\d+"
 _APART = r"(?:fold|seed|trial|run|split|stage)[-_=.]?\d+"
 _MEMBERS = re.compile(_MEMBER, re.IGNORECASE)
@@ -72,7 +72,7 @@ def step_of(entry: str) -> Optional[int]:
 
 
 def series_of(entry: str) -> Optional[str]:
-    """Return the part that all names of a series share; None for a name without a step, which is a series of its own.
+    """Return the part that all names of a series share; ``None`` for a name without a step, which is a series of its own.
 
     Each rank, each shard and each fold has its own series.
     """
@@ -83,7 +83,7 @@ def series_of(entry: str) -> Optional[str]:
 
 
 def save_of(entry: str) -> str:
-    """Return the part that all names of one save share: ``step_100_rank_0.pt`` and ``step_100_rank_1.pt`` belong
+    """Return the part that all names of a save share: ``step_100_rank_0.pt`` and ``step_100_rank_1.pt`` belong
     together.
     """
     group, slash, name = entry.rpartition("/")
@@ -91,7 +91,9 @@ def save_of(entry: str) -> str:
 
 
 def member_of(path: str) -> Optional[str]:
-    """Return the name of a file of one rank or shard, the same in every save; None if the name has no rank or shard."""
+    """Return the name of a file of one rank or shard, the same in every save; ``None`` if the name has no rank or
+    shard.
+    """
     return _NUMBERS.sub(lambda found: found["stays"] or "#", path) if _MEMBERS.search(path) else None
 
 

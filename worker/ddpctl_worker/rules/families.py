@@ -1,4 +1,4 @@
-"""Judges ranks whose child processes wait for each other: a script that calls ``mp.spawn`` waits in its main process.
+"""Judges ranks with child processes that wait for each other: a script that calls ``mp.spawn`` waits in its main process.
 Pure.
 
 Only the stacks of such children are known. The children of each rank are judged by themselves: nothing says whether
@@ -36,7 +36,7 @@ class Family(NamedTuple):
 
     @property
     def odd(self) -> bool:
-        """Return whether some of the children are not where most of them are."""
+        """Return whether some of the children are not at the place of most children."""
         return bool(self.rest) or len(self.places) > 1
 
     def sentence(self) -> str:
@@ -52,7 +52,7 @@ class Family(NamedTuple):
         return "; ".join(parts)
 
     def evidence(self) -> List[str]:
-        """Return the state and stack of its processes, the odd ones first."""
+        """Return the state and stack of its processes, the odd children first."""
         lines = []
         for child in [*self.rest, *self.waiting][:NAMED_PROCESSES]:
             lines.append("  its process %s: %s" % (child.get("pid"), child.get("state")))
@@ -61,8 +61,8 @@ class Family(NamedTuple):
 
 
 def family_of(rank: SeenRank) -> Optional[Family]:
-    """Return the processes below a rank that is in no operation itself, if some of them are in an operation; else
-    None.
+    """Return the processes below a rank that is in no operation itself, if some are in an operation; else
+    ``None``.
     """
     if rank.operation is not None:
         return None

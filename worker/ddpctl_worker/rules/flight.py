@@ -1,6 +1,6 @@
 """Reads torch's flight record: the last collectives of a rank, from its debug server or from a dump. Pure.
 
-The formats are those of torch's FlightRecorder: ``dump_json`` and ``dump`` in
+The formats are defined by torch's FlightRecorder: ``dump_json`` and ``dump`` in
 torch/csrc/distributed/c10d/FlightRecorderDetail.hpp. Before torch 2.4 an entry has no ``collective_seq_id``.
 
 - gloo: ``state`` is always ``scheduled``, and ``retired`` means done.
@@ -25,7 +25,7 @@ NCCL = "nccl:"  # prefix of NCCL's group names: gloo numbers the collectives of 
 
 
 class Entry(NamedTuple):
-    """One collective of one rank."""
+    """A collective of a rank."""
 
     group: str
     seq: int
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 def entries(text: bytes) -> Optional[List[Entry]]:
-    """Return the collectives of a record, the oldest first; None if the text is no record (the rank is exiting)."""
+    """Return the collectives of a record, the oldest first; ``None`` if the text is no record (the rank is exiting)."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -108,7 +108,7 @@ def _present(numbered: Sequence[Tuple[Any, Entry]]) -> List[Entry]:
     """Return the collectives without the entries of destroyed groups whose names are in use again.
 
     ``numbered``: torch's number of each process group, and the collective. torch names most groups by a count, and
-    starts the count at 0 again once all of them are destroyed. A new group numbers its collectives from 1 again.
+    starts the count at 0 again once all groups are destroyed. A new group numbers its collectives from 1 again.
     """
     kept: List[Entry] = []
     ids: Dict[str, Any] = {}
@@ -123,12 +123,14 @@ def _present(numbered: Sequence[Tuple[Any, Entry]]) -> List[Entry]:
 
 
 def _kind(group: str) -> str:
-    """Return the same text for all groups whose names are numbers."""
+    """Return the same text for all groups with a number as name."""
     return "" if group.isdigit() else group
 
 
 def _elements(sizes: Any) -> int:
-    """Return the elements of all tensors together. ``sizes``: the dimensions of each tensor; a scalar has none."""
+    """Return the elements of all tensors together. ``sizes``: the dimensions of each tensor; a scalar has no
+    dimension.
+    """
     total = 0
     for tensor in sizes:
         product = 1

@@ -56,7 +56,7 @@ class Thread(NamedTuple):
 
 
 def from_py_spy(text: str, pid: int) -> Optional[List[Thread]]:
-    """Return the threads in the output of ``py-spy dump --json --locals``; None if it has no valid thread."""
+    """Return the threads in the output of ``py-spy dump --json --locals``; ``None`` if it has no valid thread."""
     try:
         return [_thread(thread, pid) for thread in json.loads(text)] or None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
@@ -99,7 +99,7 @@ def _peers(frames: Sequence[Dict[str, Any]]) -> Dict[str, int]:
 
 
 def from_faulthandler(text: str) -> Optional[List[List[Any]]]:
-    """Return the last stack in a file of faulthandler; None if the file has no stack."""
+    """Return the last stack in a file of faulthandler; ``None`` if the file has no stack."""
     frames: List[List[Any]] = []
     for line in text.splitlines():
         match = _FAULT.match(line)
@@ -148,7 +148,7 @@ def place(stack: Optional[Sequence[Frame]]) -> str:
 
 
 def awake(stack: Optional[Sequence[Frame]]) -> List[Frame]:
-    """Return the stack from the innermost frame of the user on whose function does not merely sleep."""
+    """Return the stack from the innermost frame of the user on that does more than sleep."""
     frames = list(stack or ())
     first = next((at for at, frame in enumerate(frames) if is_own(frame) and not _SLEEP.match(str(frame[2]))), 0)
     return frames[first:]
@@ -165,7 +165,7 @@ def _above(stack: Optional[Sequence[Frame]]) -> List[Frame]:
 
 
 def operation(stack: Optional[Sequence[Frame]]) -> Optional[str]:
-    """Return the operation of torch.distributed that the rank is in, such as ``all_reduce``; None if there is none."""
+    """Return the operation of torch.distributed that the rank is in, such as ``all_reduce``; else ``None``."""
     for file, _, function in _above(stack):
         if _COLLECTIVES.search(str(file)) and not function.startswith("_") and function != "wrapper":
             return str(function).rpartition(".")[2]

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class When(NamedTuple):
-    """The time of a save. ``clock`` is the host whose clock gave ``moment`` (seconds since 1970)."""
+    """The time of a save. ``clock`` is the host that measured ``moment`` (seconds since 1970)."""
 
     attempt: AttemptId
     clock: str

@@ -1,10 +1,10 @@
 """Reads a pickle of torch: containers, numbers and text. Pure.
 
-The opcodes are those of torch's own pickler without tensors and classes (torch/csrc/jit/serialization/pickler.cpp).
+The opcodes follow torch's own pickler without tensors and classes (torch/csrc/jit/serialization/pickler.cpp).
 
 Python's pickle module is not safe here, even without classes and functions: an opcode of a hostile file can allocate
 gigabytes, and a small file can describe a huge value by lists that refer to a list many times. So this reader repeats
-only text. A reference to any other value gives None; in a dump these are the frames of stacks.
+only text. A reference to any other value gives ``None``; in a dump these are the frames of stacks.
 """
 
 from __future__ import annotations

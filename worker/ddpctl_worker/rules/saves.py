@@ -59,7 +59,7 @@ class SaveCounter:
         return None if path in self._known[entry] else 1
 
     def of(self, entry: str, files: Files) -> Dict[str, Optional[int]]:
-        """Return the save of each file of an entry. EARLIER: an earlier attempt wrote it. None: the count is not
+        """Return the save of each file of an entry. EARLIER: an earlier attempt wrote it. ``None``: the count is not
         known.
         """
         counts = {path: self._files[entry, path][1] if (entry, path) in self._files else None for path in files}
@@ -69,7 +69,7 @@ class SaveCounter:
 
 
 def newest_save(saves: Mapping[str, Optional[int]]) -> Optional[int]:
-    """Return the newest save among the files of one host; None if it is not known."""
+    """Return the newest save among the files of one host; ``None`` if it is not known."""
     if None in saves.values():
         return None
     return max((save for save in saves.values() if save is not None), default=EARLIER)

@@ -95,7 +95,7 @@ class SeenRank(NamedTuple):
 
     @property
     def sleep(self) -> Optional[float]:
-        """Return the seconds until the rank, or a child that it waits for, wakes from a timed sleep; None without such
+        """Return the seconds until the rank, or a child that it waits for, wakes from a timed sleep; ``None`` without such
         a sleep.
         """
         if self.look.get("sleep_s") is not None:

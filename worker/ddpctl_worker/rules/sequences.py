@@ -26,7 +26,7 @@ class Difference(NamedTuple):
 
     @property
     def clear(self) -> bool:
-        """Return whether one side is the majority."""
+        """Return whether the largest side is the majority."""
         return len(self.sides[0].ranks) > len(self.sides[1].ranks)
 
     def how(self, side: Side) -> str:
@@ -34,9 +34,9 @@ class Difference(NamedTuple):
 
         - SKIPPED: it skipped the majority's collective.
         - REPEATED: it repeated the collective before.
-        - EITHER: one of these two.
+        - EITHER: one of the two above.
         - SIZE: it called the same collective with another size.
-        - OTHER: none of these is certain.
+        - OTHER: no other way is certain.
         """
         most = _signatures(self.sides[0].ranks, self.group)
         ways = {_shift(_signatures([rank], self.group), most, self.seq) for rank in side.ranks}
@@ -58,7 +58,7 @@ def first_difference(ranks: Sequence[SeenRank]) -> Optional[Difference]:
 
 
 def _of_group(group: str, ranks: Sequence[SeenRank]) -> Optional[Difference]:
-    """Return the difference in one group.
+    """Return the difference in a group.
 
     Where all ranks have finished the same collective, the differences before it did no harm.
     """

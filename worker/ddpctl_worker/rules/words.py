@@ -78,8 +78,9 @@ def where(rank: SeenRank) -> str:
 
 
 def standing(ranks: Sequence[SeenRank]) -> str:
-    """Return ``rank 13 on node6 is at data.py:41 in read, waiting for its data loader``; ranks at the same place are
-    joined.
+    """Return the place of each rank, equal places together.
+
+    For example ``rank 13 on node6 is at data.py:41 in blocked_read, waiting for its data loader``.
     """
     together: Dict[str, List[SeenRank]] = {}
     for rank in ranks:
