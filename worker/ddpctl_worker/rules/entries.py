@@ -72,9 +72,9 @@ def step_of(entry: str) -> Optional[int]:
 
 
 def series_of(entry: str) -> Optional[str]:
-    """Return the part that all names of a series share; ``None`` for a name without a step, which is a series of its own.
+    """Return the part that all names of a series share; ``None`` for a name without a step.
 
-    Each rank, each shard and each fold has its own series.
+    A name without a step is a series of its own. Each rank, each shard and each fold has its own series.
     """
     if step_of(entry) is None:
         return None

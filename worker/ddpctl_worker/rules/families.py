@@ -1,8 +1,7 @@
-"""Judges ranks with child processes that wait for each other: a script that calls ``mp.spawn`` waits in its main process.
-Pure.
+"""Judges ranks with child processes that wait for each other. Pure.
 
-Only the stacks of such children are known. The children of each rank are judged by themselves: nothing says whether
-they communicate with the children of another host.
+A script that calls ``mp.spawn`` waits in its main process. Only the stacks of the children are known. The children of
+each rank are judged by themselves: nothing says whether they communicate with the children of another host.
 """
 
 from __future__ import annotations

@@ -95,8 +95,9 @@ class SeenRank(NamedTuple):
 
     @property
     def sleep(self) -> Optional[float]:
-        """Return the seconds until the rank, or a child that it waits for, wakes from a timed sleep; ``None`` without such
-        a sleep.
+        """Return the seconds until the rank, or a child that it waits for, wakes from a timed sleep.
+
+        ``None``: neither is in a timed sleep.
         """
         if self.look.get("sleep_s") is not None:
             return float(self.look["sleep_s"])

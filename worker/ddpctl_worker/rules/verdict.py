@@ -117,7 +117,7 @@ class _Judge:
                 return found
         return self._outside()
 
-    # --- the questions, in this order ----------------------------------------------------------------------------------
+    # --- the questions, in this order -------------------------------------------------------------------------------
     def _moving(self) -> Optional[Diagnosis]:
         """Collectives are entered or left: no rank is stuck, although all may be slow."""
         moving = [rank for rank in self._ranks if rank.look.get("moved")]
