@@ -24,7 +24,7 @@ from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Tuple
 
 from ddpctl_worker.agent import links, state, talk
 from ddpctl_worker.agent.hostrecord import HostRecord
-from ddpctl_worker.agent.limits import BEGIN_S, HOSTS_A_POLL, LEAST_PAUSE_S, LOOK_S, MOST_POLL_S, POLL_S
+from ddpctl_worker.agent.limits import BEGIN_S, DISK_LOOK_S, HOSTS_A_POLL, LEAST_PAUSE_S, MOST_POLL_S, POLL_S
 from ddpctl_worker.agent.part import CalledOff, LocalPart
 from ddpctl_worker.agent.policy import Rules
 from ddpctl_worker.agent.resume import Resume
@@ -155,7 +155,7 @@ class HostAgent:
         faults = notes.Faults(float("inf"))
         while not self._done:
             faults.survive(self._look)
-            self._woken.wait(LOOK_S)
+            self._woken.wait(DISK_LOOK_S)
             self._woken.clear()
         self._resume.close()
         self._line.close()
@@ -184,7 +184,7 @@ class HostAgent:
             self._faults.survive(lambda: self._happen(state.Tick()))
             with self._lock:
                 due = wakes_at(self._state) - notes.boottime()
-            time.sleep(max(LEAST_PAUSE_S, min(LOOK_S, due)))
+            time.sleep(max(LEAST_PAUSE_S, min(DISK_LOOK_S, due)))
 
     def _happen(self, fact: Fact) -> Optional[Mapping[str, Any]]:
         """Take a step; the reply, where there is one. Raises OSError: the disk takes nothing, so nothing happened."""

@@ -6,6 +6,7 @@ import socket
 import time
 from typing import Any, Dict, List, Mapping, Sequence
 
+from ddpctl_worker.agent.limits import CONNECT_S, FIND_S, MOST_UNREACHED
 from ddpctl_worker.agent.talk import at_once
 from ddpctl_worker.machine import fs
 from ddpctl_worker.record.record import attempt_of, named_by
@@ -13,9 +14,6 @@ from ddpctl_worker.record.status import node_status
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST, STARTING, TERMINAL, USUAL_PORTS
 
-BEGIN_S = 60.0
-CONNECT_S = 3.0
-MOST_NAMED = 4  # hosts
 HINT = "let the nodes reach each other on TCP %d-%d: ddpctl preflight --fix" % USUAL_PORTS
 
 
@@ -28,14 +26,14 @@ def begin(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     if fs.read_json(paths.peers) is None:
         fs.write_json(paths.peers, {"peers": peers})
     first = run["host"] in run["restart"]["first"]["hosts"]
-    until = time.monotonic() + BEGIN_S
+    until = time.monotonic() + FIND_S
     while True:
         status = node_status(paths)
         stands = fs.read_optional(paths.of_attempt(attempt_of(run)).state).get("supervisor") if first else True
         if status["state"] in TERMINAL or stands or channel.closed.is_set():
             return {"status": status}
         if time.monotonic() > until:
-            said = "the agents did not find each other within %d s" % BEGIN_S
+            said = "the agents did not find each other within %d s" % FIND_S
             missed = unreached({host: place for host, place in peers.items() if host != run["host"]})
             raise WorkerError(STARTING, "; ".join([said, *missed]), HINT if missed else None)
         time.sleep(0.05)
@@ -53,5 +51,5 @@ def unreached(peers: Mapping[str, Sequence[Any]]) -> List[str]:
 
     at_once(look, sorted(peers), CONNECT_S + 1.0)
     found = ["no connection to %s at %s port %s: %s" % (host, *peers[host], why[host]) for host in sorted(why)]
-    more = len(found) - MOST_NAMED
-    return [*found[:MOST_NAMED], *(["nor to %d other hosts" % more] if more > 0 else [])]
+    more = len(found) - MOST_UNREACHED
+    return [*found[:MOST_UNREACHED], *(["nor to %d other hosts" % more] if more > 0 else [])]

@@ -9,6 +9,7 @@ import os
 import threading
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from ddpctl_worker.agent.limits import MOST_TRACEBACK
 from ddpctl_worker.agent.state import PartProgress
 from ddpctl_worker.machine import fs
 from ddpctl_worker.record import outcome as outcomes
@@ -23,7 +24,6 @@ from ddpctl_worker.run.stop import stop_here
 from ddpctl_worker.wire.contract import FAILED, KILLED, PLAIN, SPAWN_FAILED, TERMINAL
 
 LAUNCHER_OPTIONS = 13  # python -m MODULE and five options with their values: planning.py of ddpctl
-MAX_TRACEBACK = 4 << 10  # of a cause that goes to the other hosts
 
 
 def attempt_record(run: Mapping[str, Any], attempt: Mapping[str, Any], host: str) -> Dict[str, Any]:
@@ -183,5 +183,5 @@ def brief(end: Optional[Mapping[str, Any]], called_off: bool = False) -> Optiona
         return {"state": FAILED, "cause": None, "ended": end.get("ended"), "left": left}
     cause = end.get("cause")
     if cause:
-        cause = dict(cause, traceback=(cause.get("traceback") or "")[-MAX_TRACEBACK:] or None)
+        cause = dict(cause, traceback=(cause.get("traceback") or "")[-MOST_TRACEBACK:] or None)
     return {"state": end["state"], "cause": cause, "ended": end.get("ended"), "left": left}

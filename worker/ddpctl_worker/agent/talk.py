@@ -17,18 +17,14 @@ import time
 from collections import deque
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ddpctl_worker.agent.limits import ASK_S, AT_ONCE, KEPT_S, MOST_OPEN, SERVE_S
 from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, MemberWire, Wire
 from ddpctl_worker.machine import net
-from ddpctl_worker.machine.acceptor import BACKLOG, IDLE_S, Acceptor, Session
+from ddpctl_worker.machine.acceptor import BACKLOG, Acceptor, Session
 from ddpctl_worker.machine.notes import note, trace
 from ddpctl_worker.machine.strangers import Stranger
 from ddpctl_worker.wire.contract import AGENT_PORTS
 
-ASK_S = 2.0
-SERVE_S = 5.0  # for an answer to be taken
-KEPT_S = IDLE_S / 2  # the other side closes a connection that is not used for IDLE_S
-MOST_KEPT = 64  # open connections to others: the leader's counts, and all are asked once in a while
-AT_ONCE = 64  # hosts that are asked at one time
 Answer = Callable[[str, Dict[str, Any]], Dict[str, Any]]  # who asks, and what
 
 
@@ -130,7 +126,7 @@ class PeerLine:
         with self._lock:
             closing = self._open.pop(host, None)
             self._open[host] = kept
-            if closing is None and len(self._open) > MOST_KEPT:
+            if closing is None and len(self._open) > MOST_OPEN:
                 closing = self._open.pop(next(iter(self._open)))
         if closing is not None:
             closing.sock.close()
