@@ -1,4 +1,4 @@
-"""The begin verb: tells the agent of a run where the others are, and waits until the first attempt stands here."""
+"""The begin verb: gives an agent the addresses of the others, and waits for the first attempt to start here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HINT = "let the nodes reach each other on TCP %d-%d: ddpctl preflight --fix" % U
 
 
 def begin(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: ``peers`` are address and port of every host's agent. {"status"}; safe to repeat."""
+    """Answer the verb. ``peers``: address and port of every host's agent. The answer is {"status"}; safe to repeat."""
     paths, run = named_by(request)
     peers = request.get("peers")
     if not run.get("restart") or not isinstance(peers, dict):
@@ -29,18 +29,18 @@ def begin(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     until = time.monotonic() + FIND_S
     while True:
         status = node_status(paths)
-        stands = fs.read_optional(paths.of_attempt(attempt_of(run)).state).get("supervisor") if first else True
-        if status["state"] in TERMINAL or stands or channel.closed.is_set():
+        started = fs.read_optional(paths.of_attempt(attempt_of(run)).state).get("supervisor") if first else True
+        if status["state"] in TERMINAL or started or channel.closed.is_set():
             return {"status": status}
         if time.monotonic() > until:
-            said = "the agents did not find each other within %d s" % FIND_S
+            text = "the agents did not find each other within %d s" % FIND_S
             missed = unreached({host: place for host, place in peers.items() if host != run["host"]})
-            raise WorkerError(STARTING, "; ".join([said, *missed]), HINT if missed else None)
+            raise WorkerError(STARTING, "; ".join([text, *missed]), HINT if missed else None)
         time.sleep(0.05)
 
 
 def unreached(peers: Mapping[str, Sequence[Any]]) -> List[str]:
-    """What keeps this host from the agents of others, for a person; nothing where each takes a connection."""
+    """Return why this host does not reach the agents of other hosts: a line for each that takes no connection."""
     why: Dict[str, str] = {}
 
     def look(host: str) -> None:
@@ -50,6 +50,6 @@ def unreached(peers: Mapping[str, Sequence[Any]]) -> List[str]:
             why[host] = error.strerror or str(error)
 
     at_once(look, sorted(peers), CONNECT_S + 1.0)
-    found = ["no connection to %s at %s port %s: %s" % (host, *peers[host], why[host]) for host in sorted(why)]
-    more = len(found) - MOST_UNREACHED
-    return [*found[:MOST_UNREACHED], *(["nor to %d other hosts" % more] if more > 0 else [])]
+    lines = ["no connection to %s at %s port %s: %s" % (host, *peers[host], why[host]) for host in sorted(why)]
+    more = len(lines) - MOST_UNREACHED
+    return [*lines[:MOST_UNREACHED], *(["nor to %d other hosts" % more] if more > 0 else [])]
