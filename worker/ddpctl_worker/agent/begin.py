@@ -1,4 +1,4 @@
-"""The begin verb: gives an agent the addresses of the others, and waits for the first attempt to start here."""
+"""The begin verb: gives an agent the addresses of all agents, and waits for the first attempt to start here."""
 
 from __future__ import annotations
 

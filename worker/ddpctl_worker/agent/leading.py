@@ -210,7 +210,7 @@ def _search_of(state: State, mark: Tuple[int, int]) -> Optional[Search]:
 def convict(hosts: Sequence[str], cut: Pairs) -> Dict[str, str]:
     """Return the hosts that are at fault for cut links, and why: hosts with cut links to several other hosts.
 
-    A single cut link between two hosts convicts neither of them.
+    A single cut link between two hosts convicts neither host.
     """
     found: Dict[str, Tuple[int, str]] = {}
     for host in hosts:
