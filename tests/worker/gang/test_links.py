@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.gang.council import LATE_S, Council
-from ddpctl_worker.gang.cuts import DIAL_S, FRESH_S, SETTLE_S, UNACKED_S, Cuts
-from ddpctl_worker.gang.cutwatch import SUSPECT_S, answers, owned, telling
+from ddpctl_worker.gang.council import Council
+from ddpctl_worker.gang.cuts import Cuts
+from ddpctl_worker.gang.cutwatch import answers, owned, telling
+from ddpctl_worker.gang.limits import DIAL_S, FRESH_S, LATE_S, SETTLE_S, SUSPECT_S, UNACKED_S
 from ddpctl_worker.gang.tcpstate import COUNTERS, Row, Table, Tracker, sent_again
 from tests.worker.gang.test_council import failure
 from tests.worker.node import eventually

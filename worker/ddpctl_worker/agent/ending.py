@@ -123,7 +123,7 @@ def _left_alone(state: State, seconds: float, wall: float) -> Dict[str, Any]:
 
 
 def _speaks_alone(state: State, now: float) -> bool:
-    """Return whether this host notifies the user while there is no leader: the first host of the group that is cut off."""
+    """Return whether this host notifies the user while there is no leader: the first host of its group does."""
     since = now - ANSWERING_S
     together = [host for host in state.config.hosts if host == state.host or state.answered.get(host, 0.0) >= since]
     return together[0] == state.host

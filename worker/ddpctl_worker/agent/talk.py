@@ -18,7 +18,8 @@ from collections import deque
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker.agent.limits import ASK_S, AT_ONCE, KEPT_S, MOST_OPEN, SERVE_S
-from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, MemberWire, Wire
+from ddpctl_worker.gang.limits import MAX_HELLO
+from ddpctl_worker.gang.wire import HubWire, MemberWire, Wire
 from ddpctl_worker.machine import net
 from ddpctl_worker.machine.acceptor import BACKLOG, Acceptor, Session
 from ddpctl_worker.machine.notes import note, trace

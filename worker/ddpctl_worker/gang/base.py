@@ -8,9 +8,8 @@ import math
 import threading
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from ddpctl_worker.gang.council import SILENT_S, STILL_S
 from ddpctl_worker.gang.cutwatch import CutWatch, Told
-from ddpctl_worker.gang.wire import MAX_LINE
+from ddpctl_worker.gang.limits import BEAT_S, FAULTS_S, MAX_WORD, MAX_WORDS, NAP_S, RECOVERED_S, SILENT_S, STILL_S
 from ddpctl_worker.machine.clocks import Offset
 from ddpctl_worker.machine.notes import note, trace
 from ddpctl_worker.machine.system import CLOCK, SOCKETS, HostClock, Sockets
@@ -18,14 +17,6 @@ from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.wire.contract import SUPERVISOR_LOST
 
-BEAT_S = 1.0
-IDLE_S = 0.25  # between two turns of a loop that nothing wakes
-LEAVE_S = 5.0  # how long a goodbye waits for its answer
-STEADY_S = 30.0  # a loop that ran for so long had got over its fault
-FAULTS_S = 10.0  # a loop that fails again and again for so long will not
-NAP_S = 4.0  # a loop that turns four times a second and did not for this long was asleep
-MAX_WORDS = 200  # of the doctor, that wait
-MAX_WORD = MAX_LINE - 1024  # bytes: with what a line holds beside it
 Wake = Callable[[], None]
 
 
@@ -190,7 +181,7 @@ class Gang:
                 note("gang: %s" % trace(error))
                 fault = repr(error)
             now = self._clock.now()
-            if now - begun > STEADY_S:
+            if now - begun > RECOVERED_S:
                 since, pause = 0.0, 0.1
             since = since or now
             with contextlib.suppress(Exception):

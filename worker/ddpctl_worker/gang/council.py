@@ -13,19 +13,20 @@ from __future__ import annotations
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker.gang.cuts import Cuts
+from ddpctl_worker.gang.limits import (
+    CULPRIT_S,
+    EARLY_S,
+    LATE_S,
+    MUTE_S,
+    REJOIN_S,
+    SILENT_S,
+    SLACK_S,
+    STILL_S,
+    VICTIMS_S,
+)
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.wire.contract import KILLED, NODE_LOST, SUPERVISOR_LOST
-
-SILENT_S = 12.0  # no word for so long: down, or cut off; a machine may be paused for 10 s
-REJOIN_S = 5.0  # a connection that ended in order: the host lives, so its supervisor comes back soon or not at all
-CULPRIT_S = 1.0  # how long a plausible cause waits for an earlier one
-STILL_S = 10.0  # a supervisor's loop turns once a second or more often; one that is stuck watches nothing
-VICTIMS_S = 8.0  # how long victims wait for their culprit; a starved node finds it seconds late
-MUTE_S = 10.0  # ... while a node that lives has reported no failure
-LATE_S = 3.0  # no word for so long: may be down
-AFTER_S = 5.0  # a rank's connections close so long before its process has ended, and its peers fail at once
-SLACK_S = 0.5  # a node is found lost first, then there is a decision
 
 
 class Candidate(NamedTuple):
@@ -147,7 +148,7 @@ class Council:
         found = self._candidates + [one for one in self._done if first is not None and one.happened < first]
 
         def blame(one: Candidate) -> Tuple[bool, bool, bool, float]:
-            late = one.outcome.early and first is not None and one.happened > first + AFTER_S
+            late = one.outcome.early and first is not None and one.happened > first + EARLY_S
             return one.outcome.victim or late, one.outcome.suspect, one.outcome.early, one.happened
 
         return sorted(found, key=blame)

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ddpctl_worker.gang.limits import FRESH_S, SETTLE_S, UNACKED_S
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.wire.contract import LINK_LOST
-
-UNACKED_S = 10.0
-DIAL_S = 4.0  # the kernel sends the first packet again after 1 s and 3 s
-FRESH_S = 8.0  # a finding counts for so long; an end that still waits finds it again every few seconds
-SETTLE_S = 4.0  # how long a cut link waits for others that may be cut: which node has most of them?
 
 Steady = Callable[[str, float], bool]
 Pair = Tuple[str, str]

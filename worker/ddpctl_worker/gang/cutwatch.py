@@ -15,20 +15,22 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
-from ddpctl_worker.gang.cuts import DIAL_S
+from ddpctl_worker.gang.limits import (
+    CALM_S,
+    DIAL_S,
+    LOOK_LATE_S,
+    LOOK_S,
+    LOOK_SHARE,
+    MAX_LOOK_S,
+    SUSPECT_RETRANSMITS,
+    SUSPECT_S,
+    WAITING_LOOK_S,
+)
 from ddpctl_worker.gang.tcpstate import COUNTERS, Row, Stuck, Table, Tracker, sent_again
 from ddpctl_worker.machine import net, proc
 from ddpctl_worker.machine.notes import note, trace
 from ddpctl_worker.machine.system import CLOCK, HostClock
 
-LOOK_S = 3.0
-CLOSER_S = 1.0  # while something waits
-SUSPECT_S = 6.0  # nothing was acknowledged for so long: time to dial
-SENT_AGAIN = 3  # ... and what waits was sent again so often
-CALM_S = 10.0  # how long a node that answered is not dialled again
-LATE_S = 3.0  # a look that comes so much too late: this machine was asleep, and may have missed an answer
-SHARE = 400  # after a look: the pause is this multiple of the processor time that the look took
-MAX_PAUSE_S = 30.0
 # No answer. Trouble of this node's own (no descriptor, no free port) says nothing of the link.
 SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 End = Tuple[str, int]  # address and port
@@ -81,7 +83,7 @@ class CutWatch:
             except Exception as error:
                 if repr(error) != fault:
                     note("the watch over the links between nodes: %s" % trace(error))
-                fault, pause = repr(error), MAX_PAUSE_S
+                fault, pause = repr(error), MAX_LOOK_S
             self._due = self._clock.now() + pause
             self._clock.wait(self._event, pause)
             self._event.clear()
@@ -99,11 +101,11 @@ class CutWatch:
         ends = {host: (one.row.remote, one.row.port) for host, one in self._suspects(stuck).items()}
         if ends or asked:
             self._ask({**asked, **ends})
-        return max(CLOSER_S if stuck else LOOK_S, min(MAX_PAUSE_S, SHARE * cost))
+        return max(WAITING_LOOK_S if stuck else LOOK_S, min(MAX_LOOK_S, LOOK_SHARE * cost))
 
     def _look(self) -> List[Stuck]:
         now = self._clock.now()
-        if now - self._due > LATE_S:
+        if now - self._due > LOOK_LATE_S:
             self._tracker.forget()
         self._due = now
         return self._tracker.look(self._rows(), now)
@@ -126,7 +128,7 @@ class CutWatch:
 
     def _suspects(self, stuck: List[Stuck]) -> Dict[str, Stuck]:
         """For each node that may be out of reach the connection that has waited longest."""
-        found = [one for one in stuck if one.seconds >= SUSPECT_S and one.row.again >= SENT_AGAIN]
+        found = [one for one in stuck if one.seconds >= SUSPECT_S and one.row.again >= SUSPECT_RETRANSMITS]
         found = [one for one in found if self._clock.now() >= self._calm.get(one.row.host, 0.0)]
         if found:
             mine = owned({one.row.inode for one in found})
@@ -139,7 +141,7 @@ class CutWatch:
         begun = self._clock.now()
         answered = answers(targets, DIAL_S)
         self._due = begun + DIAL_S
-        late = self._clock.now() - self._due > LATE_S  # asleep: the answers may have come meanwhile
+        late = self._clock.now() - self._due > LOOK_LATE_S  # asleep: the answers may have come meanwhile
         still = self._suspects(self._look())
         for host in [] if late else targets:
             if host in answered:

@@ -7,9 +7,10 @@ import selectors
 import socket
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpctl_worker.gang.base import BEAT_S, IDLE_S, LEAVE_S, Gang, Wake
+from ddpctl_worker.gang.base import Gang, Wake
 from ddpctl_worker.gang.council import Council
-from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, from_wire, to_wire
+from ddpctl_worker.gang.limits import ACCEPTS, BEAT_S, GOODBYE_S, LOOP_S, MAX_HELLO, MAX_OUT, START_S
+from ddpctl_worker.gang.wire import HubWire, from_wire, to_wire
 from ddpctl_worker.machine.acceptor import BACKLOG, HELLO_S, MOST_STRANGERS, PROOF_S, NoRoom, at_most, take
 from ddpctl_worker.machine.clocks import Clock, Offset, Sample
 from ddpctl_worker.machine.notes import note, now_iso
@@ -17,10 +18,6 @@ from ddpctl_worker.machine.strangers import TALLY, Places, Stranger
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.wire.contract import FAILED, KILLED, LOST, SUCCEEDED
-
-MAX_OUT = 1 << 20
-AT_ONCE = 16  # connections that are taken at one turn of the loop
-START_S = 120.0  # how long after the start a node may still join, unless the run says otherwise
 
 
 class _Line:
@@ -111,14 +108,14 @@ class HubGang(Gang):
     def _pause(self) -> float:
         if self._council.verdict is not None:
             return 0.02
-        return 0.1 if self._council.undecided or self._leaving is not None else IDLE_S
+        return 0.1 if self._council.undecided or self._leaving is not None else LOOP_S
 
     def _leave_by(self, outcome: Outcome, now: float) -> float:
         """Until when a hub that has ended waits for nodes that have not even joined: they may still be starting.
 
         After a kill it does not: the kill went to every node by itself.
         """
-        return now + LEAVE_S if outcome.state == KILLED else max(self._join_by, now + LEAVE_S)
+        return now + GOODBYE_S if outcome.state == KILLED else max(self._join_by, now + GOODBYE_S)
 
     def _decide(self, now: float) -> None:
         verdict = self._council.tick(now)
@@ -172,7 +169,7 @@ class HubGang(Gang):
     def _accept(self, now: float) -> None:
         assert self._listener is not None
         others = [host for host in self.hosts if host != self.host]
-        for _ in range(AT_ONCE):
+        for _ in range(ACCEPTS):
             try:
                 taken = take(self._listener)
             except NoRoom as error:

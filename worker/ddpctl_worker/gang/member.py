@@ -6,20 +6,25 @@ import math
 import socket
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpctl_worker.gang.base import BEAT_S, IDLE_S, LEAVE_S, Gang, Wake
-from ddpctl_worker.gang.council import REJOIN_S, SILENT_S
+from ddpctl_worker.gang.base import Gang, Wake
 from ddpctl_worker.gang.cutwatch import SILENT
+from ddpctl_worker.gang.limits import (
+    ALONE_S,
+    BEAT_S,
+    CONNECT_S,
+    GOODBYE_S,
+    LOOP_S,
+    MEET_S,
+    RECONNECT_S,
+    REJOIN_S,
+    RETRY_S,
+    SILENT_S,
+)
 from ddpctl_worker.gang.wire import MemberWire, from_wire, to_wire
 from ddpctl_worker.machine.strangers import Stranger
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.wire.contract import NODE_LOST, SUCCEEDED, SUPERVISOR_LOST
-
-CONNECT_S = 3.0
-RETRY_S = 0.3
-RECONNECT_S = 4.0  # without a message from the hub
-ALONE_S = 1.0  # how long a member that never met the hub tries to say goodbye
-MEET_S = 10.0  # the same after a success: a hub that never heard of this node would take it for missing
 
 
 class MemberGang(Gang):
@@ -87,7 +92,7 @@ class MemberGang(Gang):
                     self._farewell()
                 if self._left or now >= leave_by:
                     break
-            self._receive(IDLE_S if leave_by is None else 0.02)
+            self._receive(LOOP_S if leave_by is None else 0.02)
 
     def _close_all(self) -> None:
         self._close()
@@ -95,7 +100,7 @@ class MemberGang(Gang):
 
     def _leave_within(self, outcome: Outcome) -> float:
         if self._joined:
-            return LEAVE_S
+            return GOODBYE_S
         return MEET_S if outcome.state == SUCCEEDED else ALONE_S
 
     def _report(self, now: float) -> None:

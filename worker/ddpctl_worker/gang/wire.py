@@ -17,13 +17,12 @@ import json
 import os
 from typing import Any, Collection, Dict, List, Optional
 
+from ddpctl_worker.gang.limits import MAX_HELLO, MAX_LINE
 from ddpctl_worker.machine.strangers import Stranger
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.wire.contract import EXITED, FAILED, KILLED
 
-MAX_LINE = 256 << 10
-MAX_HELLO = 1 << 10  # what is read of somebody who has not yet shown that he holds the key
 _DOMAIN = "ddpctl-gang/1"
 
 
