@@ -21,6 +21,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ddpctl_worker.machine.net import addresses, neighbour_table, silent_neighbour, source_address
 from ddpctl_worker.mesh import wire
+from ddpctl_worker.mesh.limits import ANSWER_S, CONNECT_S, IN_FLIGHT, LINE_LIMIT, STALL_S
 from ddpctl_worker.mesh.speed import WAYS, Measure, measure_all
 from ddpctl_worker.mesh.wire import key_of
 from ddpctl_worker.wire.channel import Channel
@@ -37,10 +38,6 @@ from ddpctl_worker.wire.contract import (
     WRONG_HOST,
 )
 
-IN_FLIGHT = 64
-CONNECT_S = 5.0  # three SYNs: at 0, 1 and 3 seconds
-ANSWER_S = 10.0
-STALL_S = 5.0  # a transfer without progress for so long is stalled
 _ICMP = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM, errno.ENOPROTOOPT}
 
 
@@ -196,7 +193,7 @@ class Dialer:
             self._hung_up(attempt, None)
             return
         attempt.inbox += data
-        if b"\n" in attempt.inbox or len(attempt.inbox) > wire.LINE_LIMIT:
+        if b"\n" in attempt.inbox or len(attempt.inbox) > LINE_LIMIT:
             self._judge(attempt)
 
     def _connected(self, attempt: _Attempt, sock: socket.socket) -> None:

@@ -7,10 +7,9 @@ from typing import Any, Dict, List, Optional
 
 from ddpctl_worker.machine.fs import read_text
 from ddpctl_worker.machine.tool import ADMIN_PATH, find, tool
+from ddpctl_worker.mesh.limits import MAX_RULES, READ_S
 from ddpctl_worker.wire.channel import Channel
 
-READ_S = 8.0
-LIMIT = 8 << 20
 TOOLS = {"nft": ["nft", "-j", "list", "ruleset"], "iptables": ["iptables-save"], "ip6tables": ["ip6tables-save"]}
 
 
@@ -54,12 +53,12 @@ def _run(argv: List[str], errors: Dict[str, str]) -> Optional[str]:
     # A login without root often has no sbin in its PATH, and the programs are there all the same.
     env = {"PATH": os.environ.get("PATH", "") + ":" + ADMIN_PATH, "LC_ALL": "C"}
     try:
-        said = tool(argv, READ_S, replace_env=env, limit=LIMIT + 1)
+        said = tool(argv, READ_S, replace_env=env, limit=MAX_RULES + 1)
     except OSError as error:
         said, errors[argv[0]] = None, str(error)
     if said is None:
         return None
-    if said["code"] != 0 or len(said["stdout"]) > LIMIT:
+    if said["code"] != 0 or len(said["stdout"]) > MAX_RULES:
         how = "did not end within %g s" % READ_S if said["timed_out"] else "exit %s" % said["code"]
         errors[argv[0]] = said["stderr"][:300] or how
         return None

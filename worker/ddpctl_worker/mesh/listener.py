@@ -15,16 +15,19 @@ from ddpctl_worker.machine.net import listen as listen_on
 from ddpctl_worker.machine.net import port_range
 from ddpctl_worker.machine.strangers import Places
 from ddpctl_worker.mesh import wire
+from ddpctl_worker.mesh.limits import (
+    BIND_S,
+    BULK_LIMIT,
+    CHUNK,
+    IDLE_S,
+    LINE_LIMIT,
+    MAX_CONNECTIONS,
+    MAX_LISTEN_S,
+    REST_S,
+    TICK_S,
+)
 from ddpctl_worker.mesh.wire import key_of
 from ddpctl_worker.wire.channel import Channel
-
-MAX_CONNECTIONS = 1024  # half of the descriptors that this process may have, where that is less
-IDLE_S = 20.0  # a connection that says nothing for so long is closed
-PAUSE_S = 0.2  # without a descriptor for another connection
-_CHUNK = 1 << 16
-_TICK_S = 0.1
-MAX_LISTEN_S = 600.0
-WAIT_S = 2.0  # for a port that a preflight which just ended still holds
 
 
 class _Connection:
@@ -57,7 +60,7 @@ class Listener:
     def __init__(self, key: bytes, host: str, sockets: Iterable[socket.socket]) -> None:
         self._key = key
         self._host = host
-        self._block = os.urandom(_CHUNK)
+        self._block = os.urandom(CHUNK)
         self._selector = selectors.DefaultSelector()
         self._listening = list(sockets)
         self._connections: Dict[socket.socket, _Connection] = {}
@@ -78,7 +81,7 @@ class Listener:
                 self._selector.register(wake, selectors.EVENT_READ)
         try:
             while not ended() and time.monotonic() < until:
-                for key, events in self._selector.select(_TICK_S):
+                for key, events in self._selector.select(TICK_S):
                     sock: Any = key.fileobj
                     if sock in self._connections:
                         self._turn(self._connections[sock], events)
@@ -122,7 +125,7 @@ class Listener:
     def _rest(self, listening: socket.socket) -> None:
         """A socket on which connections wait that cannot be taken now would be ready all the time."""
         self._selector.unregister(listening)
-        self._resting[listening] = time.monotonic() + PAUSE_S
+        self._resting[listening] = time.monotonic() + REST_S
 
     def _wake(self) -> None:
         now = time.monotonic()
@@ -152,7 +155,7 @@ class Listener:
 
     def _read(self, connection: _Connection) -> bool:
         """Take what came; False when the connection is over."""
-        data = connection.sock.recv(_CHUNK)
+        data = connection.sock.recv(CHUNK)
         if not data:
             return False
         connection.inbox += data
@@ -161,7 +164,7 @@ class Listener:
             line, _, connection.inbox = connection.inbox.partition(b"\n")
             if not self._line(connection, line):
                 return False
-        return len(connection.inbox) <= wire.LINE_LIMIT
+        return len(connection.inbox) <= LINE_LIMIT
 
     def _line(self, connection: _Connection, line: bytes) -> bool:
         """One line of a dialer; False for anything that is not the protocol."""
@@ -184,7 +187,7 @@ class Listener:
         if word == b"echo":
             connection.outbox += b"echo\n"
             return True
-        if word not in (b"push", b"pull") or not number.isdigit() or not 0 < int(number) <= wire.BULK_LIMIT:
+        if word not in (b"push", b"pull") or not number.isdigit() or not 0 < int(number) <= BULK_LIMIT:
             return False
         if word == b"pull":
             connection.source += int(number)
@@ -198,7 +201,7 @@ class Listener:
             sent = connection.sock.send(connection.outbox)
             connection.outbox = connection.outbox[sent:]
         while connection.source and not connection.outbox:
-            connection.source -= connection.sock.send(self._block[: min(connection.source, _CHUNK)])
+            connection.source -= connection.sock.send(self._block[: min(connection.source, CHUNK)])
 
     def _drop_idle(self) -> None:
         old = time.monotonic() - IDLE_S
@@ -215,9 +218,9 @@ class Listener:
 def bind_all(ports: Iterable[int]) -> Tuple[List[socket.socket], List[Dict[str, Any]]]:
     """Sockets for these ports, and {"port", "errno", "error"} of those that are taken.
 
-    One that is taken is tried again for WAIT_S seconds.
+    One that is taken is tried again for BIND_S seconds.
     """
-    until = time.monotonic() + WAIT_S
+    until = time.monotonic() + BIND_S
     sockets: List[socket.socket] = []
     taken: List[Dict[str, Any]] = []
     for port in ports:

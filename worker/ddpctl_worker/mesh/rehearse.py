@@ -22,6 +22,7 @@ from ddpctl_worker.doctor import look
 from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.machine import proc, processes
 from ddpctl_worker.machine.net import CONNECTED, LISTENING, tcp_sockets
+from ddpctl_worker.mesh.limits import CONNECTED_LOOK_S, GRACE_S, MAX_S, NCCL_LINES, TAIL_LINES
 from ddpctl_worker.record import ranks
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.rules import seen, words
@@ -30,14 +31,9 @@ from ddpctl_worker.run.stopper import Stopper, reap, run_to_end
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST, SPAWN_FAILED
 
-MAX_S = 900.0
-GRACE_S = 3.0
-LOOK_S = 1.0  # how often the launcher's connections are looked at until there is one
-TAIL_LINES = 40
 _ENTERS = re.compile(r"rank (\d+): (\w+)\s*$")
 _NCCL = re.compile(r"NCCL INFO (.*)")
 _NETWORK = re.compile(r"Using network|Bootstrap : Using|NET/|GPU Direct RDMA|NCCL_\w+ set")
-NCCL_LINES = 60
 _STARTS = re.compile(r"pid \d+ rank (\d+) of \d+ ")
 
 
@@ -124,7 +120,7 @@ class _Rehearsal:
         """Read until the launcher ends; its exit code, or None when time is up or we are told to end."""
         assert child.stdout is not None
         os.set_blocking(child.stdout.fileno(), False)
-        look = time.monotonic() + LOOK_S
+        look = time.monotonic() + CONNECTED_LOOK_S
         while time.monotonic() < until and not self._channel.closed.is_set():
             if select.select([child.stdout], [], [], 0.1)[0]:
                 data = child.stdout.read(1 << 16)
@@ -137,7 +133,7 @@ class _Rehearsal:
             if not self.met and time.monotonic() >= look:
                 # Now and then, not in the end: when one node gives up, the others' connections are gone too.
                 self.met = self._connected()
-                look = time.monotonic() + LOOK_S
+                look = time.monotonic() + CONNECTED_LOOK_S
         return None
 
     def _where(self, launcher: int) -> Dict[str, str]:

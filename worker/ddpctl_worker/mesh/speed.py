@@ -12,20 +12,24 @@ import time
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from ddpctl_worker.mesh import wire
+from ddpctl_worker.mesh.limits import (
+    CHUNK,
+    ECHOES,
+    LEAST_PATIENCE_S,
+    MAX_BULK_S,
+    MAX_THREADS,
+    MTU_BYTES,
+    MTU_STALL_S,
+    PATIENCE_S,
+    PATIENCE_SHRINKS,
+)
 from ddpctl_worker.wire.channel import Channel
 from ddpctl_worker.wire.contract import BROKEN, OK, SLOW, STALLED
 
 WAYS = ("push", "pull")
-ECHOES = 5
-PATIENCE_S = 0.5  # how long the next target waits for this one
-MAX_THREADS = 32
-MAX_BULK_S = 6.0  # of one transfer; what has arrived by then gives the rate
 # What Ethernet, PPPoE, cloud networks, VPNs and tunnels carry.
 MTUS = (9000, 8900, 4000, 1500, 1492, 1460, 1450, 1440, 1420, 1400, 1380, 1350, 1300, 1280, 1200, 1000, 576)
-MTU_BYTES = 64 << 10
-MTU_STALL_S = 3.0
-_CHUNK = 1 << 16
-_BLOCK = os.urandom(_CHUNK)
+_BLOCK = os.urandom(CHUNK)
 
 
 class Measure(NamedTuple):
@@ -55,7 +59,7 @@ def measure_all(links: Iterable[Dict[str, Any]], what: Measure, channel: Channel
         thread.join(patience)
         if thread.is_alive():
             threads.append(thread)
-            patience = max(0.05, patience * 0.8)  # many bad links must not add up
+            patience = max(LEAST_PATIENCE_S, patience * PATIENCE_SHRINKS)  # many bad links must not add up
         while sum(t.is_alive() for t in threads) >= MAX_THREADS:
             time.sleep(0.05)
     for thread in threads:  # each is bounded by its sockets' deadlines
@@ -161,7 +165,7 @@ class _Session:
         while True:
             try:
                 if sent < size:
-                    sent += self._sock.send(_BLOCK[: min(_CHUNK, size - sent)])
+                    sent += self._sock.send(_BLOCK[: min(CHUNK, size - sent)])
                 else:
                     self._line()
                     return OK, _mbit(size, time.perf_counter() - start)
@@ -183,7 +187,7 @@ class _Session:
         left = size
         while left:
             try:
-                data = self._sock.recv(min(left, _CHUNK * 4))
+                data = self._sock.recv(min(left, CHUNK * 4))
                 if not data:
                     raise ConnectionResetError("the listener closed the connection")
                 left -= len(data)

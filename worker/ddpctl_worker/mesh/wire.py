@@ -21,8 +21,6 @@ from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST
 
 MAGIC = "DDPCTL-MESH"
-LINE_LIMIT = 1024
-BULK_LIMIT = 64 << 20
 
 
 class Hello(NamedTuple):
