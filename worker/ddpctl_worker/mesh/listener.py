@@ -1,4 +1,4 @@
-"""The listening half of the mesh: one thread that answers on any number of ports."""
+"""The listening half of the mesh: a single thread that answers on any number of ports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ddpctl_worker.wire.channel import Channel
 
 
 class _Connection:
-    """One dialer: what it said so far, and what is still to be read from it or written to it."""
+    """A dialer's connection: its input so far, and the bytes that are still to be read or written."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -46,7 +46,7 @@ class _Connection:
         self.seen = time.monotonic()
 
     def take_push(self) -> None:
-        """Drop what has come of a push; once that is all of it, say so."""
+        """Drop the bytes of a push that have come; confirm the push once all bytes have come."""
         if self.sink:
             taken = min(self.sink, len(self.inbox))
             self.sink, self.inbox = self.sink - taken, self.inbox[taken:]
@@ -65,19 +65,21 @@ class Listener:
         self._listening = list(sockets)
         self._connections: Dict[socket.socket, _Connection] = {}
         self._most = at_most(MAX_CONNECTIONS, 2)
-        self._places: Places[_Connection] = Places(self._most + 1)  # of who has not proved the key
-        self._resting: Dict[socket.socket, float] = {}  # until when
+        self._places: Places[_Connection] = Places(self._most + 1)  # connections without a proof of the key so far
+        self._resting: Dict[socket.socket, float] = {}  # listening sockets that rest, and until when
         self.accepted = 0
         for sock in self._listening:
             sock.setblocking(False)
             self._selector.register(sock, selectors.EVENT_READ)
 
     def serve(self, ended: Callable[[], bool], seconds: float, wake: Optional[int] = None) -> None:
-        """Until ``ended()`` or ``seconds`` have passed; every socket is closed then. ``ended`` is looked at ten times a
-        second, and at once when the descriptor ``wake`` can be read."""
+        """Answer until ``ended()`` or until ``seconds`` have passed, then close every socket.
+
+        ``ended`` is checked every TICK_S, and at once when the descriptor ``wake`` becomes readable.
+        """
         until = time.monotonic() + seconds
         if wake is not None:
-            with contextlib.suppress(OSError):  # a regular file cannot be waited for
+            with contextlib.suppress(OSError):  # no selector can wait for a regular file
                 self._selector.register(wake, selectors.EVENT_READ)
         try:
             while not ended() and time.monotonic() < until:
@@ -97,8 +99,10 @@ class Listener:
             self._selector.close()
 
     def _accept(self, listening: socket.socket) -> None:
-        """Once there is no room, a stranger's connection is closed for a new one; no dialer's is: hung up on, this
-        would look like a foreign program."""
+        """Accept a connection. If there is no room, close a stranger's connection, never a dialer's.
+
+        To a dialer a closed connection would look like a foreign program.
+        """
         if len(self._connections) >= self._most and not len(self._places):
             self._rest(listening)
             return
@@ -123,7 +127,10 @@ class Listener:
             self._close(full)
 
     def _rest(self, listening: socket.socket) -> None:
-        """A socket on which connections wait that cannot be taken now would be ready all the time."""
+        """Leave the socket alone for a while.
+
+        With connections that cannot be accepted now it would be ready all the time.
+        """
         self._selector.unregister(listening)
         self._resting[listening] = time.monotonic() + REST_S
 
@@ -154,7 +161,7 @@ class Listener:
         self._selector.modify(connection.sock, wanted)
 
     def _read(self, connection: _Connection) -> bool:
-        """Take what came; False when the connection is over."""
+        """Read the data that came; False if the connection is over."""
         data = connection.sock.recv(CHUNK)
         if not data:
             return False
@@ -167,7 +174,7 @@ class Listener:
         return len(connection.inbox) <= LINE_LIMIT
 
     def _line(self, connection: _Connection, line: bytes) -> bool:
-        """One line of a dialer; False for anything that is not the protocol."""
+        """Answer a line of a dialer; False if it is not the protocol."""
         if connection.theirs is None:
             connection.theirs = wire.read_greeting(line)
             if connection.theirs is None:
@@ -216,9 +223,9 @@ class Listener:
 
 
 def bind_all(ports: Iterable[int]) -> Tuple[List[socket.socket], List[Dict[str, Any]]]:
-    """Sockets for these ports, and {"port", "errno", "error"} of those that are taken.
+    """Return sockets for these ports, and {"port", "errno", "error"} of each port that is taken.
 
-    One that is taken is tried again for BIND_S seconds.
+    A taken port is tried again for BIND_S seconds.
     """
     until = time.monotonic() + BIND_S
     sockets: List[socket.socket] = []
@@ -237,10 +244,10 @@ def bind_all(ports: Iterable[int]) -> Tuple[List[socket.socket], List[Dict[str, 
 
 
 def listen(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """Bind ``ports`` and ``samples`` ports of the ephemeral range, say so in one frame, and answer dialers.
+    """Bind ``ports`` and ``samples`` ports of the ephemeral range, send a frame about them, and answer dialers.
 
     The frame: {"listening": [port], "samples": [port], "taken": [{"port", "errno", "error"}], "range": [low, high]}.
-    Ends when the orchestrator closes our stdin, or after ``seconds``.
+    Ends when ddpctl closes the standard input, or after ``seconds``.
     """
     key = key_of(request)
     wanted = [int(port) for port in request.get("ports", ())]
@@ -256,7 +263,7 @@ def listen(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def _bind_samples(count: int, used: Set[int]) -> List[socket.socket]:
-    """``count`` free ports spread over the ephemeral range: one somewhere in each equal part of it."""
+    """Return sockets for ``count`` free ports: a random port in each equal part of the ephemeral range."""
     low, high = port_range()
     width = max(1, (high - low + 1) // max(1, count))
     sockets = []
