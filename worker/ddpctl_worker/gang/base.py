@@ -110,7 +110,6 @@ class Gang:
             self._pipe.wake()
 
     def _here(self) -> Dict[str, Any]:
-        """Return the message with this node's addresses and the port of its checkpoints."""
         return {"k": "here", "at": self._cuts.here, "serves": self._serves}
 
     def _meet(self, host: str, addresses: List[str], serves: Optional[int]) -> None:
@@ -242,7 +241,6 @@ class Gang:
         self._pipe.wake()
 
     def _found_links(self) -> List[Dict[str, Any]]:
-        """Return the findings about links to other nodes since the last call."""
         with self._lock:
             links, self._links = self._links, []
         return links

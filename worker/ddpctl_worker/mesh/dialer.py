@@ -128,7 +128,6 @@ def _one_address_each(links: List[Dict[str, Any]]) -> Iterator[Dict[str, Any]]:
 
 
 def _name_interfaces(links: List[Dict[str, Any]]) -> None:
-    """Add the interface of this node to which each local address belongs."""
     owner = {entry["address"]: entry["interface"] for entry in addresses()}
     for entry in links:
         entry["interface"] = owner.get(entry.get("local"))

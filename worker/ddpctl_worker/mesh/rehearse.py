@@ -146,7 +146,6 @@ class _Rehearsal:
         return None
 
     def _where(self, launcher: int) -> Dict[str, str]:
-        """Return the places of the living ranks."""
         living = [Subject(rank.rank, rank.local_rank, rank.pid) for rank in ranks.find(launcher, {})]
         looks = look.look(living, Tools(self._paths.doctor, None, asked=True), interval=0.0)
         return {str(each["rank"]): words.where(seen.read(each)) for each in looks}

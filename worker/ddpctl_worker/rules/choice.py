@@ -129,6 +129,5 @@ def restoring(held: Sequence[Kept], hosts: Sequence[str]) -> List[Restore]:
 
 
 def _where(path: str, sha256: str, parts: Sequence[Kept]) -> List[Tuple[str, str]]:
-    """Return the places that have the file, each as (host, writer)."""
     having = [kept for kept in parts if content(kept.manifest["files"]).get(path) == sha256]
     return sorted({(kept.host, kept.manifest["host"]) for kept in having})

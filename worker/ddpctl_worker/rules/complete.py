@@ -170,7 +170,6 @@ def _place(path: str) -> str:
 
 
 def _index_save(index: Manifest) -> Optional[int]:
-    """Return the save of the newest ``.metadata`` in the manifest."""
     saves = {path: file["save"] for path, file in index["files"].items() if path == index_of(path)}
     return newest_save(saves)
 

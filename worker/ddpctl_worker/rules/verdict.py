@@ -296,7 +296,6 @@ class _Judge:
         return self._elsewhere - {rank.rank}
 
     def _peer(self, rank: SeenRank) -> Optional[SeenRank]:
-        """Return the other end of the rank's send or receive."""
         peers = rank.look.get("peers") or {}
         found = self._by_rank.get(peers.get("src", peers.get("dst", -1)))
         return None if found is rank else found
