@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl_worker.gang.cuts import UNACKED_S
+from ddpctl_worker.gang.limits import UNACKED_S
 from tests.conftest import MakeLab
 from tests.e2e.programs import SLEEP
 from tests.e2e.site import Site, assert_nothing_runs, one_line, ranks, until, wait_for_gang, wait_for_ranks

@@ -20,7 +20,7 @@ from ddpctl.spec.mesh import Mesh
 from ddpctl.spec.question import Answer
 from ddpctl.stages.mesh import MeshPlan, run_mesh
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, T, Transport
-from ddpctl_worker.mesh.dialer import CONNECT_S, IN_FLIGHT
+from ddpctl_worker.mesh.limits import CONNECT_S, IN_FLIGHT
 
 pytestmark = pytest.mark.slow
 

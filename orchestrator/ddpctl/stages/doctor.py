@@ -13,6 +13,7 @@ from ddpctl.stages.limits import DOCTOR_LOOK_S
 from ddpctl.stages.status import find_run
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker.rules import verdict
+from ddpctl_worker.rules.limits import STALL_S
 from ddpctl_worker.rules.verdict import Diagnosis
 from ddpctl_worker.wire import contract
 
@@ -70,7 +71,7 @@ def _stall(run: RunStatus, looks: list[dict[str, Any]]) -> float:
     """Return the seconds that a pause may take: the job's setting, or this run's longest pause where it is longer."""
     longest = max((float(look.get("pause_s") or 0.0) for look in looks), default=0.0)
     settings = run.record.get("doctor") or {}
-    return max(float(settings.get("stall") or verdict.STALL_S), longest)
+    return max(float(settings.get("stall") or STALL_S), longest)
 
 
 def _after_the_end(run: RunStatus, found: Diagnosis) -> Diagnosis:

@@ -24,7 +24,7 @@ def test_only_those_that_take_no_connection_are_named() -> None:
 
 
 def test_of_many_some_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(begin, "MOST_NAMED", 1)
+    monkeypatch.setattr(begin, "MOST_UNREACHED", 1)
     port = closed_port()
     found = unreached({f"node{number}": ["127.0.0.1", port] for number in range(3)})
     assert [one.partition(" at ")[0] for one in found] == ["no connection to node0", "nor to 2 other hosts"]

@@ -117,7 +117,7 @@ def test_a_host_whose_part_had_not_begun_when_the_attempt_was_called_off_is_used
     """B was lost while the hosts got their checkpoints. A has ended its part, c never had one."""
     why = cause("a", "spawn_failed")
     reports = {"a": Report(2, True, end=end("failed", why)), "b": Report(0, False), "c": Report(2, True)}
-    ends = ends_of(attempt(number=2), reports, clear=["a", "c"])
+    ends = ends_of(attempt(number=2), reports, idle=["a", "c"])
     step = after(RULES, [attempt(), attempt(number=2)], ends, ["a", "c", "d"], {})
     assert (step.hosts, step.unfit) == (["a", "c", "d"], {})
     assert [one["host"] for one in step.set_aside] == ["b"]

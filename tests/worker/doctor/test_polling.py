@@ -12,7 +12,8 @@ from ddpctl_worker.doctor.look import Subject, Tools, wakes
 from ddpctl_worker.doctor.polling import Polling
 from ddpctl_worker.doctor.watch import RunWatch
 from ddpctl_worker.machine.clocks import Offset
-from ddpctl_worker.rules.verdict import STALL_S, diagnose
+from ddpctl_worker.rules.limits import STALL_S
+from ddpctl_worker.rules.verdict import diagnose
 from tests.worker.handclock import HandClock
 from tests.worker.looks import NOW, TRAIN, WAIT, Look, behind, by_stack, look, named, suspects, three_wait, waits_in
 

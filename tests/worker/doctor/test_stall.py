@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddpctl_worker.doctor.stall import AGAIN_S, FRESH_S, MOST_S, Stall, excuses_end
-from ddpctl_worker.rules.verdict import BUSY_FACTOR, MOVING_FACTOR
+from ddpctl_worker.rules.limits import BUSY_FACTOR, MOVING_FACTOR
 
 EVERY = 5.0
 WORK = {"cpu": 80.0, "bytes": 0}

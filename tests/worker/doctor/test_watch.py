@@ -20,7 +20,7 @@ from ddpctl_worker.doctor.hosts import HostFacts
 from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.doctor.steps import GROUPS, KEPT, Collectives
 from ddpctl_worker.doctor.watch import MOST_WAITING, REPEAT_S, RunWatch, Unjudged, brief, shortened
-from ddpctl_worker.gang.base import MAX_WORD
+from ddpctl_worker.gang.limits import MAX_WORD
 from ddpctl_worker.machine.clocks import Offset
 from ddpctl_worker.rules import verdict
 from ddpctl_worker.rules.flight import Entry

@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.gang.council import (
-    AFTER_S,
+from ddpctl_worker.gang.council import Council
+from ddpctl_worker.gang.limits import (
     CULPRIT_S,
+    EARLY_S,
     LATE_S,
+    MAX_LINE,
     MUTE_S,
     REJOIN_S,
     SILENT_S,
     SLACK_S,
     VICTIMS_S,
-    Council,
 )
-from ddpctl_worker.gang.wire import MAX_LINE, HubWire, MemberWire
+from ddpctl_worker.gang.wire import HubWire, MemberWire
 from ddpctl_worker.machine.strangers import Stranger
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
@@ -202,7 +203,7 @@ def test_one_that_has_failed_comes_before_one_that_ended_too_early(culprit: dict
 def test_one_that_ended_after_the_first_failure_is_not_the_cause() -> None:
     made = council()
     made.report(failure("a", victim=True), 0.0, 120.0)
-    made.report(early("b"), 0.0, 120.0 + AFTER_S + 0.1)
+    made.report(early("b"), 0.0, 120.0 + EARLY_S + 0.1)
     assert decided(made, 120.0 + MUTE_S) == "a"
 
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker.gang.base import MAX_WORD
-from ddpctl_worker.gang.council import SILENT_S
+from ddpctl_worker.gang.limits import MAX_HELLO, MAX_LINE, MAX_WORD, SILENT_S
 from ddpctl_worker.gang.member import MemberGang
-from ddpctl_worker.gang.wire import MAX_HELLO, MAX_LINE, HubWire, MemberWire
+from ddpctl_worker.gang.wire import HubWire, MemberWire
 from ddpctl_worker.machine.strangers import Stranger
 from tests.worker.conftest import MakeNode
 from tests.worker.node import Node, eventually, processes_of

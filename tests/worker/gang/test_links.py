@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.gang.council import LATE_S, Council
-from ddpctl_worker.gang.cuts import DIAL_S, FRESH_S, SETTLE_S, UNACKED_S, Cuts
-from ddpctl_worker.gang.cutwatch import SUSPECT_S, answers, owned, telling
+from ddpctl_worker.gang.council import Council
+from ddpctl_worker.gang.cuts import Cuts
+from ddpctl_worker.gang.cutwatch import answers, owned, telling
+from ddpctl_worker.gang.limits import DIAL_S, FRESH_S, LATE_S, SETTLE_S, SUSPECT_S, UNACKED_S
 from ddpctl_worker.gang.tcpstate import COUNTERS, Row, Table, Tracker, sent_again
 from tests.worker.gang.test_council import failure
 from tests.worker.node import eventually
@@ -237,7 +238,7 @@ class Run:
                 self.council.heard(host, self.now)
 
     def told(self, origin: str, *args: Any, **keys: Any) -> None:
-        self.council.cuts.told(origin, finding(*args, **keys), self.now)
+        self.council.cuts.report(origin, finding(*args, **keys), self.now)
 
     def cause(self) -> dict[str, Any] | None:
         self.council.tick(self.now)
@@ -264,7 +265,7 @@ def test_two_nodes_that_do_not_answer_each_other_are_a_cut_link() -> None:
 
 def test_nodes_whose_ranks_never_met_are_a_cut_link_too() -> None:
     run = Run()
-    run.council.cuts.told("a", dict(finding("b"), opening=True), run.now)
+    run.council.cuts.report("a", dict(finding("b"), opening=True), run.now)
     run.told("b", "a", seconds=0.0)
     cause = run.cause()
     assert cause is not None
@@ -320,7 +321,7 @@ def test_what_is_no_cut(case: str) -> None:
     if case == "old answer":
         run.beat(FRESH_S + 1)
         run.told("a", "b")
-        run.council.cuts.told("b", finding("a"), run.now - FRESH_S - 1)
+        run.council.cuts.report("b", finding("a"), run.now - FRESH_S - 1)
     else:
         run.told("b", "a", seconds=0.0, silent=case != "it answers")
     if case == "an answer comes later":
@@ -351,13 +352,13 @@ def test_one_end_alone_never_makes_a_cut(told: list[tuple[str, str, bool, float]
     cuts = Cuts(HOSTS, "hub")
     for origin, to, silent, seconds in told:
         if HOSTS.index(origin) < HOSTS.index(to):
-            cuts.told(origin, finding(to, seconds, silent), 100.0)
+            cuts.report(origin, finding(to, seconds, silent), 100.0)
     assert cuts.decide(101.0, lambda host, since: True) is None
 
 
 @pytest.mark.parametrize("message", [{}, {"to": "x"}, {"to": "a"}, {"to": None, "for": None}])
 def test_odd_messages_are_passed_over(message: dict[str, Any]) -> None:
     cuts = Cuts(HOSTS, "hub")
-    cuts.told("a", message, 100.0)
+    cuts.report("a", message, 100.0)
     assert cuts.questions(100.0) == []
     assert cuts.decide(100.0, lambda host, since: True) is None

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ddpctl_worker.rules import flight
 from ddpctl_worker.rules.flight import Entry, entries, from_json, to_json
+from ddpctl_worker.rules.limits import MOST_COLLECTIVES
 from tests.worker.dumped import ENTRY, dump, pickled, record
 from tests.worker.looks import RECORDS
 
@@ -177,7 +178,7 @@ def test_a_rank_without_a_collective() -> None:
 def test_the_newest_are_kept() -> None:
     many = [{"collective_seq_id": seq, "time_created_ns": seq} for seq in range(1, 401)]
     found = nccl(*many)
-    assert [found[0].seq, found[-1].seq, len(found)] == [101, 400, flight.MOST]
+    assert [found[0].seq, found[-1].seq, len(found)] == [101, 400, MOST_COLLECTIVES]
     assert [one.seq for one in from_json(to_json(found, 2))] == [399, 400]
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ddpctl_worker.rules import frames
 from ddpctl_worker.rules.frames import from_faulthandler, from_py_spy
+from ddpctl_worker.rules.limits import MOST_FRAMES
 from tests.worker.looks import AUTOGRAD, C10D, DATA, LOADER, MAIN, READ, RECORDS, STEP, TRAIN
 from tests.worker.rules.test_flight import JUNK
 
@@ -84,7 +85,7 @@ def test_no_value_of_the_users_own_is_read() -> None:
 def test_lines_and_names_have_bounds() -> None:
     frame = {"filename": "x" * 400, "line": 10**30, "name": "y" * 400}
     (found,) = read({**THREAD, "frames": [frame] * 100})
-    assert len(found.frames) == frames.MOST_FRAMES
+    assert len(found.frames) == MOST_FRAMES
     file, line, name = found.frames[0]
     assert (len(file), line <= 1 << 31, len(name)) == (300, True, 80)
 
@@ -217,7 +218,7 @@ def test_the_package_whose_module_was_started_is_own_code_where_it_is_installed(
     assert (frames.place(found), frames.operation(found)) == ("loss.py:7 in reduce", "all_reduce")
     assert frames.busy_in_own_code(reader([main, *runpy]))
     deep = reader([*inner, *[[MODEL, 9, "_call_impl"]] * 80, main, *runpy])
-    assert (len(deep), frames.place(deep)) == (frames.MOST_FRAMES, "loss.py:7 in reduce")
+    assert (len(deep), frames.place(deep)) == (MOST_FRAMES, "loss.py:7 in reduce")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.rules.thinned import LEAST, Thinned
+from ddpctl_worker.rules.limits import LEAST_POINTS
+from ddpctl_worker.rules.thinned import Thinned
 
 VALUES = st.one_of(st.integers(-(10**6), 10**6), st.floats(-1e299, 1e299, allow_nan=False))
 
@@ -19,8 +20,8 @@ def test_bounded_with_its_ends_and_extremes_and_in_order(values: list[float], mo
         kept.add(x, y)
     assert kept.count == len(values)
     points = kept.points(sent)
-    assert len(points) <= max(LEAST, sent)
-    assert len(points) <= max(LEAST, most)
+    assert len(points) <= max(LEAST_POINTS, sent)
+    assert len(points) <= max(LEAST_POINTS, most)
     whole = [[x, y] for x, y in enumerate(values)]
     assert all(point in whole for point in points)
     assert [x for x, _ in points] == sorted({x for x, _ in points})

@@ -14,7 +14,8 @@ from ddpctl.render.console import make_console
 from ddpctl.render.doctor import consultation_view
 from ddpctl.spec.doctor import Consultation
 from ddpctl.transport import answers
-from ddpctl_worker.rules.verdict import BUSY_FACTOR, MOVING_FACTOR, STALL_S, diagnose
+from ddpctl_worker.rules.limits import BUSY_FACTOR, MOVING_FACTOR, STALL_S
+from ddpctl_worker.rules.verdict import diagnose
 from tests.worker.looks import AUTOGRAD, C10D, LOADER, LOOP, MAIN, NOW, READ, STEP, Look, behind, group, look, waits_in
 
 FRAMES = [STEP, MAIN, READ, [C10D, 1, "all_reduce"], [C10D, 2, "recv"], [LOADER, 3, "_next_data"], [AUTOGRAD, 4, "x"]]

@@ -1,13 +1,13 @@
-"""The agent: one process on each host of a run that may be restarted, spares included.
+"""The agent: a process on each host of a run that may be restarted, spare hosts included.
 
-It outlives the attempts: it starts this host's part of each, renews the lease of that part's supervisor, and agrees
-with the other agents on what comes next. What it decides is in step.py, which is pure; here are its process, its
-threads, and how each action is carried out. One thread looks at the disk, starts and stops; another one lets time pass,
-so a slow disk costs no lease; each question to or from another agent has a thread of its own.
+It outlives the attempts. It starts this host's part of each attempt, renews the lease of that part's supervisor, and
+agrees with the other agents on the next attempt. step.py decides and is pure; this module has the process and its
+threads, and carries out the actions. The main thread reads the disk, starts and stops. A second thread lets time pass,
+so a slow disk costs no lease. Each question to or from another agent has a thread of its own.
 
-    agent -> guardian -> supervisor -> launcher -> ranks       one guardian an attempt
+    agent -> guardian -> supervisor -> launcher -> ranks       one guardian per attempt
 
-An agent that is gone stays gone: its host takes part again in the next run of the job (`ddpctl restart`).
+A lost agent is not started again: its host takes part in the next run of the job (`ddpctl restart`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Tuple
 
 from ddpctl_worker.agent import links, state, talk
 from ddpctl_worker.agent.hostrecord import HostRecord
-from ddpctl_worker.agent.limits import BEGIN_S, HOSTS_A_POLL, LEAST_PAUSE_S, LOOK_S, MOST_POLL_S, POLL_S
+from ddpctl_worker.agent.limits import BEGIN_S, DISK_LOOK_S, HOSTS_A_POLL, LEAST_PAUSE_S, MOST_POLL_S, POLL_S
 from ddpctl_worker.agent.part import CalledOff, LocalPart
 from ddpctl_worker.agent.policy import Rules
 from ddpctl_worker.agent.resume import Resume
@@ -46,7 +46,7 @@ Peers = Mapping[str, Tuple[str, int]]
 
 
 def main(reply_fd: str, *_: str) -> None:
-    """The agent's process."""
+    """Run the agent's process."""
     reply = int(reply_fd)
     order = child.read_order()
     paths = RunPaths(order["top"])
@@ -57,42 +57,42 @@ def main(reply_fd: str, *_: str) -> None:
     run = order["request"]["run"]
     try:
         own = HostRecord(paths)
-        desk = _desk(order, paths.host)
+        server = _server(order, paths.host)
         ballot = Ballot.first(run["restart"]["hosts"][0]["host"], Document.first(run["restart"]["first"]))
-        if own.claim(desk.port):
+        if own.claim(server.port):
             own.keep(ballot.to_json())
         else:
             refused = "the start of this run took too long and was abandoned"
     except (OSError, WorkerError) as error:
         refused = str(error)
-    os.write(reply, json.dumps({"refused": refused, "port": None if refused else desk.port}).encode("ascii"))
+    os.write(reply, json.dumps({"refused": refused, "port": None if refused else server.port}).encode("ascii"))
     os.close(reply)
     if refused:
         return
     peers = _wait_for_peers(own)
     if peers is not None:
-        HostAgent(order, own, desk, peers, ballot).work()
+        HostAgent(order, own, server, peers, ballot).work()
 
 
-def _desk(order: Mapping[str, Any], host: str) -> talk.AnswerDesk:
+def _server(order: Mapping[str, Any], host: str) -> talk.AnswerDesk:
     run = order["request"]["run"]
     members = run["restart"]["hosts"]
-    bind = next(str(one["address"] or "") for one in members if one["host"] == host)
+    bind = next(str(member["address"] or "") for member in members if member["host"] == host)
     key = talk.key_of(str(order["request"]["gang_key"]))
-    return talk.AnswerDesk(key, run["run"], host, [one["host"] for one in members], bind)
+    return talk.AnswerDesk(key, run["run"], host, [member["host"] for member in members], bind)
 
 
 def _wait_for_peers(own: HostRecord) -> Optional[Peers]:
-    """Where the others are; None: the run is over before it has begun."""
+    """Return the addresses of the other agents; ``None`` if the run ended before it began."""
     until = time.monotonic() + BEGIN_S
     while time.monotonic() < until:
-        word = own.stop_word()
-        if word is not None:
-            own.end(outcomes.killed(own.paths.host, str(word.get("by") or "")), None)
+        stop = own.stop_word()
+        if stop is not None:
+            own.end(outcomes.killed(own.paths.host, str(stop.get("by") or "")), None)
             return None
-        told = fs.read_json(own.paths.peers)
-        if told is not None:
-            return {host: (str(at[0]), int(at[1])) for host, at in told["peers"].items()}
+        found = fs.read_json(own.paths.peers)
+        if found is not None:
+            return {host: (str(at[0]), int(at[1])) for host, at in found["peers"].items()}
         time.sleep(0.05)
     text = "the start was interrupted before the hosts knew of each other; start it again"
     own.end(outcomes.failed(outcomes.cause(own.paths.host, SPAWN_FAILED, text)), None)
@@ -100,10 +100,10 @@ def _wait_for_peers(own: HostRecord) -> Optional[Peers]:
 
 
 def config_of(run: Mapping[str, Any], host: str, resumes: bool) -> Config:
-    """What never changes in a run, from its record."""
-    place = run["restart"]
-    hosts = tuple(str(one["host"]) for one in place["hosts"])
-    nodes, least, restarts = (int(place[name]) for name in ("nodes", "least", "restarts"))
+    """Return the constants of a run, from its record."""
+    restart = run["restart"]
+    hosts = tuple(str(member["host"]) for member in restart["hosts"])
+    nodes, least, restarts = (int(restart[name]) for name in ("nodes", "least", "restarts"))
     grace = float((run.get("timeouts") or {}).get("stop") or STOP_GRACE_S)
     poll_every = min(MOST_POLL_S, max(POLL_S, len(hosts) / HOSTS_A_POLL))
     rules = Rules(hosts, nodes, least, restarts)
@@ -111,24 +111,24 @@ def config_of(run: Mapping[str, Any], host: str, resumes: bool) -> Config:
 
 
 class HostAgent:
-    """At work once it knows where the others are."""
+    """The agent of this host, once it knows the addresses of the other agents."""
 
     def __init__(
-        self, order: Mapping[str, Any], own: HostRecord, desk: talk.AnswerDesk, peers: Peers, ballot: Ballot
+        self, order: Mapping[str, Any], own: HostRecord, server: talk.AnswerDesk, peers: Peers, ballot: Ballot
     ) -> None:
         self._request, self._base, self._umask = order["request"], str(order["base"]), int(order["umask"])
-        self._own, self._desk, self._host = own, desk, own.paths.host
+        self._own, self._server, self._host = own, server, own.paths.host
         run, copying = self._request["run"], self._request.get("copying")
         self._run: Mapping[str, Any] = run
         self._line = talk.PeerLine(talk.key_of(str(self._request["gang_key"])), run["run"], self._host, peers)
         self._resume = Resume(self._base, run, copying, self._line)
-        self._lock = threading.RLock()  # of the state, and of the part as the state knows it
+        self._lock = threading.RLock()  # guards _state and _part
         self._state = begin(config_of(run, self._host, copying is not None), ballot, notes.boottime())
         self._part: Optional[LocalPart] = None
-        self._todo: Deque[state.Action] = deque()  # for the thread that has the disk
+        self._todo: Deque[state.Action] = deque()  # actions for the main thread
         self._woken = threading.Event()
         self._done = False
-        self._notifying: List[int] = []  # its children that notify
+        self._notifying: List[int] = []  # pids of notifier processes
         self._faults = notes.Faults(float("inf"))
         cwd = launcher.working_folder(self._request.get("cwd"), own.paths)
         self._notify = notifiers(self._request, cwd, self._umask)
@@ -148,14 +148,14 @@ class HostAgent:
         }
 
     def work(self) -> None:
-        """Until the run is over here."""
+        """Carry out actions until the run is over on this host."""
         self._resume.start()
-        self._desk.start(self._answer)
+        self._server.start(self._answer)
         threading.Thread(target=self._tick, name="tick", daemon=True).start()
         faults = notes.Faults(float("inf"))
         while not self._done:
             faults.survive(self._look)
-            self._woken.wait(LOOK_S)
+            self._woken.wait(DISK_LOOK_S)
             self._woken.clear()
         self._resume.close()
         self._line.close()
@@ -163,18 +163,18 @@ class HostAgent:
     # --- events
 
     def _look(self) -> None:
-        """See what the disk says, and do what is to be done there."""
+        """Read the disk, take a step, and carry out its actions."""
         self._notifying = [pid for pid in self._notifying if not processes.collected(pid)]
         part = self._part
         if part is not None:
             part.look()
             if part.started:
-                with contextlib.suppress(OSError):  # a full disk: at the next turn
+                with contextlib.suppress(OSError):  # a full disk: tried again at the next look
                     self._own.save(RUNNING)
         try:
             self._happen(state.Looked(self._own.stop_word(), None if part is None else part.progress))
         finally:
-            while self._todo:  # an action that fails is tried again at the next look
+            while self._todo:  # an action that fails stays first, and is tried again at the next look
                 action = self._todo[0]
                 self._carry_out[type(action)](action)
                 self._todo.popleft()
@@ -184,17 +184,20 @@ class HostAgent:
             self._faults.survive(lambda: self._happen(state.Tick()))
             with self._lock:
                 due = wakes_at(self._state) - notes.boottime()
-            time.sleep(max(LEAST_PAUSE_S, min(LOOK_S, due)))
+            time.sleep(max(LEAST_PAUSE_S, min(DISK_LOOK_S, due)))
 
     def _happen(self, fact: Fact) -> Optional[Mapping[str, Any]]:
-        """Take a step; the reply, where there is one. Raises OSError: the disk takes nothing, so nothing happened."""
+        """Take a step, and return the reply to the asking agent, if any.
+
+        Raises: OSError: the disk refuses the ballot, so the step has not happened.
+        """
         asks: List[state.Ask] = []
         reply: Optional[Mapping[str, Any]] = None
         with self._lock:
             event = Event(notes.boottime(), time.time(), random.random(), fact)
             after, actions = step(self._state, event)
             for action in actions:
-                if isinstance(action, state.Save):  # the first of them
+                if isinstance(action, state.Save):  # comes first
                     self._own.keep(action.ballot.to_json())
             self._state = after
             for action in actions:
@@ -212,7 +215,7 @@ class HostAgent:
         return reply
 
     def _ask(self, action: state.Ask) -> None:
-        """Does not wait for the answers."""
+        """Send a question to each host; the answers become events later."""
 
         def ask(host: str) -> None:
             asked = notes.boottime()
@@ -225,7 +228,7 @@ class HostAgent:
         talk.at_once(ask, action.hosts, 0.0)
 
     def _answer(self, host: str, question: Dict[str, Any]) -> Dict[str, Any]:
-        """A question of another agent; in a thread of its own."""
+        """Answer a question of another agent, in a thread of its own."""
         kind = question["k"]
         if kind in ANSWERED_HERE:
             reply = self._happen(state.PeerAsked(host, question))
@@ -240,7 +243,7 @@ class HostAgent:
             return self._own_ports(question)
         return {}
 
-    # --- actions, in the thread that has the disk
+    # --- actions, in the main thread
 
     def _collect(self, action: state.Collect) -> None:
         part = self._new_part(action.number)
@@ -257,7 +260,7 @@ class HostAgent:
             self._prepare(part, lambda: self._resume.restore(part, action.hosts, action.choice))
 
     def _prepare(self, part: LocalPart, work: Callable[[], None]) -> None:
-        """In a thread of its own: a checkpoint may be large, and the run can be killed meanwhile."""
+        """Do ``work`` in a thread of its own: a checkpoint may be large, and the run can be killed meanwhile."""
 
         def prepare() -> None:
             try:
@@ -271,7 +274,7 @@ class HostAgent:
 
         try:
             threading.Thread(target=prepare, name="prepare", daemon=True).start()
-        except RuntimeError as error:  # no more threads: the others must not wait for it
+        except RuntimeError as error:  # no more threads: the other hosts must not wait for this part
             part.failed("it could not be prepared: %s" % error)
 
     def _start(self, action: state.StartPart) -> None:
@@ -287,7 +290,7 @@ class HostAgent:
         except Exception as error:
             notes.note("attempt %d: %s" % (part.number, notes.trace(error)))
             part.failed("it could not be started: %s" % error)
-        with self._lock:  # what was renewed meanwhile
+        with self._lock:  # the lease may have been renewed meanwhile
             part.renew(self._state.lease)
 
     def _new_part(self, number: int) -> LocalPart:

@@ -1,4 +1,4 @@
-"""The begin verb: tells the agent of a run where the others are, and waits until the first attempt stands here."""
+"""The begin verb: gives an agent the addresses of all agents, and waits for the first attempt to start here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import socket
 import time
 from typing import Any, Dict, List, Mapping, Sequence
 
+from ddpctl_worker.agent.limits import CONNECT_S, FIND_S, MOST_UNREACHED
 from ddpctl_worker.agent.talk import at_once
 from ddpctl_worker.machine import fs
 from ddpctl_worker.record.record import attempt_of, named_by
@@ -13,14 +14,11 @@ from ddpctl_worker.record.status import node_status
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST, STARTING, TERMINAL, USUAL_PORTS
 
-BEGIN_S = 60.0
-CONNECT_S = 3.0
-MOST_NAMED = 4  # hosts
 HINT = "let the nodes reach each other on TCP %d-%d: ddpctl preflight --fix" % USUAL_PORTS
 
 
 def begin(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: ``peers`` are address and port of every host's agent. {"status"}; safe to repeat."""
+    """Answer the verb. ``peers``: address and port of every host's agent. The answer is {"status"}; safe to repeat."""
     paths, run = named_by(request)
     peers = request.get("peers")
     if not run.get("restart") or not isinstance(peers, dict):
@@ -28,21 +26,21 @@ def begin(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     if fs.read_json(paths.peers) is None:
         fs.write_json(paths.peers, {"peers": peers})
     first = run["host"] in run["restart"]["first"]["hosts"]
-    until = time.monotonic() + BEGIN_S
+    until = time.monotonic() + FIND_S
     while True:
         status = node_status(paths)
-        stands = fs.read_optional(paths.of_attempt(attempt_of(run)).state).get("supervisor") if first else True
-        if status["state"] in TERMINAL or stands or channel.closed.is_set():
+        started = fs.read_optional(paths.of_attempt(attempt_of(run)).state).get("supervisor") if first else True
+        if status["state"] in TERMINAL or started or channel.closed.is_set():
             return {"status": status}
         if time.monotonic() > until:
-            said = "the agents did not find each other within %d s" % BEGIN_S
+            text = "the agents did not find each other within %d s" % FIND_S
             missed = unreached({host: place for host, place in peers.items() if host != run["host"]})
-            raise WorkerError(STARTING, "; ".join([said, *missed]), HINT if missed else None)
+            raise WorkerError(STARTING, "; ".join([text, *missed]), HINT if missed else None)
         time.sleep(0.05)
 
 
 def unreached(peers: Mapping[str, Sequence[Any]]) -> List[str]:
-    """What keeps this host from the agents of others, for a person; nothing where each takes a connection."""
+    """Return why this host does not reach the agents of other hosts: a line for each that takes no connection."""
     why: Dict[str, str] = {}
 
     def look(host: str) -> None:
@@ -52,6 +50,6 @@ def unreached(peers: Mapping[str, Sequence[Any]]) -> List[str]:
             why[host] = error.strerror or str(error)
 
     at_once(look, sorted(peers), CONNECT_S + 1.0)
-    found = ["no connection to %s at %s port %s: %s" % (host, *peers[host], why[host]) for host in sorted(why)]
-    more = len(found) - MOST_NAMED
-    return [*found[:MOST_NAMED], *(["nor to %d other hosts" % more] if more > 0 else [])]
+    lines = ["no connection to %s at %s port %s: %s" % (host, *peers[host], why[host]) for host in sorted(why)]
+    more = len(lines) - MOST_UNREACHED
+    return [*lines[:MOST_UNREACHED], *(["nor to %d other hosts" % more] if more > 0 else [])]

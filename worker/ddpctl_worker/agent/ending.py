@@ -1,4 +1,4 @@
-"""When the run is over for this host, what it records then, and what its status says while it is cut off. Pure."""
+"""Decides when the run is over for this host, and how it ends; sets the status while the host is cut off. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ddpctl_worker.wire.contract import FAILED, KILLED, NODE_LOST, RUNNING, STAR
 
 
 def see_end(state: State, event: Event) -> Step:
-    """Whether the run is over, as all have agreed; or as far as this host will ever know."""
+    """End the run here if all hosts have agreed on its end, or if this host has been alone for too long."""
     if state.done:
         return state, ()
     if state.stop is not None:
@@ -40,7 +40,7 @@ def see_end(state: State, event: Event) -> Step:
 
 
 def announce_restart(state: State) -> Step:
-    """The leader's host notifies somebody of each new attempt."""
+    """Notify the user of each new attempt, from the leader's host."""
     attempts = state.document.attempts
     last = attempts[-1]
     if not state.agreed or last.number <= state.announced:
@@ -53,7 +53,7 @@ def announce_restart(state: State) -> Step:
 
 
 def take_word(state: State, over: Mapping[str, Any]) -> State:
-    """As the leader: a host was told to end the run."""
+    """Propose the end of the run, as the leader: a host was asked to end it."""
     if state.lead is None or state.document.over is not None:
         return state
     return raft.propose(state, state.document._replace(live=False, over=dict(over)))
@@ -63,10 +63,12 @@ def _patience(state: State) -> float:
     return TWO_ALONE_S if len(state.config.hosts) <= 2 else ALONE_S
 
 
-def _be_killed(state: State, event: Event, word: Mapping[str, Any]) -> Step:
-    """Somebody ends the run, on every host by itself. The others are to hear of it, in case this host is the only one
-    that was reached."""
-    cause = outcomes.killed(state.host, str(word.get("by") or ""), when=event.wall).cause
+def _be_killed(state: State, event: Event, kill: Mapping[str, Any]) -> Step:
+    """End the run on this host, because a kill has reached it.
+
+    The leader is asked to end the other parts, in case no other host was reached.
+    """
+    cause = outcomes.killed(state.host, str(kill.get("by") or ""), when=event.wall).cause
     if state.stop_by is None:
         state = state._replace(stop_by=event.now + WORD_S)
         over = {"state": KILLED, "cause": cause}
@@ -74,21 +76,21 @@ def _be_killed(state: State, event: Event, word: Mapping[str, Any]) -> Step:
             return take_word(state, over), ()
         if state.leader is not None:
             return state, (Ask((state.leader,), {"k": "over", "over": over}),)
-    heard = state.leader is None or (state.agreed and state.document.over is not None)
+    agreed = state.leader is None or (state.agreed and state.document.over is not None)
     assert state.stop_by is not None
-    if not heard and event.now < state.stop_by:
+    if not agreed and event.now < state.stop_by:
         return state, ()
-    return _end(state, KILLED, cause, word.get("grace"), event)
+    return _end(state, KILLED, cause, kill.get("grace"), event)
 
 
 def _say_farewell(state: State, over: Mapping[str, Any], event: Event) -> Step:
-    """The leader stays until the others have heard how the run ended."""
+    """End the run here; the leader waits until the other hosts know how the run ended."""
     since = event.now if state.over_since is None else state.over_since
     state = state._replace(over_since=since)
     lead, mark = state.lead, state.ballot.proposal.mark
     if lead is not None and event.now < since + FAREWELL_S:
-        near = raft.near(state, event.now, NEAR_S)
-        if any(lead.followers[host].knows != mark for host in near if host != state.host):
+        reachable = raft.near(state, event.now, NEAR_S)
+        if any(lead.followers[host].knows != mark for host in reachable if host != state.host):
             return state, ()
     return _end(state, over["state"], over["cause"], None, event)
 
@@ -107,8 +109,8 @@ def _end(
     if not speaks:
         return state, (end,)
     attempts = state.document.attempts
-    told = {"event": ENDED, "state": ended, "cause": cause, "ended": notes.iso(event.wall)}
-    return state, (end, Announce(dict(told, attempt=attempts[-1].number, started=attempts[0].started)))
+    news = {"event": ENDED, "state": ended, "cause": cause, "ended": notes.iso(event.wall)}
+    return state, (end, Announce(dict(news, attempt=attempts[-1].number, started=attempts[0].started)))
 
 
 def _left_alone(state: State, seconds: float, wall: float) -> Dict[str, Any]:
@@ -121,14 +123,14 @@ def _left_alone(state: State, seconds: float, wall: float) -> Dict[str, Any]:
 
 
 def _speaks_alone(state: State, now: float) -> bool:
-    """Where nobody leads, the first of the hosts that are cut off together notifies."""
+    """Return whether this host notifies the user while there is no leader: the first host of its group does."""
     since = now - ANSWERING_S
     together = [host for host in state.config.hosts if host == state.host or state.answered.get(host, 0.0) >= since]
     return together[0] == state.host
 
 
 def _say(state: State, event: Event, alone: float) -> Step:
-    """The status says whom this host waits for. If it is for the majority, somebody is notified after a while."""
+    """Set the status to the hosts for which this host waits. After a while without a majority, notify the user."""
     if alone < CUT_OFF_S:
         note = state.lead.headway.waits if state.lead is not None else None
         said = () if note == state.note else (Say(note),)
@@ -145,6 +147,6 @@ def _say(state: State, event: Event, alone: float) -> Step:
             last = state.document.last
             text += "how it stands: ddpctl status %s" % state.config.job
             why = outcomes.cause(state.host, NODE_LOST, text, when=event.wall)
-            told = {"event": CUT_OFF, "state": STARTING, "cause": why, "attempt": last.number, "started": last.started}
-            actions += (Announce(told),)
+            news = {"event": CUT_OFF, "state": STARTING, "cause": why, "attempt": last.number, "started": last.started}
+            actions += (Announce(news),)
     return state, actions

@@ -1,8 +1,13 @@
-"""What a host does for its part of the newest attempt. Pure.
+"""Decides the next step of a host's part of the newest attempt. Pure.
 
-The steps of a part: its checkpoints are hashed (Collect), the attempt's first host chooses for all (Choose), every host
-puts in place what was chosen (RestorePart), the ranks start (StartPart). The choice is part of the document, so no host
-acts on another one, and no host decides from memory. The first attempt of a run starts at once: ddpctl has prepared it.
+The steps of a part:
+1. Collect: every host hashes its checkpoints.
+2. Choose: the first host of the attempt chooses for all hosts.
+3. RestorePart: every host fetches its share of the choice.
+4. StartPart: the ranks start.
+
+The choice is part of the document, so all hosts act on the same choice, and no host decides from memory. The first
+attempt of a run starts at once: ddpctl has prepared it.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ Step = Tuple[State, Actions]
 
 
 def follow(state: State, now: float) -> Step:
-    """What follows from the newest document for this host's part."""
+    """Take the next step of this host's part that the newest document asks for."""
     document = state.document
     if not (state.agreed or document.last.number == state.config.first) or state.done or state.stop is not None:
         return state, ()
@@ -45,7 +50,7 @@ def follow(state: State, now: float) -> Step:
 
 
 def renew(state: State) -> Step:
-    """Hand the lease on to the ranks, also while they are being stopped: the leader waits for their end."""
+    """Pass the lease on to the ranks, even while they are being stopped: the leader waits for their end."""
     part, last = state.part, state.document.last
     if part is None or not part.runs or part.number != last.number or last.ended is not None:
         return state, ()
@@ -55,7 +60,7 @@ def renew(state: State) -> Step:
 
 
 def _see_whether_over(state: State, now: float) -> Step:
-    """End a part whose attempt is over elsewhere, or that was called off before it began."""
+    """End a part whose attempt is over elsewhere, or drop it if it has not begun."""
     part, document = state.part, state.document
     if part is None or part.progress.end is not None:
         return state, ()
@@ -70,7 +75,7 @@ def _see_whether_over(state: State, now: float) -> Step:
 
 
 def _go_on(state: State, now: float) -> Step:
-    """The next step of this host's part of the newest attempt."""
+    """Order the next step of this host's part of the newest attempt."""
     part, document = state.part, state.document
     number, hosts = document.last.number, document.last.hosts
     if part is not None and part.number < number and part.progress.end is None:

@@ -1,7 +1,7 @@
-"""Who holds up an attempt that was agreed on and has not begun. Pure.
+"""Finds the hosts that hold up an attempt that is agreed on but has not begun. Pure.
 
-A host counts up ``moved`` while it prepares: bytes that were hashed or fetched, and steps that are done. A host that
-waits for another host says so, and is not to blame.
+While a host prepares, it counts up ``moved``: bytes that it hashed or fetched, and steps that are done. A host that
+waits for another host says so, and is not at fault.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ def look(
     before: Headway,
     attempt: AgreedAttempt,
     reports: Mapping[str, Optional[Report]],
-    near: Sequence[str],
+    reachable: Sequence[str],
     now: float,
     wall: float,
 ) -> Tuple[Headway, Dict[str, str]]:
-    """The next view; and the hosts that hang, with the words for it. ``wall``: the time of day (Unix seconds)."""
+    """Return the new view, and the hosts that hang with a sentence about each.
+
+    ``wall``: the time of day (Unix seconds).
+    """
     if attempt.number != before.attempt:
         before = Headway(attempt.number, now)
     moved: Dict[str, Tuple[int, float]] = {}
@@ -31,16 +34,16 @@ def look(
     for host in attempt.hosts:
         report = reports.get(host)
         own = report if report is not None and report.attempt == attempt.number else Report(attempt.number, False)
-        if own.ready or own.waits or host not in near:
-            continue  # a silent host is given up by its lease
+        if own.ready or own.waits or host not in reachable:
+            continue  # the end of its lease decides about a silent host
         count, since = before.moved.get(host, (own.moved, now))
         since = since if count == own.moved else now
         moved[host] = own.moved, since
         words[host] = _words(host, before.words.get(host, host), now - since, wall)
         if now - since > HANGS_S:
             hang[host] = "%s made no progress for %d s before attempt %d" % (host, HANGS_S, attempt.number)
-    told = _waits_for(attempt.number, list(words.values())) if now - before.begun >= PREPARED_S else None
-    return Headway(attempt.number, before.begun, moved, words, told), hang
+    late = _waits_for(attempt.number, list(words.values())) if now - before.begun >= PREPARED_S else None
+    return Headway(attempt.number, before.begun, moved, words, late), hang
 
 
 def _words(host: str, before: str, idle: float, wall: float) -> str:

@@ -1,6 +1,6 @@
-"""What the leading agent decides: that an attempt is over everywhere, and what follows. Pure.
+"""Decides as the leader: when an attempt has ended on every host, and where the next attempt runs. Pure.
 
-Each function returns the next state, and what the leader's host does for it. Nothing is decided while the newest
+Each function returns the next state and the actions of the leader's host. The leader decides nothing while its newest
 document is not committed.
 """
 
@@ -43,7 +43,7 @@ _NOT_BEGUN = {"state": FAILED, "cause": None, "ended": None, "left": 0}
 
 
 def lead(state: State, event: Event) -> Step:
-    """One look, and what follows from it."""
+    """Watch the running attempt, or prepare the next one."""
     if state.lead is None or state.done or not state.agreed or state.document.over is not None:
         return state, ()
     if state.document.last.ended is not None:
@@ -58,27 +58,27 @@ def _watch(state: State, event: Event) -> Step:
     assert state.lead is not None
     document, now = state.document, event.now
     last, reports = document.last, _reports(state)
-    clear = [host for host in last.hosts if _is_clear(reports[host], last)]
-    state = _see_whether_stuck(state, clear, now)
+    idle = [host for host in last.hosts if _is_idle(reports[host], last)]
+    state = _see_whether_stuck(state, idle, now)
     assert state.lead is not None
-    silent = [host for host in last.hosts if host not in clear and _is_silent(state, host, now)]
+    silent = [host for host in last.hosts if host not in idle and _is_silent(state, host, now)]
     lost = [host for host in silent if now > raft.quiet_at(state, host)]
-    if len(clear) + len(lost) == len(last.hosts):
-        return _conclude(state, ends_of(last, reports, clear), event)
-    if document.live and (lost or any(not _succeeded(reports[host]) for host in clear)):
+    if len(idle) + len(lost) == len(last.hosts):
+        return _conclude(state, ends_of(last, reports, idle), event)
+    if document.live and (lost or any(not _succeeded(reports[host]) for host in idle)):
         return raft.propose(state, document._replace(live=False)), ()
     if document.live and document.go < last.number:
         return _prepare(state, reports, event)
     return _with(state, headway=Headway()), ()
 
 
-def _see_whether_stuck(state: State, clear: Sequence[str], now: float) -> State:
-    """Hosts that answer, and whose part does not end: their lease runs out, and then they are lost."""
+def _see_whether_stuck(state: State, idle: Sequence[str], now: float) -> State:
+    """Withhold the lease of hosts that answer but whose part does not end; they are lost once the lease is over."""
     lead, document = state.lead, state.document
     assert lead is not None
     stopping = None if document.live else now if lead.stopping is None else lead.stopping
     late = stopping is not None and now > stopping + STUCK_S + state.config.grace
-    stuck = frozenset(host for host in document.last.hosts if late and host not in clear)
+    stuck = frozenset(host for host in document.last.hosts if late and host not in idle)
     return _with(state, stopping=stopping, withheld=stuck)
 
 
@@ -89,45 +89,45 @@ def _is_silent(state: State, host: str, now: float) -> bool:
 
 
 def _prepare(state: State, reports: Mapping[str, Report], event: Event) -> Step:
-    """Until all hosts are ready. A host that hangs is set aside, if the run can continue without it."""
+    """Release the ranks once all hosts are ready. Exclude a host that hangs, if the run can continue without it."""
     assert state.lead is not None
     document, last, now = state.document, state.document.last, event.now
-    told = [reports[host] for host in last.hosts]
-    if all(one.attempt == last.number and one.ready for one in told):
+    own = [reports[host] for host in last.hosts]
+    if all(report.attempt == last.number and report.ready for report in own):
         return raft.propose(state, document._replace(go=last.number)), ()
-    resume = _resume(document, told, state.config.rules.hosts)
+    resume = _resume(document, own, state.config.rules.hosts)
     if resume is not None:
         return raft.propose(state, document._replace(resume=resume)), ()
-    near = raft.near(state, now)
-    headway, hang = look(state.lead.headway, last, reports, near, now, event.wall)
+    reachable = raft.near(state, now)
+    headway, hang = look(state.lead.headway, last, reports, reachable, now, event.wall)
     state = _with(state, headway=headway)
-    aside = {**document.aside, **hang}
-    left = policy.choose(state.config.rules, last.hosts, [one for one in near if one not in aside])
+    excluded = {**document.aside, **hang}
+    left = policy.choose(state.config.rules, last.hosts, [host for host in reachable if host not in excluded])
     if not hang or len(left) < state.config.rules.least:
         return state, ()
     text = "attempt %d is called off: %s" % (last.number, "; ".join(hang.values()))
-    return raft.propose(state, document._replace(live=False, aside=aside)), (Log(text),)
+    return raft.propose(state, document._replace(live=False, aside=excluded)), (Log(text),)
 
 
-def _resume(document: Document, told: Sequence[Report], hosts: Sequence[str]) -> Optional[ResumePlan]:
-    """What the document is to say next about the checkpoints of the newest attempt; None: it stays as it is.
+def _resume(document: Document, reports: Sequence[Report], hosts: Sequence[str]) -> Optional[ResumePlan]:
+    """Return the new plan for the checkpoints of the newest attempt; ``None`` if the plan stays as it is.
 
-    A host out of the attempt counts where every host of it gets its checkpoints.
+    A host outside the attempt is a source if every host of the attempt can fetch its checkpoints.
     """
     last, resume = document.last, document.resume
-    if any(one.attempt != last.number or one.reaches is None for one in told):
+    if any(report.attempt != last.number or report.reaches is None for report in reports):
         return None
     if resume is None or resume.attempt != last.number:
-        common = set.intersection(*(set(one.reaches or ()) for one in told))
+        common = set.intersection(*(set(report.reaches or ()) for report in reports))
         return ResumePlan(last.number, tuple(host for host in hosts if host in last.hosts or host in common))
-    choice = told[0].choice
+    choice = reports[0].choice
     return resume._replace(choice=choice) if resume.choice is None and choice is not None else None
 
 
 def _conclude(state: State, ends: policy.Ends, event: Event) -> Step:
     document, last = state.document, state.document.last
-    near = raft.near(state, event.now)
-    step = policy.after(state.config.rules, document.attempts, ends, near, document.aside, event.wall)
+    reachable = raft.near(state, event.now)
+    step = policy.after(state.config.rules, document.attempts, ends, reachable, document.aside, event.wall)
     done = last._replace(ended=notes.iso(event.wall), cause=step.cause, set_aside=tuple(step.set_aside))
     fresh = document.with_last(done)._replace(live=False, aside={**document.aside, **step.unfit}, over=step.over)
     next_at = event.now + policy.pause(fresh.attempts)
@@ -140,12 +140,12 @@ def _conclude(state: State, ends: policy.Ends, event: Event) -> Step:
 
 
 def _go_on(state: State, event: Event) -> Step:
-    """See which hosts reach each other: the next attempt runs on those."""
+    """Have the links between the hosts checked: the next attempt runs on hosts that reach each other."""
     now, lead = event.now, state.lead
     assert lead is not None
     ended = now if lead.ended is None else lead.ended
     state = _with(state, ended=ended)
-    waits = lead.next_at if lead.next_at is not None else ended + NEAR_S  # a new leader has not heard all of them yet
+    waits = lead.next_at if lead.next_at is not None else ended + NEAR_S  # not all hosts have asked a new leader yet
     if now < waits or (lead.search is not None and now < lead.search.until):
         return state, ()
     hosts = tuple(host for host in raft.near(state, now) if host in state.config.rules.hosts)
@@ -154,20 +154,20 @@ def _go_on(state: State, event: Event) -> Step:
 
 
 def see_links(state: State, fact: LinksChecked, event: Event) -> Step:
-    """The links have been looked at: choose the hosts."""
+    """Choose the hosts of the next attempt, once the links have been checked."""
     search = _search_of(state, fact.mark)
     if search is None:
         return state, ()
     rules, document = state.config.rules, state.document
-    near = [host for host in raft.near(state, event.now) if host in rules.hosts]
-    convicted = convict(near, fact.cut)
-    usable = [host for host in near if host not in document.aside and host not in convicted]
+    reachable = [host for host in raft.near(state, event.now) if host in rules.hosts]
+    convicted = convict(reachable, fact.cut)
+    usable = [host for host in reachable if host not in document.aside and host not in convicted]
     usable = policy.connected(rules, document.last.hosts, usable, fact.cut)
     return _look_for_ports(state, search._replace(usable=tuple(usable), convicted=convicted), event)
 
 
 def see_ports(state: State, fact: PortsFound, event: Event) -> Step:
-    """The next master has two ports, so the attempt can be proposed; or another host is the master."""
+    """Propose the next attempt if the next master has two ports; otherwise choose hosts without it."""
     search = _search_of(state, fact.mark)
     if search is None or fact.host not in search.hosts[:1]:
         return state, ()
@@ -201,15 +201,17 @@ def _look_for_ports(state: State, search: Search, event: Event) -> Step:
 
 
 def _search_of(state: State, mark: Tuple[int, int]) -> Optional[Search]:
-    """The search that an answer belongs to; None: it is over, or another host leads."""
+    """Return the search that an answer belongs to; ``None`` if it is over or another host leads."""
     search = state.lead.search if state.lead is not None else None
     current = search is not None and search.mark == mark == state.ballot.proposal.mark
     return search if current and state.agreed and state.document.over is None else None
 
 
 def convict(hosts: Sequence[str], cut: Pairs) -> Dict[str, str]:
-    """Who is to blame for links that are cut, and why: a host that fails with two others. One bad link between two
-    hosts convicts neither of them."""
+    """Return the hosts that are at fault for cut links, and why: hosts with cut links to several other hosts.
+
+    A single cut link between two hosts convicts neither host.
+    """
     found: Dict[str, Tuple[int, str]] = {}
     for host in hosts:
         partners = sorted(other for link in cut if host in link for other in link if other != host)
@@ -226,11 +228,11 @@ def convict(hosts: Sequence[str], cut: Pairs) -> Dict[str, str]:
 
 def _reports(state: State) -> Dict[str, Report]:
     assert state.lead is not None
-    found = {host: one.report or Report(0, False) for host, one in state.lead.followers.items()}
+    found = {host: follower.report or Report(0, False) for host, follower in state.lead.followers.items()}
     return {**found, state.host: state.report}
 
 
-def _is_clear(report: Report, attempt: AgreedAttempt) -> bool:
+def _is_idle(report: Report, attempt: AgreedAttempt) -> bool:
     return report.attempt == attempt.number and report.clear
 
 
@@ -238,14 +240,16 @@ def _succeeded(report: Report) -> bool:
     return report.end is not None and report.end["state"] == SUCCEEDED
 
 
-def ends_of(attempt: AgreedAttempt, reports: Mapping[str, Report], clear: List[str]) -> policy.Ends:
-    """How each host's part of an attempt ended; None: it was not heard of any more. A host that is clear and tells no
-    end had not begun when the attempt was called off: that is no loss of it."""
-    return {host: (reports[host].end or _NOT_BEGUN) if host in clear else None for host in attempt.hosts}
+def ends_of(attempt: AgreedAttempt, reports: Mapping[str, Report], idle: List[str]) -> policy.Ends:
+    """Return how each host's part of an attempt ended; ``None`` for a host that has not reported again.
+
+    An idle host without an end had not begun when the attempt was called off, so it is not lost.
+    """
+    return {host: (reports[host].end or _NOT_BEGUN) if host in idle else None for host in attempt.hosts}
 
 
 def _without_traceback(attempt: AgreedAttempt) -> AgreedAttempt:
-    """What every host is told again with each change has to stay small."""
+    """Drop the traceback of an older attempt: every host gets the whole document with each change."""
     return attempt if attempt.cause is None else attempt._replace(cause=dict(attempt.cause, traceback=None))
 
 

@@ -1,70 +1,81 @@
 """Every deadline, period and size of the agents. Times are seconds.
 
 From the loss of a host to the end of its ranks: the leader's authority of AUTHORITY_S, a grace of GRACE_S that lets
-another leader be elected, and KILL_S to end the processes. That sum is END_S. The next attempt waits for it, and for no
-clock of another host.
+another leader be elected, and KILL_S to end the processes. That sum is END_S. The next attempt waits for it, and does
+not depend on the clock of another host.
 """
 
 from __future__ import annotations
 
-# --- the agreement (raft.py)
-ELECTION_S = 8.0  # who has heard the leader votes for nobody else for so long
-AUTHORITY_S = 7.5  # less than ELECTION_S: two clocks need not run equally fast
-GRACE_S = 6.0  # long enough to elect another leader: its loss alone stops no job
+from ddpctl_worker.machine.acceptor import IDLE_S
+
+# --- elections and leases (raft.py)
+ELECTION_S = 8.0  # a host that has heard the leader votes for no other host within this time
+AUTHORITY_S = 7.5  # less than ELECTION_S: two clocks may run at slightly different speeds
+GRACE_S = 6.0  # enough to elect another leader, so that the loss of the leader alone stops no job
 KILL_S = 3.0  # from the end of a lease until the processes are gone: supervisor, guardian and the kill itself
 END_S = AUTHORITY_S + GRACE_S + KILL_S
-TURN_S = 0.6  # a host stands for election so much later than the one before it in the list
-LAST_TURN_S = 6.0  # and no host later than this
-CHANCE_S = 1.5  # what chance adds, at least: two candidates of one moment take each other's votes
-CHANCE_A_HOST_S = 0.1  # the same for each host of a large run: the first candidate needs time to win
-AGAIN_S = 2.0  # a candidate that was not elected tries again
+TURN_S = 0.6  # each host stands for election this much later than the host before it in the list
+LAST_TURN_S = 6.0  # the latest turn, in a long list
+CHANCE_S = 1.5  # the least random delay: two candidates at the same moment would split the votes
+CHANCE_A_HOST_S = 0.1  # random delay per host of a large run: the first candidate needs time to win
+AGAIN_S = 2.0  # until a candidate that was not elected tries again
 
-# --- questions
+# --- questions between the agents (talk.py, raft.py, step.py)
 POLL_S = 1.0  # between two questions to the leader
-MOST_POLL_S = 2.0  # the same in a large run; a lease lasts for some of them
-HOSTS_A_POLL = 64  # with more hosts than this the leader is asked less often
-LOST_S = 3.0  # a leader that has not answered for so long is looked for elsewhere
-PATIENT_S, PATIENT_POLL_S = 600.0, 10.0  # a host that has been alone for so long asks less often
-STILL_S = 30.0  # an agent whose disk has not answered for so long does not lead
-NEAR_S = 4.0  # a host that has not asked the leader for so long is not near
+MOST_POLL_S = 2.0  # the same in a large run; a lease outlasts several questions
+HOSTS_A_POLL = 64  # a run with more hosts than this asks its leader less often
+LOST_S = 3.0  # a leader that has not answered for this long is looked for on other hosts
+PATIENT_S, PATIENT_POLL_S = 600.0, 10.0  # a host that has been alone for this long, and its longer period
+STILL_S = 30.0  # an agent whose disk has not answered for this long does not lead
+NEAR_S = 4.0  # a host that has not asked the leader for this long is not reachable
 NEAR_POLLS = 3  # the same in questions, for a large run
-TOGETHER_S = 10.0  # a leader that a majority has asked within this is not cut off
-ANSWERING_S = 25.0  # a host that has answered within this is cut off together with this one
+TOGETHER_S = 10.0  # a leader that a majority has asked within this time is not cut off
+ANSWERING_S = 25.0  # a host that has answered within this time is cut off together with this host
+ASK_S = 2.0  # until an answer has to be there
+SERVE_S = 5.0  # until the asking host has read an answer
+KEPT_S = IDLE_S / 2  # an idle connection is used again; the other side closes it after IDLE_S
+MOST_OPEN = 64  # open connections to other agents
+AT_ONCE = 64  # hosts that are asked at the same time
 
-# --- attempts (leading.py, following.py)
-ROOM_S = 2.0  # a lease that ends sooner is not worth starting anything for
-CALL_OFF_S = 5.0  # a part of an attempt that is over elsewhere ends by itself, or is stopped after this
+# --- attempts (leading.py, following.py, headway.py, part.py)
+ROOM_S = 2.0  # a lease that ends sooner is too short to start anything
+CALL_OFF_S = 5.0  # a part whose attempt is over elsewhere may end by itself; it is stopped after this
 STUCK_S = 90.0  # beyond the job's grace: a host whose part does not end is lost, even if it answers
-FEW_S = 20.0  # for so long it is waited for hosts, where there are too few
-AGAIN_FEW_S = 1.0  # between two looks for them
+FEW_S = 20.0  # the wait for more hosts, if there are too few
+AGAIN_FEW_S = 1.0  # between two searches for more hosts
 SEARCH_S = 60.0  # for the answers about links and ports; a full disk may have lost them
-HANGS_S = 120.0  # a preparation without progress; a large one may take hours
-TELL_S = 20.0  # the same, when the status says so
-PREPARED_S = 10.0  # a preparation that is over by then is not spoken of
-MOST_ATTEMPTS = 20  # that the document has; with the oldest of them gone, their numbers still count
-MOST_NAMED = 8  # hosts, in a sentence that every host is told with each change
+HANGS_S = 120.0  # a preparation without progress; a preparation with progress may take hours
+TELL_S = 20.0  # a preparation without progress that the status mentions
+PREPARED_S = 10.0  # a shorter preparation is not mentioned
+MOST_ATTEMPTS = 20  # in the document; the numbers of older attempts still count
+MOST_NAMED = 8  # hosts in a sentence of the document, which every host gets with each change
+MOST_TRACEBACK = 4 << 10  # letters of a cause's traceback that go to the other hosts
 
 # --- the end of a run (ending.py)
-WORD_S = 1.0  # for the others to take the word of a kill
-FAREWELL_S = 10.0  # how long the leader waits for the others to hear how the run ended
-ALONE_S = 86400.0  # without the others for so long, a host ends the run; until then they may go on
-TWO_ALONE_S = 30.0  # the same of two hosts, where neither can go on alone
-CUT_OFF_S = 30.0  # without the others for so long, the status says so
-TELL_ALONE_S = 600.0  # ... and somebody is notified
+WORD_S = 1.0  # for the other hosts to learn of a kill
+FAREWELL_S = 10.0  # how long the leader waits until the other hosts know how the run ended
+ALONE_S = 86400.0  # a host that is cut off for this long ends the run; the other hosts may continue meanwhile
+TWO_ALONE_S = 30.0  # the same in a run of two hosts, where neither can continue alone
+CUT_OFF_S = 30.0  # a host that is cut off for this long says so in its status
+TELL_ALONE_S = 600.0  # a host that is cut off for this long notifies the user
 
 # --- after an attempt (policy.py)
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # before the next attempt; doubled after each attempt that did not last
-STEADY_S = 600.0  # an attempt that ran for so long had got over whatever failed before
+STEADY_S = 600.0  # an attempt that ran for this long had overcome the earlier failure
 
 # --- checkpoints before an attempt (resume.py)
 TRIES, PAUSE_S = 3, 1.0  # to reach a host of the attempt
 SILENT_S = 30.0  # the first host may be busy; if it is lost, the attempt is called off
 
-# --- the agent's process (agent.py, links.py)
-LOOK_S = 0.2  # between two looks at the disk
+# --- the agent's process (agent.py, begin.py, links.py)
+DISK_LOOK_S = 0.2  # between two looks at the disk
 LEAST_PAUSE_S = 0.05  # between two ticks
-BEGIN_S = 120.0  # how long after its start it waits to hear where the others are
-CHECK_S = 3.0  # one look from one host at another
-ANSWER_S = 2.0  # for the answer about it, beyond the look itself
-ROUNDS = 2  # of looks at all links; one may be bad luck
-PARTNERS = 2  # a host is convicted by two others or more
+BEGIN_S = 120.0  # from an agent's start until it knows the addresses of the other agents
+FIND_S = 60.0  # from the begin verb until the first attempt has started
+CONNECT_S = 3.0  # a trial connection to an agent that was not found
+MOST_UNREACHED = 4  # hosts in the message about these trials
+CHECK_S = 3.0  # a check of the link to a host
+ANSWER_S = 2.0  # for the answer about it, beyond the check itself
+ROUNDS = 2  # checks of all links; a single failure may be bad luck
+PARTNERS = 2  # a host is convicted if its links to this many hosts are cut

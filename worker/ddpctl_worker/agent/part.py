@@ -1,4 +1,4 @@
-"""One host's part of one attempt: what it is, how it is started, and what came of it."""
+"""This host's part of an attempt: its record, its start, and its end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import threading
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from ddpctl_worker.agent.limits import MOST_TRACEBACK
 from ddpctl_worker.agent.state import PartProgress
 from ddpctl_worker.machine import fs
 from ddpctl_worker.record import outcome as outcomes
@@ -22,15 +23,14 @@ from ddpctl_worker.run.start import start_attempt
 from ddpctl_worker.run.stop import stop_here
 from ddpctl_worker.wire.contract import FAILED, KILLED, PLAIN, SPAWN_FAILED, TERMINAL
 
-LAUNCHER_OPTIONS = 13  # python -m MODULE and five options with their values: planning.py of ddpctl
-MAX_TRACEBACK = 4 << 10  # of a cause that goes to the other hosts
+LAUNCHER_OPTIONS = 13  # words: python -m MODULE and five options with their values (planning.py of ddpctl)
 
 
 def attempt_record(run: Mapping[str, Any], attempt: Mapping[str, Any], host: str) -> Dict[str, Any]:
-    """The record of ``host``'s part of ``attempt``: that of the run, with what is the attempt's own."""
-    members = {one["host"]: one for one in run["restart"]["hosts"]}
+    """Return the record of ``host``'s part of ``attempt``: the run's record with the values of the attempt."""
+    members = {member["host"]: member for member in run["restart"]["hosts"]}
     hosts: List[str] = list(attempt["hosts"])
-    counts = [int(members[one]["nproc"]) for one in hosts]
+    counts = [int(members[name]["nproc"]) for name in hosts]
     rank = hosts.index(host)
     first = sum(counts[:rank])
     return {
@@ -38,7 +38,7 @@ def attempt_record(run: Mapping[str, Any], attempt: Mapping[str, Any], host: str
         "attempt": attempt["attempt"],
         "hosts": hosts,
         "nnodes": len(hosts),
-        "host_map": ",".join("%s:%d" % (one, int(members[one]["nproc"])) for one in hosts),
+        "host_map": ",".join("%s:%d" % (name, int(members[name]["nproc"])) for name in hosts),
         "node_rank": rank,
         "nproc": counts[rank],
         "ranks": list(range(first, first + counts[rank])),
@@ -57,7 +57,7 @@ def _gang(hosts: List[str], members: Mapping[str, Any], host: str, port: Any) ->
 
 
 def attempt_argv(argv: List[str], part: Mapping[str, Any]) -> List[str]:
-    """The launcher's command line for an attempt, from that of another one."""
+    """Return the launcher's command line for an attempt, made from the command line of another attempt."""
     if part.get("launcher") == PLAIN:
         return list(argv)
     values = {
@@ -75,22 +75,25 @@ def attempt_argv(argv: List[str], part: Mapping[str, Any]) -> List[str]:
 
 
 class CalledOff(Exception):
-    """Nobody wants this part any more: its preparation ends."""
+    """The part is not wanted any more: its preparation ends."""
 
 
 class LocalPart:
-    """``number``: of the attempt. The other fields are facts that the threads at work on it leave here, and that the
-    agent reads: see ``progress``. ``end``: its exit record, once there is one."""
+    """This host's part of the attempt ``number``.
+
+    The threads that work on the part set its fields, and the agent reads them (``progress``). ``end``: its exit record,
+    once it has ended.
+    """
 
     def __init__(self, top: str, number: int) -> None:
         self.paths = RunPaths(top, number)
         self.number = number
         self.started = False
-        self.wanted = True  # until the attempt is called off before it began
-        self.moved = 0  # how far its preparation is: bytes, and steps
-        self.reaches: Optional[Tuple[str, ...]] = None  # hosts out of the attempt that it can resume from
-        self.choice: Optional[CheckpointChoice] = None  # for all hosts of the attempt, if this one chooses
-        self.restored = False  # what it resumes from is in place
+        self.wanted = True  # False once the attempt is called off before its start
+        self.moved = 0  # progress of the preparation, in bytes and steps
+        self.reaches: Optional[Tuple[str, ...]] = None  # hosts outside the attempt from which it can resume
+        self.choice: Optional[CheckpointChoice] = None  # for all hosts of the attempt, if this host chooses
+        self.restored = False  # the checkpoints are in place
         self.called_off = False  # it is stopped because the attempt is over elsewhere
         self._lock = threading.Lock()
         self.end: Optional[Dict[str, Any]] = None
@@ -98,12 +101,15 @@ class LocalPart:
 
     @property
     def progress(self) -> PartProgress:
-        """For the agent's decisions."""
+        """Return the progress, for the agent's decisions."""
         end = brief(self.end, self.called_off)
         return PartProgress(self.number, self.moved, self.reaches, self.choice, self.restored, end)
 
     def move(self, count: int = 1) -> None:
-        """Its preparation comes on: bytes were read or fetched, or a step is done. Raises CalledOff."""
+        """Count progress of the preparation: bytes that were read or fetched, or a finished step.
+
+        Raises: CalledOff: the attempt is not wanted any more.
+        """
         if not self.wanted:
             raise CalledOff("attempt %d is not wanted any more" % self.number)
         self.moved += count
@@ -111,7 +117,10 @@ class LocalPart:
     def start(
         self, request: Mapping[str, Any], base: str, attempt: Mapping[str, Any], umask: int, lease: float
     ) -> None:
-        """Start it. ``attempt``: as JSON has it (document.py). Raises WorkerError, OSError: the disk takes nothing."""
+        """Start the ranks of the part. ``attempt``: in the form of JSON (document.py).
+
+        Raises: WorkerError: the start is refused. OSError: the disk refuses a file.
+        """
         part = attempt_record(request["run"], attempt, self.paths.host)
         key = str(request.get("gang_key") or "")
         mine = dict(request, run=part, argv=attempt_argv(request["argv"], part), gang_key=key_of(key, self.number))
@@ -125,31 +134,31 @@ class LocalPart:
                 os.close(fd)
 
     def renew(self, until: float) -> None:
-        """It may run until then (seconds since boot)."""
+        """Let the part run until ``until`` (seconds since boot)."""
         with self._lock:
             if self.end is None:
                 leases.renew(self._pipes, until)
 
     def look(self) -> None:
-        """See whether it is over."""
+        """Read whether the part has ended."""
         if self.end is None and self.started:
             self.end = fs.read_json(self.paths.exit) or self._lost()
         if self.end is not None:
             self._close()
 
     def failed(self, why: str) -> None:
-        """It could not be started."""
+        """Record that the part could not be started."""
         self.end = record.exit_record(outcomes.failed(outcomes.cause(self.paths.host, SPAWN_FAILED, why)))
         self._close()
 
     def stop(self, grace: Optional[float], by: str) -> None:
-        """End it, with proof."""
+        """End the part, and prove that nothing is left."""
         if os.path.exists(self.paths.run):
             stop_here(self.paths, grace, by)
         self.look()
 
     def call_off(self) -> None:
-        """End it with the job's own grace, since the attempt is over on other hosts. Does not wait."""
+        """Start to end the part with the job's own grace, because the attempt is over on other hosts. Does not wait."""
         if not self.called_off:
             threading.Thread(target=self.stop, args=(None, "ddpctl"), name="call-off", daemon=True).start()
             self.called_off = True
@@ -160,7 +169,7 @@ class LocalPart:
                 os.close(self._pipes.pop())
 
     def _lost(self) -> Optional[Dict[str, Any]]:
-        """What became of it where nobody is left to write that down."""
+        """Return the end of a part without a living supervisor or guardian, as the records show it."""
         status = None
         with contextlib.suppress(Exception):
             status = node_status(self.paths)
@@ -170,12 +179,15 @@ class LocalPart:
 
 
 def key_of(run_key: str, attempt: int) -> str:
-    """The gang's key of an attempt: a process that is left of another one must not join it."""
+    """Return the gang's key of an attempt. A process that is left of another attempt cannot join with its own key."""
     return hmac.new(bytes.fromhex(run_key), b"ddpctl-attempt/%d" % attempt, hashlib.sha256).hexdigest()
 
 
 def brief(end: Optional[Mapping[str, Any]], called_off: bool = False) -> Optional[Dict[str, Any]]:
-    """What the other hosts need to know of an exit record. A part that was ``called_off`` has no cause of its own."""
+    """Return the short form of an exit record, for the other hosts.
+
+    A part that was ``called_off`` has no cause of its own.
+    """
     if end is None:
         return None
     left = len(end.get("survivors") or ())
@@ -183,5 +195,5 @@ def brief(end: Optional[Mapping[str, Any]], called_off: bool = False) -> Optiona
         return {"state": FAILED, "cause": None, "ended": end.get("ended"), "left": left}
     cause = end.get("cause")
     if cause:
-        cause = dict(cause, traceback=(cause.get("traceback") or "")[-MAX_TRACEBACK:] or None)
+        cause = dict(cause, traceback=(cause.get("traceback") or "")[-MOST_TRACEBACK:] or None)
     return {"state": end["state"], "cause": cause, "ended": end.get("ended"), "left": left}

@@ -1,7 +1,7 @@
-"""What follows an attempt: the end of the run, or another attempt, and on which hosts. Pure.
+"""Decides after an attempt: whether the run ends, or continues, and on which hosts. Pure.
 
-The evidence first: which host is set aside is decided by what was seen of that host. An exception of the script, a lack
-of memory, a full disk or a kill say nothing against a host.
+A host is excluded only by evidence about that host. An exception of the script, a lack of memory, a full disk or a kill
+is no evidence against a host.
 """
 
 from __future__ import annotations
@@ -27,31 +27,35 @@ from ddpctl_worker.wire.contract import (
     SUCCEEDED,
 )
 
-# What a GPU that is broken makes drivers and libraries say; NVIDIA's Xid 48, 63, 64, 74, 79, 94, 95 in words.
+# Messages of drivers and libraries about a broken GPU; NVIDIA's Xid 48, 63, 64, 74, 79, 94, 95 in words.
 _BROKEN_GPU = re.compile(
     r"uncorrectable ECC|GPU (?:has fallen off the bus|is lost)|Unable to determine the device handle for GPU|"
     r"CUDA error: hardware stack error|row remapp\w+ fail",
     re.IGNORECASE,
 )
 _PLACE = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.M)
-Ends = Mapping[str, Optional[Mapping[str, Any]]]  # the exit record of each host; None: it was not heard of any more
+Ends = Mapping[str, Optional[Mapping[str, Any]]]  # the exit record of each host; None: the host was lost
 
 
 class Rules(NamedTuple):
-    """What a job allows; ``hosts`` in the order of the list, spares included."""
+    """The settings of a job. ``hosts``: spares included, in the order of the inventory."""
 
     hosts: Sequence[str]
-    nodes: int  # of an attempt
-    least: int  # as few as it may run on
+    nodes: int  # hosts of an attempt, at most
+    least: int  # and at least
     restarts: int
 
 
 class NextStep(NamedTuple):
-    """What comes next: ``over`` (a state and its cause), or another attempt, on these ``hosts`` as things stand."""
+    """The decision after an attempt.
 
-    cause: Optional[Dict[str, Any]]  # of the attempt's end
+    ``over``: the run ends with this state and cause. Otherwise another attempt follows, on ``hosts`` if nothing
+    changes.
+    """
+
+    cause: Optional[Dict[str, Any]]  # why the attempt ended
     set_aside: List[Dict[str, str]]  # hosts that take no part in the next attempt, and why
-    unfit: Dict[str, str]  # hosts among these that take no part in any later attempt, even if they answer
+    unfit: Dict[str, str]  # hosts of ``set_aside`` that take no part in any later attempt, even if they answer
     over: Optional[Dict[str, Any]] = None
     hosts: Sequence[str] = ()
 
@@ -64,10 +68,13 @@ def after(
     aside: Mapping[str, str],
     wall: float,
 ) -> NextStep:
-    """``attempts``: all of them, the last one being over. ``ends``: the exit record of each of its hosts, None for a
-    host that was not heard of any more. ``near``: hosts that answer now. ``aside``: hosts that must not be used, and
-    why; a host of the last attempt among them hung, so that the attempt could not begin. ``wall``: now (Unix
-    seconds)."""
+    """Return the decision after the last of ``attempts``, which is over.
+
+    ``ends``: the exit record of each host of the last attempt; ``None`` for a lost host.
+    ``near``: hosts that are reachable now.
+    ``aside``: excluded hosts, and why. An excluded host of the last attempt hung, so that the attempt could not begin.
+    ``wall``: the time of day (Unix seconds).
+    """
     last = attempts[-1]
     hung = {host: aside[host] for host in last.hosts if host in aside}  # the attempt was called off for these
     ends = {**ends, **{host: _hung(host, why, wall) for host, why in hung.items()}}
@@ -91,8 +98,8 @@ def after(
 
 
 def given_up(cause: Optional[Mapping[str, Any]], why: str, attempt: AgreedAttempt, wall: float) -> Dict[str, Any]:
-    """The end of a run that has no next attempt after this one, for this reason."""
-    if cause is None:  # it was called off before it began
+    """Return the end of a run that does not continue after this attempt, for the reason ``why``."""
+    if cause is None:  # the attempt was called off before it began
         text = "attempt %d was stopped by ddpctl" % attempt.number
         cause = outcomes.cause(attempt.hosts[0], SPAWN_FAILED, text, when=wall)
     return {"state": FAILED, "cause": dict(cause, message="%s; not restarted: %s" % (cause["message"], why))}
@@ -103,14 +110,18 @@ def _hung(host: str, why: str, wall: float) -> Dict[str, Any]:
 
 
 def cause_of(ends: Ends, wall: float) -> Optional[Dict[str, Any]]:
-    """The first failure in time, a culprit before those who only missed another host; a kill before everything. None
-    where nothing has failed. Of a host that was lost, rather than of those that were cut off from it."""
+    """Return the cause of an attempt's end; ``None`` if nothing has failed.
+
+    - A kill by the user comes before everything.
+    - Then comes the first failure in time that is not the loss of another host.
+    - Then comes the report that a host was lost, preferably about a host without an exit record.
+    """
     found = [dict(end["cause"]) for end in ends.values() if end is not None and end.get("cause")]
     killed = [one for one in found if one["reason"] == KILLED_BY_USER]
     culprits = killed or [one for one in found if one["reason"] != NODE_LOST]
     links = [one for one in culprits if one["reason"] == LINK_LOST]
     if links and all(one["reason"] in (LINK_LOST, RENDEZVOUS_TIMEOUT) for one in culprits):
-        culprits = links  # a host that others miss has said so itself: it lives
+        culprits = links  # a host that reports a lost link lives, so it was not lost itself
     if culprits:
         return min(culprits, key=lambda one: str(one["time"]))
     if not found and None not in ends.values():
@@ -124,7 +135,7 @@ def cause_of(ends: Ends, wall: float) -> Optional[Dict[str, Any]]:
 
 
 def broken(ends: Ends) -> Dict[str, str]:
-    """Hosts whose own words say that their hardware is broken, with these words."""
+    """Return the hosts with broken hardware by their own messages, and the message."""
     found: Dict[str, str] = {}
     for host, end in ends.items():
         words = _BROKEN_GPU.search(_words(end.get("cause"))) if end is not None and _own(end, host) else None
@@ -136,7 +147,7 @@ def broken(ends: Ends) -> Dict[str, str]:
 
 
 def choose(rules: Rules, before: Sequence[str], usable: Sequence[str]) -> List[str]:
-    """The hosts of the next attempt, in the order of their node ranks. Hosts of the last attempt are preferred."""
+    """Return the hosts of the next attempt, in the order of their node ranks. Hosts of the last attempt come first."""
     stay = [host for host in rules.hosts if host in usable and host in before]
     more = [host for host in rules.hosts if host in usable and host not in before]
     chosen = {*(stay + more)[: rules.nodes]}
@@ -144,8 +155,11 @@ def choose(rules: Rules, before: Sequence[str], usable: Sequence[str]) -> List[s
 
 
 def connected(rules: Rules, before: Sequence[str], usable: Sequence[str], cut: Collection[FrozenSet[str]]) -> List[str]:
-    """The ``usable`` hosts without one end of each link that is ``cut``, as far as enough hosts are left: no attempt
-    can run on both. Of the two the later one is left out; it is not to blame, and may be used again."""
+    """Return the ``usable`` hosts without one end of each ``cut`` link, as far as enough hosts remain.
+
+    No attempt can run on both ends. The end that is later in the list is left out. It is not at fault, and may be used
+    again.
+    """
     left = list(usable)
     while True:
         hosts = set(choose(rules, before, left))
@@ -159,13 +173,13 @@ def connected(rules: Rules, before: Sequence[str], usable: Sequence[str], cut: C
 
 
 def same_exception(one: Optional[Mapping[str, Any]], other: Optional[Mapping[str, Any]]) -> bool:
-    """Whether two attempts failed of one exception at one place, or could not even be started for one reason."""
+    """Return whether two attempts failed at the same exception and line, or did not start for the same reason."""
     first, second = _fingerprint(one), _fingerprint(other)
     return first is not None and first == second
 
 
 def pause(attempts: Sequence[AgreedAttempt]) -> float:
-    """Seconds to wait before the next attempt. It grows with each one in a row that did not last."""
+    """Return the seconds to wait before the next attempt. The pause grows with each short attempt in a row."""
     short = 0
     for one in reversed(attempts):
         if _lasted(one) >= STEADY_S:
@@ -175,7 +189,7 @@ def pause(attempts: Sequence[AgreedAttempt]) -> float:
 
 
 def _lasted(attempt: AgreedAttempt) -> float:
-    """Seconds, by the clocks of the leaders at its begin and end: good enough for a pause."""
+    """Return the seconds that an attempt lasted, by the clocks of its leaders: exact enough for a pause."""
     return 0.0 if attempt.ended is None else _seconds(attempt.ended) - _seconds(attempt.started)
 
 
@@ -197,7 +211,7 @@ def _why_not(
 
 
 def too_few(rules: Rules, hosts: Sequence[str]) -> str:
-    """Why it cannot continue on these hosts."""
+    """Return why the run cannot continue on these hosts."""
     return "it needs %d hosts, and %d can be used" % (rules.least, len(hosts))
 
 
@@ -220,6 +234,9 @@ def _words(cause: Any) -> str:
 
 
 def _own(end: Mapping[str, Any], host: str) -> bool:
-    """Whether the cause that a host tells is its own: all tell the one that they have agreed on."""
+    """Return whether the cause in a host's record is about that host.
+
+    After an agreement on the cause, all hosts record the same cause.
+    """
     cause = end.get("cause")
     return isinstance(cause, dict) and cause.get("host") == host

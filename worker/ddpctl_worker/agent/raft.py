@@ -1,15 +1,19 @@
-"""How the agents of a run agree: one leads, and what it proposes counts once a majority of the hosts has it. Pure.
+"""The agreement between the agents of a run: leader election, committed documents and leases. Pure.
 
 This is Raft (Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm", 2014; pre-votes as in section
-9.6 of Ongaro's thesis), made smaller: the log is one document that is replaced as a whole, followers ask the leader
-instead of being called by it, and no host joins or leaves.
+9.6 of Ongaro's thesis), made smaller:
+- The log is a single document that is replaced as a whole.
+- Followers ask the leader; the leader does not call them.
+- No host joins or leaves.
 
-Leases (section 6.4.1 of the thesis): a host that has heard the leader votes for nobody else for ELECTION_S. So a leader
-that was heard by enough hosts to prevent a majority without it knows for how long there can be no other leader: that is
-its authority. It passes this time on, and a host may run processes until GRACE_S after it. Hence, once a new leader has
-been elected and GRACE_S and the time to kill have passed, nothing runs on any host that it has not heard of.
+Leases follow section 6.4.1 of the thesis:
+- A host that has heard the leader votes for no other host within ELECTION_S.
+- So a leader knows for how long there can be no other leader: until enough hosts are free again to form a majority
+  without it. This time is its authority.
+- The leader passes its authority on, and a host may run processes until GRACE_S after it.
+- Hence a new leader waits for GRACE_S and for the time to kill; then no process runs that it does not know.
 
-Each function takes the state, and returns the next one.
+Each function takes the state and returns the next state.
 """
 
 from __future__ import annotations
@@ -34,11 +38,11 @@ from ddpctl_worker.record.document import Ballot, Document, Mark, Proposal
 
 Question = Mapping[str, Any]
 Answer = Dict[str, Any]
-_LONG_AGO = -1e9  # that JSON can carry
+_LONG_AGO = -1e9  # unlike NEVER, JSON can carry it
 
 
 def first_state(config: Config, ballot: Ballot, now: float) -> State:
-    """That of an agent which has just begun. ``ballot``: as it is on disk."""
+    """Return the state of an agent that has just begun. ``ballot``: from the disk."""
     state = State(config, ballot, heard=now, stand_at=now, poll_at=now, looked=now, together=now)
     announced = ballot.proposal.document.last.number
     state = state._replace(stand_at=now + ELECTION_S + _turn(state, 0.0), announced=announced)
@@ -51,7 +55,7 @@ def first_state(config: Config, ballot: Ballot, now: float) -> State:
 
 
 def poll(state: State) -> Question:
-    """What to ask the leader, or a host that may lead."""
+    """Return the question to the leader, or to a host that may lead."""
     mark = state.ballot.proposal.mark
     return {
         "k": "poll",
@@ -64,7 +68,7 @@ def poll(state: State) -> Question:
 
 
 def hear(state: State, answer: Mapping[str, Any], asked: float, event: Event) -> State:
-    """The answer to a poll that was sent at ``asked``."""
+    """Take in the answer to a poll that was sent at ``asked``."""
     now, term = event.now, int(answer["term"])
     state = _learn(state, term, event)
     if term < state.ballot.term or state.lead is not None or answer.get("stamp") is None:
@@ -84,33 +88,33 @@ def hear(state: State, answer: Mapping[str, Any], asked: float, event: Event) ->
     )
     if _mark(answer["committed"]) == mark:
         state = state._replace(committed=mark)
-    if _mark(answer["mark"]) == mark:  # what the lease allows is in that proposal
+    if _mark(answer["mark"]) == mark:  # the lease is for the attempt of this proposal
         state = state._replace(lease=max(state.lease, asked + float(answer["remaining"]) + GRACE_S))
-    if (mark, state.committed, True) != before:  # the leader is to hear at once that this host has it
+    if (mark, state.committed, True) != before:  # tell the leader at once that this host has the proposal
         state = state._replace(poll_at=now)
     return state
 
 
-# --- when another host asks
+# --- answers to another host
 
 
 def answer_poll(state: State, host: str, question: Question, event: Event) -> Tuple[State, Answer]:
-    """To a host that takes this one for the leader, or looks for one."""
+    """Answer a host that takes this host for the leader, or looks for the leader."""
     now, state = event.now, _learn(state, int(question["term"]), event)
     lead, term = state.lead, state.ballot.term
     if lead is None:
-        return state, {"term": term}  # nor whom it takes for the leader: rumours outlive a leader
-    known = lead.followers.get(host, Follower())
+        return state, {"term": term}  # without the leader's name: it may be lost by now
+    follower = lead.followers.get(host, Follower())
     stamp = question["stamp"]
     if stamp is not None and int(stamp[0]) == term:
-        known = known._replace(stamp=max(known.stamp, float(stamp[1])))
+        follower = follower._replace(stamp=max(follower.stamp, float(stamp[1])))
     report, knows = Report.from_json(question["report"]), _mark(question["knows"])
-    known = known._replace(asked=now, have=_mark(question["have"]), knows=knows, report=report)
-    state = _count(_with_follower(state, host, known))
+    follower = follower._replace(asked=now, have=_mark(question["have"]), knows=knows, report=report)
+    state = _count(_with_follower(state, host, follower))
     until = authority(state, now)
     withheld = host in lead.withheld
     if not withheld:
-        state = _with_follower(state, host, known._replace(granted=max(known.granted, until)))
+        state = _with_follower(state, host, follower._replace(granted=max(follower.granted, until)))
     state = state._replace(promised=max(state.promised, until))
     proposal = state.ballot.proposal
     return state, {
@@ -119,13 +123,13 @@ def answer_poll(state: State, host: str, question: Question, event: Event) -> Tu
         "stamp": now,
         "remaining": _LONG_AGO if withheld else max(_LONG_AGO, until - now),
         "mark": proposal.mark,
-        "proposal": None if known.have == proposal.mark else proposal.to_json(),
+        "proposal": None if follower.have == proposal.mark else proposal.to_json(),
         "committed": state.committed,
     }
 
 
 def answer_vote(state: State, host: str, question: Question, event: Event) -> Tuple[State, Answer]:
-    """To a host that asks for votes, or whether it would have them."""
+    """Answer a host that asks for votes, or whether it would get them."""
     now, term = event.now, int(question["term"])
     free_at = max(state.heard + ELECTION_S, state.promised) if state.lead is None else authority(state, now)
     if now < free_at:
@@ -145,9 +149,9 @@ def answer_vote(state: State, host: str, question: Question, event: Event) -> Tu
 
 
 def stand(state: State, event: Event) -> Tuple[State, Optional[Question]]:
-    """The question to every other host, where it is time to ask for votes.
+    """Return the question to every other host, if it is time to stand for election.
 
-    First whether there would be enough of them, so that a host that is cut off does not disturb the others.
+    The first question is a pre-vote, so that a host that is cut off does not disturb the other hosts.
     """
     if state.lead is not None or event.now < state.stand_at:
         return state, None
@@ -158,7 +162,7 @@ def stand(state: State, event: Event) -> Tuple[State, Optional[Question]]:
 def count_vote(
     state: State, host: str, question: Question, answer: Mapping[str, Any], event: Event
 ) -> Tuple[State, Optional[Question]]:
-    """An answer to ``question``. The next question to all hosts, where there is one."""
+    """Count an answer to ``question``. Return the next question to all hosts, if there is one."""
     state = _learn(state, int(answer["term"]), event)
     standing = state.candidacy
     if standing is None or (standing.kind, standing.term) != (question["k"], int(question["term"])):
@@ -181,7 +185,7 @@ def _ask_for_votes(state: State, kind: str, now: float) -> Tuple[State, Optional
 
 
 def _see_votes(state: State, now: float) -> Tuple[State, Optional[Question]]:
-    """What a majority leads to: the vote itself after a pre-vote, then the lead."""
+    """Take the next step if a majority agrees: the vote after a pre-vote, the lead after a vote."""
     standing = state.candidacy
     assert standing is not None
     if len(standing.votes) < state.config.majority:
@@ -203,23 +207,23 @@ def _begin_to_lead(state: State, now: float) -> State:
 
 
 def propose(state: State, document: Document) -> State:
-    """A new document. It counts once it is committed."""
+    """Propose a new document. It counts once it is committed."""
     assert state.lead is not None
     ballot = state.ballot
     return _count(_adopt(state, Proposal(ballot.term, ballot.proposal.version + 1, document)))
 
 
 def authority(state: State, now: float) -> float:
-    """Until when there can be no other leader."""
+    """Return the time until which there can be no other leader."""
     assert state.lead is not None
     hosts, followers = state.config.hosts, state.lead.followers
-    needed = len(hosts) - state.config.majority + 1  # where they hear this leader, nobody else has a majority
-    stamps = [now, *(one.stamp for one in followers.values())]
+    needed = len(hosts) - state.config.majority + 1  # without these hosts there is no other majority
+    stamps = [now, *(follower.stamp for follower in followers.values())]
     return sorted(stamps, reverse=True)[needed - 1] + AUTHORITY_S
 
 
 def renew_own_lease(state: State, now: float) -> State:
-    """The leader's own."""
+    """Renew the leader's own lease."""
     lead = state.lead
     if lead is None or state.host in lead.withheld:
         return state
@@ -229,7 +233,7 @@ def renew_own_lease(state: State, now: float) -> State:
 
 
 def quiet_at(state: State, host: str) -> float:
-    """When nothing runs on ``host`` any more, if it is not heard of again, or if its lease is withheld."""
+    """Return the time at which no process runs on ``host`` any more, if it is lost or its lease is withheld."""
     lead = state.lead
     assert lead is not None
     granted = lead.granted if host == state.host else lead.followers[host].granted
@@ -237,25 +241,25 @@ def quiet_at(state: State, host: str) -> float:
 
 
 def near(state: State, now: float, seconds: float = NEAR_S) -> List[str]:
-    """The hosts that have asked the leader lately, itself included."""
+    """Return the hosts that have asked the leader lately, and the leader itself."""
     assert state.lead is not None
     since = now - max(seconds, NEAR_POLLS * state.config.poll_every)
     followers = state.lead.followers
-    return [one for one in state.config.hosts if one == state.host or followers[one].asked >= since]
+    return [host for host in state.config.hosts if host == state.host or followers[host].asked >= since]
 
 
 def _count(state: State) -> State:
-    """See whether the newest proposal is committed."""
+    """Commit the newest proposal if a majority has it."""
     lead, proposal = state.lead, state.ballot.proposal
     if lead is None or proposal.term != state.ballot.term:
         return state
-    have = 1 + sum(one.have == proposal.mark for one in lead.followers.values())
+    have = 1 + sum(follower.have == proposal.mark for follower in lead.followers.values())
     return state._replace(committed=proposal.mark) if have >= state.config.majority else state
 
 
-def _with_follower(state: State, host: str, known: Follower) -> State:
+def _with_follower(state: State, host: str, follower: Follower) -> State:
     assert state.lead is not None
-    return state._replace(lead=state.lead._replace(followers={**state.lead.followers, host: known}))
+    return state._replace(lead=state.lead._replace(followers={**state.lead.followers, host: follower}))
 
 
 # --- always
@@ -268,21 +272,24 @@ def _adopt(state: State, proposal: Proposal) -> State:
 
 
 def _learn(state: State, term: int, event: Event) -> State:
-    """Another host is in a later term, so the leader of this one leads no more."""
+    """Step down if another host is in a later term."""
     if term <= state.ballot.term:
         return state
-    if state.lead is not None:  # if it is elected again, all that it has granted in this term must have run out
+    if state.lead is not None:  # all leases of this term must run out before this host can lead again
         state = state._replace(stand_at=max(state.stand_at, state.promised + _turn(state, event.chance)))
     ballot = Ballot(term, None, state.ballot.proposal)
     return state._replace(ballot=ballot, leader=None, candidacy=None, lead=None)
 
 
 def _turn(state: State, chance: float) -> float:
-    """The first of the living is to lead, so the others give it time to stand; chance keeps any two apart."""
+    """Return the delay before this host stands for election.
+
+    The first living host of the list should lead, so the other hosts wait for it. Chance separates any two hosts.
+    """
     hosts = state.config.hosts
     spread = max(CHANCE_S, CHANCE_A_HOST_S * len(hosts))
     return min(LAST_TURN_S, TURN_S * hosts.index(state.host)) + spread * chance
 
 
-def _mark(told: Any) -> Mark:
-    return int(told[0]), int(told[1])
+def _mark(pair: Any) -> Mark:
+    return int(pair[0]), int(pair[1])

@@ -1,12 +1,12 @@
-"""Before an attempt: this host gets the newest complete checkpoints of the job from the other hosts of the run.
+"""Fetches the newest complete checkpoints of the job from the other hosts before an attempt.
 
-Each agent serves what its host has for as long as the run lasts. The steps (following.py says when each is due):
+Each agent serves the checkpoints of its host while the run lasts. The steps (following.py says when each is due):
 
-- ``collect``: every host of the attempt hashes what it has not hashed yet, and sees which hosts out of the attempt it
-  can get checkpoints from. It changes nothing.
-- ``choose``: the first host of the attempt chooses for all of them (checkpoint/choice.py). All agents agree on the
-  digest of that choice, so no host resumes from another checkpoint than the rest.
-- ``restore``: every host asks the first one for its share of that very choice, and puts it in place.
+- ``collect``: every host of the attempt hashes its new checkpoints, and lists the hosts outside the attempt from which
+  it can fetch checkpoints. This changes no file of the job.
+- ``choose``: the first host of the attempt chooses for all of its hosts (rules/choice.py). All agents agree on the
+  digest of the choice, so all hosts resume from the same checkpoint.
+- ``restore``: every host asks the first host for its share of this choice, and puts the files in place.
 """
 
 from __future__ import annotations
@@ -40,21 +40,23 @@ NEXT = "the next attempt asks again"
 
 
 class Resume:
-    """``copying``: certificate and key of the run's transfers (PEM), as for the copies; None: the run has none, and no
-    step is ever due."""
+    """The steps before an attempt, and the server of this host's checkpoints.
+
+    ``copying``: certificate and key of the run's transfers (PEM). Without them no step is ever due.
+    """
 
     def __init__(self, base: str, run: Mapping[str, Any], copying: Optional[Mapping[str, str]], line: PeerLine) -> None:
         self._line, self._host = line, str(run["host"])
-        self._addresses = {one["host"]: one["address"] for one in run["restart"]["hosts"]}
+        self._addresses = {member["host"]: member["address"] for member in run["restart"]["hosts"]}
         self._folder = JobFolder(base, job_id(run), self._host)
         self._pem = None if copying is None else (copying["certificate"], copying["key"], base)
         self._server: Optional[CheckpointServer] = None
-        self._at_work = threading.Lock()  # on the job's folder: one step at a time
-        self._chosen: Tuple[str, Dict[str, List[Order]]] = ("", {})  # the digest, and what each host has to do
+        self._at_work = threading.Lock()  # one step at a time works on the job's folder
+        self._chosen: Tuple[str, Dict[str, List[Order]]] = ("", {})  # digest, and the orders of each host
 
     @property
     def port(self) -> Optional[int]:
-        """Where this host serves; None: it does not."""
+        """Return the port at which this host serves; ``None`` if it does not."""
         return self._server.port if self._server is not None else None
 
     def start(self) -> None:
@@ -66,12 +68,12 @@ class Resume:
         if self._server is not None:
             self._server.close()
 
-    # Each step raises CalledOff: ``part`` is not wanted any more; WorkerError: what is needed cannot be had.
+    # Each step raises CalledOff: ``part`` is not wanted any more; WorkerError: a checkpoint or a host is missing.
 
     def collect(self, part: LocalPart, hosts: Sequence[str]) -> None:
-        """``hosts``: of the attempt. Sets ``part.reaches``."""
+        """Hash this host's checkpoints, and set ``part.reaches``. ``hosts``: the hosts of the attempt."""
         with self._alone(part):
-            # What was saved right before the end of the last attempt may have no manifest yet.
+            # A checkpoint from right before the end of the last attempt may have no manifest yet.
             own = self._folder.make(self._host)
             Keeper(own, self._host, since=time.time(), read_on=part.move).look(ended=False)
             others = [host for host in self._line.peers if host not in hosts and host != self._host]
@@ -79,24 +81,24 @@ class Resume:
                 part.reaches = tuple(_reached(part, peers))
 
     def choose(self, part: LocalPart, hosts: Sequence[str], sources: Sequence[str]) -> None:
-        """From what ``sources`` have, for all ``hosts`` of the attempt. Sets ``part.choice``."""
+        """Choose from the checkpoints of ``sources`` for all ``hosts`` of the attempt. Sets ``part.choice``."""
         with self._alone(part):
             others = [host for host in sources if host != self._host]
             with self._peers(part, others, needed=hosts) as peers:
                 part.move()
                 held, trouble = kept(self._folder, peers)
             _require(self._host, hosts, trouble)
-            found = restoring(held, hosts)
+            restores = restoring(held, hosts)
             orders: Dict[str, List[Order]] = {
-                host: [one.order() for one in found if host in one.hosts] for host in hosts
+                host: [restore.order() for restore in restores if host in restore.hosts] for host in hosts
             }
             text = json.dumps([part.number, orders], sort_keys=True)
             digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
             self._chosen = digest, orders
-            part.choice = CheckpointChoice(digest, tuple(sorted({one.chosen.entry for one in found})))
+            part.choice = CheckpointChoice(digest, tuple(sorted({restore.chosen.entry for restore in restores})))
 
     def restore(self, part: LocalPart, hosts: Sequence[str], choice: CheckpointChoice) -> None:
-        """Have in place what ``choice`` says. Sets ``part.restored``."""
+        """Put the files of ``choice`` in place. Sets ``part.restored``."""
         with self._alone(part):
             first = hosts[0]
             others = [host for host in self._line.peers if host != self._host]
@@ -114,7 +116,7 @@ class Resume:
             part.restored = True
 
     def _orders(self, host: str, digest: str) -> Optional[List[Order]]:
-        """What ``host`` has to do for the choice with that digest; None: this host has not made it."""
+        """Return the orders of ``host`` for the choice with that digest; ``None`` if another host chose."""
         chosen, orders = self._chosen
         return orders.get(host) if chosen == digest else None
 
@@ -132,7 +134,7 @@ class Resume:
     def _peers(
         self, part: LocalPart, hosts: Sequence[str], needed: Sequence[str]
     ) -> Iterator[Dict[str, CheckpointClient]]:
-        """Connections to those of ``hosts`` that serve. Those that are ``needed`` have to answer."""
+        """Connect to the ``hosts`` that serve checkpoints. The ``needed`` hosts have to answer."""
         assert self._pem is not None
         peers = clients(self._serving(part, hosts, needed), self._tls(self._pem))
         try:
@@ -146,12 +148,12 @@ class Resume:
         return context(*pem, False)
 
     def _serving(self, part: LocalPart, hosts: Sequence[str], needed: Sequence[str]) -> List[Dict[str, Any]]:
-        """The hosts that answer, as ``restore.clients`` wants them."""
+        """Return the hosts that answer, in the form that ``restore.clients`` takes."""
         found: Dict[str, Dict[str, Any]] = {}
         trouble: Dict[str, str] = {}
         for again in range(TRIES):
             time.sleep(PAUSE_S if again else 0.0)
-            for host in [one for one in hosts if one not in found]:
+            for host in [name for name in hosts if name not in found]:
                 part.move()
                 try:
                     port = self._line.ask(host, {"k": "serves"})["port"]
@@ -163,11 +165,14 @@ class Resume:
             if not any(host in trouble for host in needed):
                 break
         _require(self._host, needed, trouble)
-        return [one for one in found.values() if one["port"] is not None]
+        return [name for name in found.values() if name["port"] is not None]
 
 
 def _require(me: str, hosts: Sequence[str], trouble: Mapping[str, str]) -> None:
-    """All hosts of an attempt must resume from the same: a host that cannot be asked may have the newest."""
+    """Raise WorkerError if a host does not answer.
+
+    All hosts of an attempt resume from the newest checkpoint, and a silent host may have it.
+    """
     for host in hosts:
         if host in trouble:
             text = "%s could not ask %s what it has saved: %s" % (me, host, trouble[host])
@@ -175,19 +180,19 @@ def _require(me: str, hosts: Sequence[str], trouble: Mapping[str, str]) -> None:
 
 
 def _reached(part: LocalPart, peers: Mapping[str, CheckpointClient]) -> List[str]:
-    """Those of ``peers`` that this host can get checkpoints from."""
+    """Return the hosts of ``peers`` that list their checkpoints to this host."""
     found = []
     for host, peer in peers.items():
         part.move()
         with contextlib.suppress(PeerGone):
             peer.list()
             found.append(host)
-        peer.close()  # a host has few places
+        peer.close()  # a host serves few connections at a time
     return found
 
 
 def _ask_for_orders(part: LocalPart, first: CheckpointClient, choice: CheckpointChoice) -> Optional[List[Order]]:
-    """This host's share of ``choice``, from the ``first`` host of the attempt; None: it does not have it any more."""
+    """Return this host's share of ``choice`` from the attempt's ``first`` host; ``None`` if that host has lost it."""
     until = time.monotonic() + SILENT_S
     while True:
         part.move(0)

@@ -1,6 +1,6 @@
-"""One agent's view of the run, what can happen to it, and what it wants done. Pure data; step.py has the rules.
+"""The state of an agent, the events that reach it, and the actions that it wants. Pure data; step.py has the rules.
 
-All times are seconds since boot, of this host's own clock. No clock of two hosts is compared.
+All times are seconds since the boot of this host. Clocks of two hosts are never compared.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ NEVER = float("-inf")
 
 
 class Config(NamedTuple):
-    """What never changes. ``hosts``: all that vote, in the order of the inventory; ``first``: the number of the run's
-    first attempt; ``resumes``: checkpoints are put in place before later ones; ``grace``: the job's, to end (s)."""
+    """The constants of a run.
+
+    ``hosts``: all voting hosts, in the order of the inventory. ``first``: the number of the run's first attempt.
+    ``resumes``: checkpoints are put in place before later attempts. ``grace``: the job's, in seconds.
+    """
 
     host: str
     hosts: Tuple[str, ...]
@@ -36,9 +39,13 @@ class Config(NamedTuple):
 
 
 class PartProgress(NamedTuple):
-    """How far this host's part of attempt ``number`` is. ``moved`` counts bytes and steps of its preparation.
-    ``reaches``: the hosts out of the attempt whose checkpoints it can get, once its own are hashed; ``choice``: as the
-    attempt's first host; ``end``: its exit record in short (part.brief)."""
+    """The progress of this host's part of attempt ``number``.
+
+    ``moved``: bytes and steps of its preparation so far.
+    ``reaches``: hosts outside the attempt whose checkpoints it can fetch, once its own are hashed.
+    ``choice``: set by the first host of the attempt.
+    ``end``: its exit record in short (part.brief).
+    """
 
     number: int
     moved: int = 0
@@ -53,12 +60,12 @@ COLLECT, CHOOSE, RESTORE, START = 1, 2, 3, 4
 
 
 class OwnPart(NamedTuple):
-    """This host's part of an attempt: the last step that was ordered, and how far it is."""
+    """This host's part of an attempt: the last step that was ordered, and its progress."""
 
     number: int
     ordered: int
     progress: PartProgress
-    call_off_at: Optional[float] = None  # the attempt is over elsewhere, and nothing else ends this part
+    call_off_at: Optional[float] = None  # when the part is stopped, because the attempt is over elsewhere
 
     @property
     def runs(self) -> bool:
@@ -66,9 +73,9 @@ class OwnPart(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a host says to the leader of itself, about the newest ``attempt`` of its proposal.
+    """The report of a host to the leader, about the newest ``attempt`` in the host's document.
 
-    ``clear``: nothing of this attempt runs there or ever will.
+    ``clear``: no process of this attempt runs there or will ever run there.
     """
 
     attempt: int
@@ -77,7 +84,7 @@ class Report(NamedTuple):
     reaches: Optional[Tuple[str, ...]] = None
     choice: Optional[CheckpointChoice] = None
     ready: bool = False
-    waits: bool = False  # for another host, and so it is not to blame
+    waits: bool = False  # it waits for another host, so it is not at fault
     end: Optional[Mapping[str, Any]] = None
 
     def to_json(self) -> Json:
@@ -85,35 +92,35 @@ class Report(NamedTuple):
         return {**self._asdict(), "choice": choice}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Report:
-        found = cls(**{name: told[name] for name in cls._fields if name in told})
-        reaches = None if found.reaches is None else tuple(found.reaches)
-        return found._replace(reaches=reaches, choice=choice_from(told.get("choice")))
+    def from_json(cls, data: Mapping[str, Any]) -> Report:
+        report = cls(**{name: data[name] for name in cls._fields if name in data})
+        reaches = None if report.reaches is None else tuple(report.reaches)
+        return report._replace(reaches=reaches, choice=choice_from(data.get("choice")))
 
 
 class Follower(NamedTuple):
-    """A host as the leader knows it in this term; nothing of it outlives the term."""
+    """A host as the leader knows it. Every term begins with empty entries."""
 
     stamp: float = NEVER  # the newest answer of the leader that the host has heard, by the leader's clock
     asked: float = NEVER  # when it asked last
-    granted: float = NEVER  # until when the leader has let it rely on there being no other leader
-    have: Mark = (0, 0)
-    knows: Mark = (0, 0)  # the newest proposal that it knows to be committed
+    granted: float = NEVER  # the end of the authority that the leader has passed on to it
+    have: Mark = (0, 0)  # its newest proposal
+    knows: Mark = (0, 0)  # its newest proposal that it knows to be committed
     report: Optional[Report] = None
 
 
 class Headway(NamedTuple):
-    """Who holds up attempt ``attempt``: what each host had moved, and since when; and the words for it."""
+    """The hosts that hold up attempt ``attempt``: the progress of each host, its last change, and words about it."""
 
     attempt: int = 0
     begun: float = NEVER
     moved: Mapping[str, Tuple[int, float]] = {}
-    words: Mapping[str, str] = {}  # they stay the same while nothing changes, since they are written to disk
+    words: Mapping[str, str] = {}  # without a running count of seconds, since each change is written to disk
     waits: Optional[str] = None
 
 
 class Search(NamedTuple):
-    """For the hosts and ports of the next attempt. ``mark``: of the proposal that it belongs to."""
+    """The search for the hosts and ports of the next attempt. ``mark``: the proposal to which it belongs."""
 
     mark: Mark
     until: float
@@ -123,21 +130,21 @@ class Search(NamedTuple):
 
 
 class Lead(NamedTuple):
-    """What only the leader knows. It begins empty with every term."""
+    """The facts that only the leader has. Every term begins with an empty Lead."""
 
     since: float
     followers: Mapping[str, Follower]
-    granted: float = NEVER  # to this host itself
-    withheld: FrozenSet[str] = frozenset()  # the hosts whose lease is to run out
-    stopping: Optional[float] = None  # since when the attempt is to end
-    ended: Optional[float] = None  # since when it has
-    next_at: Optional[float] = None  # not before this the next one
+    granted: float = NEVER  # the end of the authority that this host itself relies on
+    withheld: FrozenSet[str] = frozenset()  # hosts that get no new lease
+    stopping: Optional[float] = None  # since when the attempt is being ended
+    ended: Optional[float] = None  # since when the attempt is over
+    next_at: Optional[float] = None  # the earliest time of the next attempt
     search: Optional[Search] = None
     headway: Headway = Headway()
 
 
 class Candidacy(NamedTuple):
-    """``kind``: "pre" asks whether there would be enough votes in ``term``, "vote" asks for them."""
+    """The stand of this host for election in ``term``. ``kind``: "pre" for the pre-vote, "vote" for the vote."""
 
     kind: str
     term: int
@@ -147,28 +154,28 @@ class Candidacy(NamedTuple):
 class State(NamedTuple):
     config: Config
     ballot: Ballot
-    heard: float  # the leader; or when this agent began: what it had promised before is not known any more
+    heard: float  # when the leader was heard last; at first the agent's start, since earlier promises are forgotten
     stand_at: float  # when it asks for votes
-    poll_at: float  # when it asks the leader, or for one
+    poll_at: float  # when it asks the leader, or looks for the leader
     looked: float  # when its disk answered last
     together: float  # when this host was last part of a majority
     committed: Mark = (0, 0)  # the newest proposal that is known to be committed
     leader: Optional[str] = None
     stamp: Optional[Tuple[int, float]] = None  # the leader's term, and its clock when it last answered
     lease: float = NEVER  # until when this host's ranks may run
-    renewed: float = NEVER  # the end of the lease that the part was given last
-    promised: float = NEVER  # as the leader: until when it has let others rely on there being no other leader
+    renewed: float = NEVER  # the lease that the part has
+    promised: float = NEVER  # as the leader: the end of the authority that it has passed on to any host
     candidacy: Optional[Candidacy] = None
     lead: Optional[Lead] = None
     part: Optional[OwnPart] = None
-    stop: Optional[Mapping[str, Any]] = None  # the word of a kill, or of an end from outside
-    stop_by: Optional[float] = None  # until then the others may take the word
+    stop: Optional[Mapping[str, Any]] = None  # the order of a kill, or the end by another process
+    stop_by: Optional[float] = None  # until when the other hosts may learn of the kill
     over_since: Optional[float] = None
     cut_off: Optional[float] = None  # since when this host is not part of a majority
     cut_off_told: bool = False
-    announced: int = 0  # the newest attempt that somebody was notified of
-    answered: Mapping[str, float] = {}  # when each other host last did
-    note: Optional[str] = None  # what the status says of this host
+    announced: int = 0  # the newest attempt of which the user was notified
+    answered: Mapping[str, float] = {}  # when each other host answered last
+    note: Optional[str] = None  # the note in this host's status
     done: bool = False
 
     @property
@@ -181,32 +188,33 @@ class State(NamedTuple):
 
     @property
     def agreed(self) -> bool:
-        """Whether the newest proposal that this host has is committed."""
+        """Return whether the newest proposal of this host is committed."""
         return self.committed == self.ballot.proposal.mark
 
     @property
     def report(self) -> Report:
-        """What the leader hears of this host. Nothing follows from a proposal that may still be rolled back."""
+        """Return this host's report to the leader.
+
+        The report is based on committed proposals only, because any other proposal may still be rolled back.
+        """
         document, part = self.document, self.part
         number = document.last.number
         if part is None or part.number != number:
             ended = part is None or part.progress.end is not None
             return Report(number, ended and self.agreed and not document.live)
-        told = part.progress
-        waits = part.ordered < START and told.end is None and not told.restored and _waits(part, document)
-        return Report(
-            number, told.end is not None, told.moved, told.reaches, told.choice, told.restored, waits, told.end
-        )
+        own = part.progress
+        waits = part.ordered < START and own.end is None and not own.restored and _waits(part, document)
+        return Report(number, own.end is not None, own.moved, own.reaches, own.choice, own.restored, waits, own.end)
 
 
 def _waits(part: OwnPart, document: Document) -> bool:
-    """Whether the part has done what it was ordered to do."""
+    """Return whether the part has done the step that was ordered."""
     if part.ordered == COLLECT:
         return part.progress.reaches is not None
     return part.ordered == CHOOSE and part.progress.choice is not None
 
 
-# --- what can happen
+# --- events
 
 
 class Tick(NamedTuple):
@@ -214,7 +222,7 @@ class Tick(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """The disk has answered. ``stop``: somebody ends the run here; ``progress``: of the newest part."""
+    """The disk has answered. ``stop``: the order to end the run here. ``progress``: of the newest part."""
 
     stop: Optional[Mapping[str, Any]]
     progress: Optional[PartProgress]
@@ -228,7 +236,7 @@ class PeerAsked(NamedTuple):
 
 
 class PeerAnswered(NamedTuple):
-    """``question`` was sent at ``asked``."""
+    """An agent has answered ``question``, which was sent at ``asked``."""
 
     host: str
     question: Mapping[str, Any]
@@ -237,14 +245,14 @@ class PeerAnswered(NamedTuple):
 
 
 class LinksChecked(NamedTuple):
-    """``cut``: pairs of hosts without a connection."""
+    """The links have been checked. ``cut``: pairs of hosts without a connection."""
 
     mark: Mark
     cut: FrozenSet[FrozenSet[str]]
 
 
 class PortsFound(NamedTuple):
-    """Two free ports on ``host``, for torch and for the gang; None: it gave none."""
+    """Two free ports on ``host``, for torch and for the gang; ``None`` if it gave no ports."""
 
     mark: Mark
     host: str
@@ -255,7 +263,10 @@ Fact = Union[Tick, Looked, PeerAsked, PeerAnswered, LinksChecked, PortsFound]
 
 
 class Event(NamedTuple):
-    """``fact`` at ``now``. ``wall``: the time of day (Unix seconds), for records. ``chance``: drawn from [0, 1)."""
+    """A ``fact`` at the time ``now``.
+
+    ``wall``: the time of day (Unix seconds), for records. ``chance``: a random number in [0, 1).
+    """
 
     now: float
     wall: float
@@ -263,44 +274,44 @@ class Event(NamedTuple):
     fact: Fact
 
 
-# --- what it wants done, in this order
+# --- actions, in this order
 
 
 class Save(NamedTuple):
-    """Before anything else leaves this host. Where it fails, the whole step has not happened."""
+    """Store the ballot before anything leaves this host. If that fails, the whole step has not happened."""
 
     ballot: Ballot
 
 
 class Reply(NamedTuple):
-    """None: this host gives no answer."""
+    """Answer the asking agent; with ``None`` this host gives no answer."""
 
     answer: Optional[Mapping[str, Any]]
 
 
 class Ask(NamedTuple):
-    """Each answer is an event. Nobody waits for them all."""
+    """Ask these hosts. Each answer is an event of its own; the step does not wait for the answers."""
 
     hosts: Tuple[str, ...]
     question: Mapping[str, Any]
 
 
 class Renew(NamedTuple):
-    """The ranks of the part may run until then."""
+    """Let the ranks of the part run until ``until``."""
 
     number: int
     until: float
 
 
 class Collect(NamedTuple):
-    """Hash what this host has, and see whose checkpoints it can get."""
+    """Hash the checkpoints of this host, and list the hosts outside the attempt with checkpoints that it can fetch."""
 
     number: int
     hosts: Tuple[str, ...]
 
 
 class Choose(NamedTuple):
-    """Choose the checkpoints for all hosts of the attempt, from those of ``sources``."""
+    """Choose the checkpoints for all hosts of the attempt, among the checkpoints of ``sources``."""
 
     number: int
     hosts: Tuple[str, ...]
@@ -308,7 +319,7 @@ class Choose(NamedTuple):
 
 
 class RestorePart(NamedTuple):
-    """Put in place what ``choice`` says; the attempt's first host has the whole of it."""
+    """Put the files of ``choice`` in place; the attempt's first host has the details of the choice."""
 
     number: int
     hosts: Tuple[str, ...]
@@ -327,13 +338,13 @@ class CallOff(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """The part is not wanted any more, and has not begun: its preparation ends."""
+    """Drop a part that has not begun and is not wanted any more: its preparation ends."""
 
     number: int
 
 
 class CheckLinks(NamedTuple):
-    """Every host looks at every other host."""
+    """Have every host check its links to all other hosts."""
 
     hosts: Tuple[str, ...]
     mark: Mark
@@ -346,13 +357,13 @@ class FindPorts(NamedTuple):
 
 
 class Announce(NamedTuple):
-    """For the job's notifiers (run/notifying.py)."""
+    """Pass an event to the job's notifiers (run/notifying.py)."""
 
     event: Mapping[str, Any]
 
 
 class Say(NamedTuple):
-    """What the status says of this host; None: nothing."""
+    """Set the note in this host's status; ``None`` removes it."""
 
     note: Optional[str]
 
@@ -362,7 +373,7 @@ class Log(NamedTuple):
 
 
 class EndRun(NamedTuple):
-    """The run is over here: end what runs, and record it. ``grace``: None is the job's own."""
+    """End the run here: stop the ranks, and record the end. ``grace``: ``None`` means the job's own."""
 
     state: str
     cause: Optional[Mapping[str, Any]]

@@ -1,10 +1,10 @@
-"""The one place where an agent decides: what happens to it goes in, the next state and what is to be done come out.
+"""Takes the decisions of an agent: an event goes in, the next state and the actions come out.
 
-``step`` is pure: no thread, no clock, no disk, no network. agent.py carries events in and does what comes out, and the
-simulator of the tests drives the very same function.
+``step`` is pure: no thread, no clock, no disk, no network. agent.py feeds it events and carries out the actions. The
+simulator of the tests drives the same function.
 
-A step happens as a whole or not at all. Where ``Save`` fails, the state before it stays, and nothing else of the step
-is done; what has happened is told again (a poll is repeated, the disk is looked at again).
+A step happens as a whole or not at all. If ``Save`` fails, the old state stays, and no action of the step is carried
+out. The event comes again: a poll is repeated, and the disk is read again.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from ddpctl_worker.agent.state import (
 )
 from ddpctl_worker.record.document import Ballot
 
-ANSWERED_HERE = ("poll", "pre", "vote", "over", "hurry")  # the questions that concern the agreement
+ANSWERED_HERE = ("poll", "pre", "vote", "over", "hurry")  # questions about the agreement
 
 
 def begin(config: Config, ballot: Ballot, now: float) -> State:
-    """The state of an agent that has just been started; ``ballot`` is on disk."""
+    """Return the state of an agent that has just started. ``ballot``: from the disk."""
     return raft.first_state(config, ballot, now)
 
 
 def step(state: State, event: Event) -> Tuple[State, Actions]:
-    """What follows from ``event``."""
+    """Return the next state and the actions that follow from ``event``."""
     if state.done:
         return state, (Reply(None),) if isinstance(event.fact, PeerAsked) else ()
     before = state
@@ -59,12 +59,12 @@ def step(state: State, event: Event) -> Tuple[State, Actions]:
     actions += more
     state, more = renew(state)
     actions += more
-    actions += _tell_others(before, state)
-    return state, _saved_first(before, state, actions)
+    actions += _hurry_followers(before, state)
+    return state, _save_first(before, state, actions)
 
 
 def wakes_at(state: State) -> float:
-    """When a ``Tick`` is due, at the latest."""
+    """Return the latest time of the next ``Tick``."""
     return state.poll_at if state.lead is not None else min(state.poll_at, state.stand_at)
 
 
@@ -85,13 +85,13 @@ def _take_in(state: State, event: Event) -> Step:
 
 def _look(state: State, fact: Looked, now: float) -> State:
     state = state._replace(looked=now, stop=fact.stop if state.stop is None else state.stop)
-    part, told = state.part, fact.progress
-    if part is None or told is None or told.number != part.number:
+    part, own = state.part, fact.progress
+    if part is None or own is None or own.number != part.number:
         return state
-    told = told._replace(restored=told.restored or part.progress.restored)
-    news = told._replace(moved=part.progress.moved) != part.progress
-    state = state._replace(part=part._replace(progress=told))
-    return state._replace(poll_at=now) if news else state  # the leader waits for it
+    own = own._replace(restored=own.restored or part.progress.restored)
+    news = own._replace(moved=part.progress.moved) != part.progress
+    state = state._replace(part=part._replace(progress=own))
+    return state._replace(poll_at=now) if news else state  # the leader waits for this report
 
 
 def _answer(state: State, fact: PeerAsked, event: Event) -> Step:
@@ -121,7 +121,7 @@ def _hear(state: State, fact: PeerAnswered, event: Event) -> Step:
 
 
 def _can_lead(state: State, now: float) -> bool:
-    """An agent whose disk hangs neither sees its own ranks end, nor can it save what is agreed on."""
+    """Return whether the disk works: without it an agent neither sees its ranks end, nor stores proposals."""
     return now - state.looked < STILL_S
 
 
@@ -130,7 +130,7 @@ def _renew_own_lease(state: State, now: float) -> State:
 
 
 def _see_majority(state: State, now: float) -> State:
-    """A leader is part of a majority while that asks it; a follower while the leader answers (raft.hear)."""
+    """Note, as the leader, that a majority asks this host. A follower notes answers of the leader (raft.hear)."""
     if state.lead is None or not state.agreed:
         return state
     if len(raft.near(state, now, TOGETHER_S)) < state.config.majority:
@@ -139,7 +139,7 @@ def _see_majority(state: State, now: float) -> State:
 
 
 def _talk(state: State, event: Event) -> Step:
-    """Ask the leader, look for one, or stand for election."""
+    """Ask the leader, look for a leader, or stand for election."""
     now, config = event.now, state.config
     if state.lead is None and now - state.heard > LOST_S:
         state = state._replace(leader=None)
@@ -147,29 +147,29 @@ def _talk(state: State, event: Event) -> Step:
     if now >= state.poll_at:
         patient = now - state.together > PATIENT_S
         state = state._replace(poll_at=now + (PATIENT_POLL_S if patient else config.poll_every))
-        hosts = _whom_to_ask(state, now)
+        hosts = _hosts_to_ask(state, now)
         actions = (Ask(hosts, raft.poll(state)),) if hosts else ()
     state, question = raft.stand(state, event)
     return state, actions if question is None else (*actions, Ask(config.others, question))
 
 
-def _whom_to_ask(state: State, now: float) -> Tuple[str, ...]:
-    if state.lead is not None:  # another host may lead by now
+def _hosts_to_ask(state: State, now: float) -> Tuple[str, ...]:
+    if state.lead is not None:  # once its authority has run out, another host may lead
         return state.config.others if raft.authority(state, now) < now else ()
     return state.config.others if state.leader is None else (state.leader,)
 
 
-def _tell_others(before: State, state: State) -> Actions:
-    """The leader has them ask at once when there is something new."""
+def _hurry_followers(before: State, state: State) -> Actions:
+    """Have the followers ask at once, if the leader has news."""
     if state.lead is None or state.done:
         return ()
-    leads: Actions = ()
+    log: Actions = ()
     if before.lead is None:
-        leads = (Log("agent: this host leads the run now (term %d)" % state.ballot.term),)
+        log = (Log("agent: this host leads the run now (term %d)" % state.ballot.term),)
     elif state.ballot is before.ballot and state.committed == before.committed:
         return ()
-    return (*leads, Ask(state.config.others, {"k": "hurry"}))
+    return (*log, Ask(state.config.others, {"k": "hurry"}))
 
 
-def _saved_first(before: State, state: State, actions: Actions) -> Actions:
+def _save_first(before: State, state: State, actions: Actions) -> Actions:
     return actions if state.ballot is before.ballot else (Save(state.ballot), *actions)

@@ -1,7 +1,7 @@
-"""Questions from one agent of a run to another, and their answers, over a connection proved with the run's key.
+"""Asks and answers questions between the agents of a run, over connections that both sides prove with the run's key.
 
-The handshake is the gang's (gang/wire.py), under a key of the agents' own. The one that answers says who it is: an
-address may be another host's by now.
+The handshake is the gang's (gang/wire.py), under a key of the agents' own. The answering agent names its host, because
+an address may belong to another host by now.
 """
 
 from __future__ import annotations
@@ -17,39 +17,36 @@ import time
 from collections import deque
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, MemberWire, Wire
+from ddpctl_worker.agent.limits import ASK_S, AT_ONCE, KEPT_S, MOST_OPEN, SERVE_S
+from ddpctl_worker.gang.limits import MAX_HELLO
+from ddpctl_worker.gang.wire import HubWire, MemberWire, Wire
 from ddpctl_worker.machine import net
-from ddpctl_worker.machine.acceptor import BACKLOG, IDLE_S, Acceptor, Session
+from ddpctl_worker.machine.acceptor import BACKLOG, Acceptor, Session
 from ddpctl_worker.machine.notes import note, trace
 from ddpctl_worker.machine.strangers import Stranger
 from ddpctl_worker.wire.contract import AGENT_PORTS
 
-ASK_S = 2.0
-SERVE_S = 5.0  # for an answer to be taken
-KEPT_S = IDLE_S / 2  # the other side closes a connection that is not used for IDLE_S
-MOST_KEPT = 64  # open connections to others: the leader's counts, and all are asked once in a while
-AT_ONCE = 64  # hosts that are asked at one time
-Answer = Callable[[str, Dict[str, Any]], Dict[str, Any]]  # who asks, and what
+Answer = Callable[[str, Dict[str, Any]], Dict[str, Any]]  # from the asking host and its question
 
 
 class Unanswered(Exception):
-    """The other agent did not answer, in time or at all; its text says why."""
+    """The other agent did not answer, or not in time; the text says why."""
 
 
 def key_of(run_key: str) -> bytes:
-    """The agents' key, from the run's (hex)."""
+    """Return the agents' key, made from the run's key (hex)."""
     return hmac.new(bytes.fromhex(run_key), b"ddpctl-agents/1", hashlib.sha256).digest()
 
 
 class _Connection:
-    """To another agent that has answered on it."""
+    """An open connection to an agent that has answered on it."""
 
     def __init__(self, sock: socket.socket, wire: MemberWire) -> None:
         self.sock, self.wire, self.used = sock, wire, 0.0
 
 
 class PeerLine:
-    """How to reach the others; ``peers``: address and port by host."""
+    """Asks the other agents. ``peers``: address and port by host."""
 
     def __init__(
         self,
@@ -59,34 +56,33 @@ class PeerLine:
         peers: Mapping[str, Tuple[str, int]],
     ) -> None:
         self._key, self._run, self._host, self.peers = key, run, host, dict(peers)
-        self._open: Dict[str, _Connection] = {}  # for the next question, by host
-        self._found: Dict[str, str] = {}  # what a name resolved to: a name server that hangs must not cost a lease
+        self._open: Dict[str, _Connection] = {}  # by host, for the next question
+        self._found: Dict[str, str] = {}  # addresses by name: a name server that hangs must not cost a lease
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Nothing more is asked."""
+        """Close all connections; no question may follow."""
         with self._lock:
             kept, self._open = list(self._open.values()), {}
-        for one in kept:
-            one.sock.close()
+        for connection in kept:
+            connection.sock.close()
 
     def ask(self, host: str, question: Dict[str, Any], seconds: float = ASK_S) -> Dict[str, Any]:
-        """The answer of the agent on ``host``, on the connection of the last question if there is one.
+        """Return the answer of the agent on ``host``, over the open connection if there is one.
 
-        Raises:
-            Unanswered: there is none within ``seconds``.
+        Raises: Unanswered: no answer came within ``seconds``.
         """
         until = time.monotonic() + seconds
         try:
-            answer = self._ask_again(host, question, until) or self._ask_anew(host, question, until)
+            answer = self._ask_on_open(host, question, until) or self._ask_on_new(host, question, until)
         except (OSError, Stranger) as error:
             raise Unanswered(getattr(error, "strerror", None) or str(error) or repr(error)) from None
         if answer.get("from") != host:
             raise Unanswered("%s answers at the address of %s" % (answer.get("from"), host))
         return answer
 
-    def _ask_again(self, host: str, question: Dict[str, Any], until: float) -> Optional[Dict[str, Any]]:
-        """The same on an open connection; None where there is none, or the other side has closed it."""
+    def _ask_on_open(self, host: str, question: Dict[str, Any], until: float) -> Optional[Dict[str, Any]]:
+        """Ask on an open connection; ``None`` if there is none, or the other side has closed it."""
         with self._lock:
             kept = self._open.pop(host, None)
         if kept is None:
@@ -101,7 +97,7 @@ class PeerLine:
         except (OSError, Stranger):
             return None
 
-    def _ask_anew(self, host: str, question: Dict[str, Any], until: float) -> Dict[str, Any]:
+    def _ask_on_new(self, host: str, question: Dict[str, Any], until: float) -> Dict[str, Any]:
         wire = MemberWire(self._key, self._run, self._host, host)
         name, port = self.peers[host]
         sock = socket.create_connection((self._found.get(name, name), port), max(0.001, until - time.monotonic()))
@@ -118,7 +114,7 @@ class PeerLine:
         return self._exchange(host, kept, question, until)
 
     def _exchange(self, host: str, kept: _Connection, question: Dict[str, Any], until: float) -> Dict[str, Any]:
-        """Question and answer. The connection is kept for the next question; one of several at the same time is."""
+        """Send the question and return the answer. Of several connections to a host, the last one is kept."""
         try:
             kept.sock.settimeout(max(0.001, until - time.monotonic()))
             kept.sock.sendall(kept.wire.pack(question))
@@ -130,7 +126,7 @@ class PeerLine:
         with self._lock:
             closing = self._open.pop(host, None)
             self._open[host] = kept
-            if closing is None and len(self._open) > MOST_KEPT:
+            if closing is None and len(self._open) > MOST_OPEN:
                 closing = self._open.pop(next(iter(self._open)))
         if closing is not None:
             closing.sock.close()
@@ -138,8 +134,10 @@ class PeerLine:
 
 
 class AnswerDesk:
-    """Where the others ask. Their connections stay open: a lease depends on no new connection, whatever strangers do to
-    this port."""
+    """Answers the other agents.
+
+    Their connections stay open, so a lease needs no new connection, whatever strangers do to this port.
+    """
 
     def __init__(
         self,
@@ -151,7 +149,7 @@ class AnswerDesk:
     ) -> None:
         self._key, self._run, self._host = key, run, host
         self._answer: Answer
-        self._others = [one for one in hosts if one != host]
+        self._others = [name for name in hosts if name != host]
         self._socket = _bound(bind)
         self._acceptor = Acceptor(self._socket, self._meet, "agent")
 
@@ -174,7 +172,7 @@ class AnswerDesk:
 
 
 class _Asked(Session):
-    """A connection of another agent, for one question after the other."""
+    """A connection of another agent, which asks its questions in turn."""
 
     def __init__(self, sock: socket.socket, wire: HubWire, reply: Answer) -> None:
         super().__init__(sock)
@@ -204,7 +202,7 @@ class _Asked(Session):
             for question in questions:
                 self.sock.sendall(self._wire.pack(self._reply(self._wire.peer, question)))
         except OSError:
-            return False  # gone: it asks again
+            return False  # the connection is lost: the agent asks again
         except Exception as error:
             note("agent: a question was not answered: %s" % trace(error))
             return False
@@ -212,8 +210,10 @@ class _Asked(Session):
 
 
 def _bound(address: str) -> socket.socket:
-    """A socket on a free port of this address: of a range that preflight has tried, if one of that is free. On all
-    addresses where the node does not have this one (NAT)."""
+    """Return a socket on a free port of this address, preferably from the range that preflight has tried.
+
+    If the node does not have this address (NAT), the socket listens on all addresses.
+    """
     first, last = AGENT_PORTS
     usual = random.sample(range(first, last + 1), 50)
     for port in (*usual, 0):
@@ -235,7 +235,7 @@ def _message(wire: Wire, sock: socket.socket, until: float) -> Dict[str, Any]:
 
 
 def _some(sock: socket.socket, seconds: float) -> bytes:
-    """What has come. Raises OSError: nothing within these seconds, or the other side has closed."""
+    """Return the bytes that have come. Raises OSError: nothing came in time, or the other side has closed."""
     sock.settimeout(max(0.001, seconds))
     data = sock.recv(1 << 16)
     if not data:
@@ -249,8 +249,10 @@ def at_once(
     seconds: float,
     enough: Optional[threading.Event] = None,
 ) -> None:
-    """``work`` for every host, in threads. Waits until all have done it, or ``enough`` is set, or for ``seconds``; who
-    takes longer continues."""
+    """Do ``work`` for every host, in threads.
+
+    Returns when all are done, or ``enough`` is set, or after ``seconds``; slower threads continue.
+    """
     enough = enough or threading.Event()
     waiting = deque(hosts)
     done: List[str] = []
@@ -270,7 +272,7 @@ def at_once(
                 enough.set()
 
     started = 0
-    with contextlib.suppress(RuntimeError):  # no more threads: those that there are do the work
+    with contextlib.suppress(RuntimeError):  # no more threads: the threads so far do the work
         for _ in range(min(len(waiting), AT_ONCE)):
             threading.Thread(target=some, name="at-once", daemon=True).start()
             started += 1
@@ -281,7 +283,7 @@ def at_once(
 
 
 def reachable(line: PeerLine, hosts: Sequence[str], seconds: float = ASK_S) -> Dict[str, Optional[str]]:
-    """For each of ``hosts`` why it does not answer from here; None: it does. All at once."""
+    """Return for each of ``hosts`` why it does not answer from here; ``None`` if it does. All are asked at once."""
     found: Dict[str, Optional[str]] = dict.fromkeys(hosts, "no answer within %g s" % seconds)
 
     def look(host: str) -> None:

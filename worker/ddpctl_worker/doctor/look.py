@@ -34,7 +34,7 @@ from ddpctl_worker.doctor.stacks import Stacks
 from ddpctl_worker.facts import gpu
 from ddpctl_worker.machine import proc
 from ddpctl_worker.rules import flight, frames
-from ddpctl_worker.rules.verdict import BUSY_BYTES, BUSY_CPU
+from ddpctl_worker.rules.limits import BUSY_BYTES, BUSY_CPU
 
 INTERVAL_S = 1.0
 SAMPLES = 4  # of the stack in that time

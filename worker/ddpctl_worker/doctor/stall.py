@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
-from ddpctl_worker.rules.verdict import BUSY_BYTES, BUSY_CPU, BUSY_FACTOR, MOVING_FACTOR
+from ddpctl_worker.rules.limits import BUSY_BYTES, BUSY_CPU, BUSY_FACTOR, MOVING_FACTOR
 
 AGAIN_S, MOST_S = 5.0, 60.0  # from one close look to the next in the same pause: at least and at most
 RARER = 0.1  # and this share of the time for which they have found nothing stuck

@@ -1,8 +1,18 @@
-"""The nodes of a run watch each other, without the controller.
+"""The gang: the nodes of an attempt watch each other and agree on the cause of a failure, without the controller.
 
-A star: the supervisor of node rank 0 is the hub, every other one connects to it (wire.py) and says once a second that
-it lives. A node that fails tells the hub; the hub decides on one cause (council.py) and tells all. A member that hears
-nothing of the hub ends its run by itself: each side of a cut network stops.
+It is a star. The supervisor of node rank 0 is the hub; every other supervisor is a member, and keeps a connection to
+the hub with a heartbeat every second. A node that fails reports to the hub. The hub decides on a single cause and sends
+this verdict to all members. A member without a message from the hub ends its part by itself, so both sides of a cut
+network stop.
+
+- base.py: the class Gang that the supervisor uses, and its thread ("gang"). hub.py, member.py: the two kinds.
+- wire.py: handshake and messages, proved with the run's key.
+- council.py: the failure detector and the choice of the cause. Pure.
+- cuts.py: links that are cut between two members. Pure. cutwatch.py: the thread "cuts" that looks for such links;
+  tcpstate.py reads the kernel's tables for it.
+- limits.py: every deadline, period and size.
+
+The package owns no file.
 """
 
 from __future__ import annotations
@@ -13,10 +23,10 @@ from ddpctl_worker.gang.base import Gang, Wake
 
 
 def join(run: Dict[str, Any], key: Optional[str], wake: Wake) -> Optional[Gang]:
-    """The gang of ``run``, to be started; None for a run that has none (one node, or an elastic one)."""
+    """Return the gang of ``run``, not started yet; ``None`` for a single node or an elastic run."""
     if not run.get("gang") or not key:
         return None
-    from ddpctl_worker.gang.hub import HubGang  # one of them is enough
+    from ddpctl_worker.gang.hub import HubGang  # here, so that only a run with a gang imports it
     from ddpctl_worker.gang.member import MemberGang
 
     kind = HubGang if run["gang"]["hub_host"] == run["host"] else MemberGang

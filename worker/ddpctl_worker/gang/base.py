@@ -1,4 +1,4 @@
-"""What hub and members have in common: a thread that talks, beside the supervisor's loop."""
+"""The common part of hub and members: a thread that talks to other nodes, beside the supervisor's loop."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import math
 import threading
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from ddpctl_worker.gang.council import SILENT_S, STILL_S
-from ddpctl_worker.gang.cutwatch import CutWatch, Told
-from ddpctl_worker.gang.wire import MAX_LINE
+from ddpctl_worker.gang.cutwatch import CutWatch, OnFinding
+from ddpctl_worker.gang.limits import BEAT_S, FAULTS_S, MAX_WORD, MAX_WORDS, NAP_S, RECOVERED_S, SILENT_S, STILL_S
 from ddpctl_worker.machine.clocks import Offset
 from ddpctl_worker.machine.notes import note, trace
 from ddpctl_worker.machine.system import CLOCK, SOCKETS, HostClock, Sockets
@@ -18,19 +17,11 @@ from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.wire.contract import SUPERVISOR_LOST
 
-BEAT_S = 1.0
-IDLE_S = 0.25  # between two turns of a loop that nothing wakes
-LEAVE_S = 5.0  # how long a goodbye waits for its answer
-STEADY_S = 30.0  # a loop that ran for so long had got over its fault
-FAULTS_S = 10.0  # a loop that fails again and again for so long will not
-NAP_S = 4.0  # a loop that turns four times a second and did not for this long was asleep
-MAX_WORDS = 200  # of the doctor, that wait
-MAX_WORD = MAX_LINE - 1024  # bytes: with what a line holds beside it
 Wake = Callable[[], None]
 
 
 class Gang:
-    """What a supervisor sees of the gang; a thread of its own does the talking."""
+    """A supervisor's view of the gang; a thread of its own talks to the other nodes."""
 
     is_hub = False
 
@@ -41,7 +32,7 @@ class Gang:
         wake: Wake,
         clock: HostClock = CLOCK,
         sockets: Sockets = SOCKETS,
-        cuts: Callable[[int, Told, Callable[[], bool]], CutWatch] = CutWatch,
+        cuts: Callable[[int, OnFinding, Callable[[], bool]], CutWatch] = CutWatch,
     ) -> None:
         self._clock, self._sockets = clock, sockets
         self.run_id: str = run["run"]
@@ -54,10 +45,10 @@ class Gang:
         self.key = key
         self._wake_supervisor = wake
         self._inbox: List[Tuple[Outcome, float]] = []  # failures to report, with their boot time
-        self._words: List[Dict[str, Any]] = []  # to be said
-        self._too_long: Set[str] = set()  # kinds of words that were noted as such
+        self._words: List[Dict[str, Any]] = []  # to be sent
+        self._too_long: Set[str] = set()  # kinds of words that were too long, each noted once
         self._hearers: List[Callable[[str, Dict[str, Any]], None]] = []
-        self._links: List[Dict[str, Any]] = []  # what was found of the links to other nodes, to be told
+        self._links: List[Dict[str, Any]] = []  # findings about links to other nodes, to be sent
         self._cuts = cuts(self.address[1], self._found, lambda: self._living > 0 and self.verdict is None)
         self._serves: Optional[int] = None  # the port where this node serves its checkpoints
         self.servers: Dict[str, Tuple[List[str], int]] = {}  # the other nodes: their addresses and ports
@@ -69,13 +60,13 @@ class Gang:
         self._turned: Optional[float] = None  # when this thread's loop last came around (monotonic)
         self._turned_before: Optional[float] = None  # at the last check; when that was (monotonic)
         self._checked = self._clock.now()
-        self._stood = 0.0  # for how long the thread has been stuck since
-        self.stuck = False  # the thread that talks does not run
+        self._stood = 0.0  # for how long the thread has not turned since
+        self.stuck = False  # the gang's thread does not turn
         self._leaving: Optional[Outcome] = None
         self.verdict: Optional[Outcome] = None
-        self.asked = False  # some node has failed: what this one knows counts, even if nothing has failed here
+        self.asked = False  # a node has failed: this node reports its findings, even if nothing has failed here
         self.unanswered = False  # this node has never joined, and the hub's host gives no sign at all
-        self.trouble = ""  # why nobody can join at the moment, where this node knows
+        self.trouble = ""  # why no node can join at the moment, if this node knows
         self._thread = clock.thread(self._guarded, "gang")
 
     def start(self) -> None:
@@ -83,27 +74,29 @@ class Gang:
         self._cuts.start()
 
     def turned(self, last_output: Optional[float], living: int) -> None:
-        """The supervisor's loop has turned; ``last_output`` in seconds since boot, ``living`` ranks."""
+        """Note that the supervisor's loop has turned. ``last_output``: seconds since boot. ``living``: ranks."""
         self._output, self._living = last_output, living
         self._supervised = self._clock.now()
         self._check()
 
     def down(self, outcome: Outcome) -> None:
-        """This node has failed (or was killed): the gang is to agree on the cause."""
+        """Report that this node has failed or was killed; the gang agrees on the cause."""
         age = max(0.0, self._clock.wall() - outcome.when) if outcome.when else 0.0
         with self._lock:
             self._inbox.append((outcome, self._clock.boot() - age))
         self._pipe.wake()
 
     def say(self, word: Dict[str, Any]) -> None:
-        """A word to the hub or, from there, to all members: the doctor's, or of a save. From any thread; what cannot
-        be sent now is lost."""
+        """Send a message of the doctor, or about a save, to the hub, and from the hub to all members.
+
+        Any thread may call this. A message that cannot be sent now is lost.
+        """
         with self._lock:
             self._words = [*self._words[-MAX_WORDS:], word]
         self._pipe.wake()
 
     def on_word(self, hear: Callable[[str, Dict[str, Any]], None]) -> None:
-        """``hear`` is called with every word of another node, and its host; it must not wait."""
+        """Have ``hear`` called with the host and each such message of another node; it must not block."""
         self._hearers.append(hear)
 
     def _hear_word(self, host: str, word: Dict[str, Any]) -> None:
@@ -111,27 +104,29 @@ class Gang:
             hear(host, word)
 
     def serve_checkpoints(self, port: Optional[int]) -> None:
-        """The other nodes get this one's checkpoints at ``port``."""
+        """Announce the port at which this node serves its checkpoints."""
         if port != self._serves:
             self._serves = port
             self._pipe.wake()
 
     def _here(self) -> Dict[str, Any]:
-        """By which addresses the others may know this node, and where it serves."""
         return {"k": "here", "at": self._cuts.here, "serves": self._serves}
 
     def _meet(self, host: str, addresses: List[str], serves: Optional[int]) -> None:
-        """Another node has said so."""
+        """Take in the addresses of another node, and the port of its checkpoints."""
         self._cuts.meet(host, addresses)
         if serves is not None:
             self.servers = {**self.servers, host: (addresses, serves)}
 
     def offset(self, host: str) -> Optional[Offset]:
-        """How far the clock of ``host`` is ahead of this node's; None: not known (the hub only)."""
+        """Return how far the clock of ``host`` is ahead of this node's; ``None`` except on the hub."""
         return Offset(0.0, 0.0) if host == self.host else None
 
     def leave(self, outcome: Outcome) -> None:
-        """This node has ended: say so. The thread ends by itself; the hub's once every node has."""
+        """Say goodbye, because this node has ended.
+
+        The thread ends by itself; the hub's thread ends once every node has left.
+        """
         if self._leaving is None:
             self._leaving = outcome
             self._cuts.stop()
@@ -139,12 +134,15 @@ class Gang:
 
     @property
     def talking(self) -> bool:
-        """Whether the thread that talks is at work."""
+        """Return whether the gang's thread works."""
         return self._thread.is_alive() and not self.stuck
 
     def _check(self) -> None:
-        """See whether that thread has stopped turning. Only the turns of the supervisor's own loop count: when the
-        machine wakes up, that may be the first to run."""
+        """See whether the gang's thread has stopped turning.
+
+        The time is counted in turns of the supervisor's loop: after a sleep of the machine this loop may be the first
+        to run.
+        """
         now = self._clock.now()
         passed, self._checked = min(now - self._checked, BEAT_S), now
         if self._turned != self._turned_before or not self._thread.is_alive():
@@ -154,31 +152,36 @@ class Gang:
         self.stuck = self._stood > STILL_S
 
     def missing(self) -> List[str]:
-        """Nodes that never joined, as far as this node knows."""
+        """Return the nodes that never joined, as far as this node knows."""
         raise NotImplementedError
 
     def quiet(self) -> float:
-        """For how many seconds no node has had output (the hub only)."""
+        """Return for how many seconds no node has had output (the hub only)."""
         return 0.0
 
     def patience(self) -> float:
-        """How many seconds longer than usual a node should wait for a verdict: the hub may have to wait for a node
-        that has fallen silent."""
+        """Return how many seconds longer than usual a node should wait for a verdict.
+
+        The hub may have to wait for a node that has fallen silent.
+        """
         return SILENT_S if self.talking else -math.inf
 
     def candidates(self) -> List[Dict[str, Any]]:
-        """The causes that the nodes have reported (the hub only)."""
+        """Return the causes that the nodes have reported (the hub only)."""
         return []
 
     def _loop(self) -> None:
         raise NotImplementedError
 
     def _close_all(self) -> None:
-        """Drop every connection: the loop begins again, or has ended."""
+        """Close every connection: the loop starts again, or has ended."""
         raise NotImplementedError
 
     def _guarded(self) -> None:
-        """The loop, begun again after a fault. A node that nobody can watch for long ends, and is named itself."""
+        """Run the loop, and start it again after a fault.
+
+        A node that cannot watch the other nodes for long ends, and is the cause itself.
+        """
         since, pause = 0.0, 0.1
         while True:
             begun = self._clock.now()
@@ -190,7 +193,7 @@ class Gang:
                 note("gang: %s" % trace(error))
                 fault = repr(error)
             now = self._clock.now()
-            if now - begun > STEADY_S:
+            if now - begun > RECOVERED_S:
                 since, pause = 0.0, 0.1
             since = since or now
             with contextlib.suppress(Exception):
@@ -212,18 +215,18 @@ class Gang:
         self._wake_supervisor()
 
     def _reports(self) -> List[Tuple[Outcome, float]]:
-        """Failures to report, each with its age in seconds."""
+        """Return the failures to report, each with its age in seconds."""
         with self._lock:
-            found, self._inbox = self._inbox, []
-        return [(one, max(0.0, self._clock.boot() - happened)) for one, happened in found]
+            reports, self._inbox = self._inbox, []
+        return [(outcome, max(0.0, self._clock.boot() - happened)) for outcome, happened in reports]
 
     def _said_words(self) -> List[Dict[str, Any]]:
         with self._lock:
-            found, self._words = self._words, []
-        return [word for word in found if self._fits(word)]
+            words, self._words = self._words, []
+        return [word for word in words if self._fits(word)]
 
     def _fits(self, word: Dict[str, Any]) -> bool:
-        """Whether a line takes it: the other side closes the connection where one is too long."""
+        """Return whether the word fits into a line: the other side closes the connection after a longer line."""
         size, what = len(json.dumps(word)), str(word.get("what"))
         if size > MAX_WORD and what not in self._too_long:
             self._too_long.add(what)
@@ -238,20 +241,22 @@ class Gang:
         self._pipe.wake()
 
     def _found_links(self) -> List[Dict[str, Any]]:
-        """What was found of the links to other nodes since the last call."""
         with self._lock:
-            found, self._links = self._links, []
-        return found
+            links, self._links = self._links, []
+        return links
 
     def _nap(self, now: float) -> float:
-        """How long this loop was stuck since it was last asked (monotonic seconds); 0.0 for an ordinary turn."""
+        """Return for how long this loop did not turn (monotonic seconds); 0.0 for an ordinary turn."""
         before, self._turned = self._turned, now
         nap = now - before if before is not None and now - before > NAP_S else 0.0
         self._supervised += nap
         return nap
 
     def _beat(self) -> Dict[str, Any]:
-        """What this node says of itself: not that this thread lives, but when the supervisor's loop last turned."""
+        """Return the heartbeat.
+
+        It has the age of the supervisor's last turn, since this thread may live while the supervisor hangs.
+        """
         return {"k": "beat", "out": self._output_age(), "loop": self._loop_age(), "ranks": self._living}
 
     def _loop_age(self) -> float:

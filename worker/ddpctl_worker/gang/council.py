@@ -1,11 +1,12 @@
-"""How the hub decides which failure came first and when all nodes stop. Pure: the hub feeds it events and their times
-(monotonic seconds).
+"""Decides as the hub which failure came first, and when all nodes stop. Pure.
 
-Which node failed first is not simply which one says so first: a rank whose peer died fails too, and its launcher may
-be the quicker one. So the hub waits a moment, prefers a failure that does not look like a peer's death, and then the
-earliest. While it knows only of victims it waits longer for a node that has reported no failure, and for one whose
-beats have stopped until that is given up: the culprit may take its time to die. A node that falls silent is a failure
-of its own; a kill by the user ends the matter at once.
+The hub feeds it events with their times (monotonic seconds). The first report is not always the first failure: a rank
+fails too when its peer dies, and its launcher may be quicker. So:
+- The hub waits a moment, prefers a failure that does not look like the death of a peer, and then takes the earliest.
+- While only victims have reported, it waits longer for a node without a report, since the culprit may take its time.
+- It also waits for a node with missing heartbeats, until that node is lost.
+- A node that falls silent is a failure of its own.
+- A kill by the user is the verdict at once.
 """
 
 from __future__ import annotations
@@ -13,23 +14,24 @@ from __future__ import annotations
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker.gang.cuts import Cuts
+from ddpctl_worker.gang.limits import (
+    CULPRIT_S,
+    EARLY_S,
+    LATE_S,
+    MUTE_S,
+    REJOIN_S,
+    SILENT_S,
+    SLACK_S,
+    STILL_S,
+    VICTIMS_S,
+)
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.wire.contract import KILLED, NODE_LOST, SUPERVISOR_LOST
 
-SILENT_S = 12.0  # no word for so long: down, or cut off; a machine may be paused for 10 s
-REJOIN_S = 5.0  # a connection that ended in order: the host lives, so its supervisor comes back soon or not at all
-CULPRIT_S = 1.0  # how long a plausible cause waits for an earlier one
-STILL_S = 10.0  # a supervisor's loop turns once a second or more often; one that is stuck watches nothing
-VICTIMS_S = 8.0  # how long victims wait for their culprit; a starved node finds it seconds late
-MUTE_S = 10.0  # ... while a node that lives has reported no failure
-LATE_S = 3.0  # no word for so long: may be down
-AFTER_S = 5.0  # a rank's connections close so long before its process has ended, and its peers fail at once
-SLACK_S = 0.5  # a node is found lost first, then there is a decision
-
 
 class Candidate(NamedTuple):
-    """A failure that was reported: when it happened and when it was heard of."""
+    """A failure that was reported: when it happened, and when the report came."""
 
     outcome: Outcome
     happened: float
@@ -37,64 +39,67 @@ class Candidate(NamedTuple):
 
 
 class Seat:
-    """What the hub knows of one node."""
+    """The hub's knowledge of a node."""
 
     def __init__(self) -> None:
         self.joined = False
         self.heard = 0.0
-        self.steady = 0.0  # since when it was heard without a pause
+        self.steady = 0.0  # since when its messages come without a pause
         self.gone: Optional[float] = None  # since when its connection is closed
         self.output = 0.0  # when it last had output
-        self.finished = False  # it has said goodbye, or is given up
-        self.told = False  # it knows the verdict
+        self.finished = False  # it has said goodbye, or is lost
+        self.has_verdict = False
 
 
 class Council:
-    """The state of a run as the hub sees it, and its verdict once there is one."""
+    """The state of a run as the hub sees it, and its verdict once the cause is clear."""
 
     def __init__(self, hosts: Sequence[str], hub: str) -> None:
         self._hub = hub
         self.seats: Dict[str, Seat] = {host: Seat() for host in hosts}
         self._candidates: List[Candidate] = []
-        self._done: List[Candidate] = []  # nodes that have succeeded, maybe too early for the others
+        self._done: List[Candidate] = []  # nodes that have succeeded, perhaps too early for the other nodes
         self.cuts = Cuts(hosts, hub)
-        self._cut = False  # a link that is cut is among the candidates
-        self._slept = 0.0  # the longest that the hub did not run
+        self._cut = False  # a cut link is among the candidates
+        self._slept = 0.0  # the longest time in which the hub did not run
         self.verdict: Optional[Outcome] = None
 
     def heard(self, host: str, now: float, output_age: Optional[float] = None) -> None:
-        """A sign of life."""
+        """Note a message of a node."""
         seat = self.seats[host]
         if output_age is not None:
             seat.output = now - output_age
         elif not seat.joined:
-            seat.output = now  # the silence of a node that has said nothing yet begins here
+            seat.output = now  # the silence of a node without output begins when it joins
         if not self._is_steady(host, now):
             seat.steady = now
         seat.joined, seat.heard, seat.gone = True, now, None
 
     def turned(self, host: str, age: float, now: float) -> None:
-        """A node says how long ago its supervisor's loop turned: its other threads talk on while that one hangs."""
+        """Give up a node if its supervisor's loop turned too long ago.
+
+        The other threads of such a supervisor may still send heartbeats.
+        """
         seat = self.seats[host]
         if age > STILL_S and not seat.finished:
             text = "the supervisor on %s is stuck: its loop has not run for %d s" % (host, age)
             self._give_up(seat, outcomes.cause(host, SUPERVISOR_LOST, text), now - age, now)
 
     def closed(self, host: str, now: float) -> None:
-        """A member's connection ended."""
+        """Note that a member's connection ended."""
         seat = self.seats[host]
         if not seat.finished and seat.gone is None:
             seat.gone = now
 
     def goodbye(self, host: str, done: Optional[Outcome] = None, now: float = 0.0) -> None:
-        """A node has ended and leaves; ``done``: it has succeeded, and this is what to say should that be the cause."""
+        """Note that a node has ended. ``done``: it succeeded, and this would be the cause if it ended too early."""
         seat = self.seats[host]
         if done is not None and not seat.finished:
             self._done.append(Candidate(done, now, now))
         seat.finished = True
 
     def report(self, outcome: Outcome, age: float, now: float) -> None:
-        """A node reports a failure that happened ``age`` seconds ago, or of a kill."""
+        """Take in a failure that happened ``age`` seconds ago, or a kill."""
         if self.verdict is not None:
             return
         if outcome.state == KILLED:
@@ -103,26 +108,28 @@ class Council:
             self._candidates.append(Candidate(outcome, now - max(0.0, age), now))
 
     def missing(self) -> List[str]:
-        """Nodes that never came."""
+        """Return the nodes that never joined."""
         return [host for host, seat in self.seats.items() if not seat.joined and host != self._hub]
 
     def quiet(self, now: float) -> float:
-        """For how long no running node has had output."""
+        """Return for how long no running node has had output."""
         outputs = [seat.output for seat in self.seats.values() if seat.joined and not seat.finished]
-        return min([now - one for one in outputs] or [0.0])
+        return min([now - output for output in outputs] or [0.0])
 
     def slept(self, seconds: float) -> None:
-        """The hub itself did not run for this long (a suspended or starved machine): nobody's silence in that time
-        counts, for nobody was listening."""
+        """Move all times on, because the hub did not run for this long (a suspended or starved machine).
+
+        No silence in that time counts, because the hub could not hear anything.
+        """
         self._slept = max(self._slept, seconds)
         for seat in self.seats.values():
             seat.heard += seconds
             seat.output += seconds
             seat.gone = None if seat.gone is None else seat.gone + seconds
-        self._candidates = [one._replace(heard=one.heard + seconds) for one in self._candidates]
+        self._candidates = [known._replace(heard=known.heard + seconds) for known in self._candidates]
 
     def tick(self, now: float) -> Optional[Outcome]:
-        """Look for lost nodes, and decide when it is time; the verdict, once there is one."""
+        """Look for lost nodes, and decide when it is time. Return the verdict, if any."""
         self._find_lost(now)
         self._find_cut(now)
         if self.verdict is None and self._candidates and now >= self._decide_at(now):
@@ -130,48 +137,53 @@ class Council:
         return self.verdict
 
     def settled(self) -> bool:
-        """Every node that ever came has said goodbye or is given up."""
+        """Return whether every node that ever joined has said goodbye or is lost."""
         return all(seat.finished or not seat.joined for host, seat in self.seats.items() if host != self._hub)
 
     @property
     def undecided(self) -> bool:
-        """Something has failed, and it is not clear yet what."""
+        """Return whether a failure was reported and the verdict is still open."""
         return self.verdict is None and bool(self._candidates)
 
     def causes(self) -> List[Dict[str, Any]]:
-        """What the nodes have reported, the likeliest first."""
-        return [one.outcome.cause for one in self._by_blame() if one.outcome.cause is not None]
+        """Return the reported causes, the likeliest first."""
+        return [candidate.outcome.cause for candidate in self._by_blame() if candidate.outcome.cause is not None]
 
     def _by_blame(self) -> List[Candidate]:
         first = self._first_victim()
-        found = self._candidates + [one for one in self._done if first is not None and one.happened < first]
+        suspects = self._candidates + [known for known in self._done if first is not None and known.happened < first]
 
-        def blame(one: Candidate) -> Tuple[bool, bool, bool, float]:
-            late = one.outcome.early and first is not None and one.happened > first + AFTER_S
-            return one.outcome.victim or late, one.outcome.suspect, one.outcome.early, one.happened
+        def blame(known: Candidate) -> Tuple[bool, bool, bool, float]:
+            late = known.outcome.early and first is not None and known.happened > first + EARLY_S
+            return (
+                known.outcome.victim or late,
+                known.outcome.suspect,
+                known.outcome.early,
+                known.happened,
+            )
 
-        return sorted(found, key=blame)
+        return sorted(suspects, key=blame)
 
     def _first_victim(self) -> Optional[float]:
-        return min((one.happened for one in self._candidates if one.outcome.victim), default=None)
+        return min((candidate.happened for candidate in self._candidates if candidate.outcome.victim), default=None)
 
     def _timed(self, chosen: Candidate) -> Outcome:
-        """The outcome; of a node or rank that ended too early, with how long that was before the others failed."""
-        found, why, first = chosen.outcome, chosen.outcome.cause, self._first_victim()
-        if not found.early or why is None or first is None:
-            return found
+        """Return the outcome. For a node or rank that ended too early it says how long before the victims' failure."""
+        outcome, why, first = chosen.outcome, chosen.outcome.cause, self._first_victim()
+        if not outcome.early or why is None or first is None:
+            return outcome
         why = outcomes.ended_early(why["host"], why["rank"], why["time"], first - chosen.happened)
-        return found._replace(cause=why)
+        return outcome._replace(cause=why)
 
     def _decide_at(self, now: float) -> float:
-        plain = [_due(one) for one in self._candidates if not one.outcome.victim and not one.outcome.suspect]
+        plain = [_due(known) for known in self._candidates if not known.outcome.victim and not known.outcome.suspect]
         if plain:
             return min(plain)
-        first = min(one.heard for one in self._candidates)
+        first = min(known.heard for known in self._candidates)
         return max([first + VICTIMS_S, *(self._worth_waiting(host, first, now) for host in self.seats)])
 
     def _worth_waiting(self, host: str, first: float, now: float) -> float:
-        """Until when a word of ``host`` may still come that says more than the victims' since ``first``."""
+        """Return until when a report of ``host`` may come that says more than the victims' reports since ``first``."""
         seat = self.seats[host]
         if seat.finished or not seat.joined:
             return first
@@ -179,11 +191,11 @@ class Council:
             return seat.gone + REJOIN_S + SLACK_S
         if now - seat.heard > LATE_S and host != self._hub:
             return seat.heard + SILENT_S + SLACK_S
-        told = any(
-            (one.outcome.suspect and not one.outcome.early) or (one.outcome.cause or {}).get("host") == host
-            for one in self._candidates
+        reported = any(
+            (known.outcome.suspect and not known.outcome.early) or (known.outcome.cause or {}).get("host") == host
+            for known in self._candidates
         )
-        return first if told else first + MUTE_S
+        return first if reported else first + MUTE_S
 
     def _find_lost(self, now: float) -> None:
         for host, seat in self.seats.items():
@@ -221,6 +233,9 @@ class Council:
 
 
 def _due(plain: Candidate) -> float:
-    """Until when an earlier cause may still be reported. What failed before a node was lost was reported long ago."""
+    """Return until when an earlier cause may still be reported.
+
+    After the loss of a node hardly any time is left: failures before it were reported long ago.
+    """
     lost = plain.outcome.cause is not None and plain.outcome.cause["reason"] == NODE_LOST
     return plain.heard + (SLACK_S if lost else CULPRIT_S)

@@ -1,38 +1,35 @@
-"""Which links between two nodes are cut while both still reach the hub. Pure: the hub feeds it what the nodes found.
+"""Decides as the hub which links between two nodes are cut although both nodes reach the hub. Pure.
 
-A link is cut when data of a rank on one end was not acknowledged for UNACKED_S, or a connection that it opens was not
-answered, neither end answers a new connection of the other, and the hub has heard both all the while: a node that was
-asleep or cut off itself is another matter.
+The hub feeds it the findings of the nodes. A link is cut when all of this holds:
+- Data of a rank on one end was not acknowledged for UNACKED_S, or its new connection was not answered.
+- Neither end answers a new connection of the other end.
+- The hub has heard both ends all the time. A node that was asleep or cut off itself is another matter.
 """
 
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ddpctl_worker.gang.limits import FRESH_S, SETTLE_S, UNACKED_S
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.wire.contract import LINK_LOST
-
-UNACKED_S = 10.0
-DIAL_S = 4.0  # the kernel sends the first packet again after 1 s and 3 s
-FRESH_S = 8.0  # a finding counts for so long; an end that still waits finds it again every few seconds
-SETTLE_S = 4.0  # how long a cut link waits for others that may be cut: which node has most of them?
 
 Steady = Callable[[str, float], bool]
 Pair = Tuple[str, str]
 
 
 class LinkReport(NamedTuple):
-    """What one end found of the link to the other."""
+    """The finding of one end about its link to the other end."""
 
     seconds: float  # for how long data was not acknowledged
-    silent: bool  # it did not answer
+    silent: bool  # the other end did not answer
     heard: float
-    end: Optional[Tuple[str, int]]  # which address of this end, and which port, the other end is to dial
-    opening: bool = False  # it is a connection that was never answered
+    end: Optional[Tuple[str, int]]  # address and port of this end that the other end should dial
+    opening: bool = False  # the connection was never answered
 
 
 class Cuts:
-    """The links of one run."""
+    """The links of a run."""
 
     def __init__(self, hosts: Sequence[str], hub: str) -> None:
         self._hosts, self._hub = list(hosts), hub
@@ -40,8 +37,8 @@ class Cuts:
         self._asked: Dict[Pair, float] = {}
         self._first: Optional[float] = None  # when a cut was found
 
-    def told(self, origin: str, message: Dict[str, Any], now: float) -> None:
-        """``origin`` reports on its link to another node."""
+    def report(self, origin: str, message: Dict[str, Any], now: float) -> None:
+        """Take in the finding of ``origin`` about its link to another node."""
         to = message.get("to")
         if to in self._hosts and to != origin:
             seconds, end = float(message.get("for") or 0.0), message.get("end")
@@ -50,7 +47,7 @@ class Cuts:
             self._found[origin, str(to)] = LinkReport(seconds, silent, now, to_dial, opening)
 
     def questions(self, now: float) -> List[Tuple[str, str, Tuple[str, int]]]:
-        """(host, other, end): who is to dial whom, now."""
+        """Return (host, other, end): ``host`` should dial the address and port ``end`` of ``other`` now."""
         found = []
         for (one, other), finding in self._waiting(now).items():
             answer = self._found.get((other, one))
@@ -62,35 +59,37 @@ class Cuts:
         return found
 
     def decide(self, now: float, steady: Steady) -> Optional[Tuple[float, Dict[str, Any]]]:
-        """Since when there was no way (monotonic), and the cause; None while nothing is clear. ``steady(host, since)``:
-        the hub has heard that node ever since, and hears it now."""
+        """Return since when a link is cut (monotonic) and the cause; ``None`` while that is not certain.
+
+        ``steady(host, since)``: the hub has heard this node ever since, and hears it now.
+        """
         cut: Dict[Pair, float] = {}
-        open_ones = 0
+        open_findings = 0
         for (one, other), finding in self._waiting(now).items():
             answer = self._found.get((other, one))
             if answer is None or now - answer.heard > FRESH_S:
-                open_ones += 1
+                open_findings += 1
             elif answer.silent and all(steady(host, now - finding.seconds) for host in (one, other)):
                 cut[one, other] = finding.seconds + now - finding.heard
         if not cut:
             self._first = None
             return None
         self._first = now if self._first is None else self._first
-        if open_ones and now - self._first < SETTLE_S:
+        if open_findings and now - self._first < SETTLE_S:
             return None
         return now - max(cut.values()), self._why(cut)
 
     def _waiting(self, now: float) -> Dict[Pair, LinkReport]:
-        """What is known of ends whose data waits and that get no answer."""
+        """Return the fresh findings of ends with data that waits and without an answer of the other end."""
         return {
-            pair: one
-            for pair, one in self._found.items()
-            if one.silent and one.seconds >= UNACKED_S and now - one.heard <= FRESH_S
+            pair: finding
+            for pair, finding in self._found.items()
+            if finding.silent and finding.seconds >= UNACKED_S and now - finding.heard <= FRESH_S
         }
 
     def _why(self, cut: Dict[Pair, float]) -> Dict[str, Any]:
         links = {tuple(sorted(pair, key=self._hosts.index)) for pair in cut}
-        # The node with most of the links that are cut; else the higher node rank.
+        # The node with most cut links; of two such nodes the higher node rank.
         host = max(self._hosts, key=lambda one: (sum(one in link for link in links), self._hosts.index(one)))
         others = sorted({one for link in links if host in link for one in link} - {host}, key=self._hosts.index)
         (source, to), seconds = max(cut.items(), key=lambda item: (host in item[0], item[1]))

@@ -1,7 +1,6 @@
-"""Watches the ranks' connections to other nodes, made or under way, for packets that get no answer, and dials those
-nodes to make sure.
+"""Watches the ranks' connections to other nodes for packets without an answer, and dials these nodes to make sure.
 
-In a thread of its own: a dial takes seconds. The gang hears what was found; the hub decides (cuts.py).
+It has a thread of its own, since a dial takes seconds. The gang sends the findings to the hub, which decides (cuts.py).
 """
 
 from __future__ import annotations
@@ -15,41 +14,43 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
-from ddpctl_worker.gang.cuts import DIAL_S
+from ddpctl_worker.gang.limits import (
+    CALM_S,
+    DIAL_S,
+    LOOK_LATE_S,
+    LOOK_S,
+    LOOK_SHARE,
+    MAX_LOOK_S,
+    SUSPECT_RETRANSMITS,
+    SUSPECT_S,
+    WAITING_LOOK_S,
+)
 from ddpctl_worker.gang.tcpstate import COUNTERS, Row, Stuck, Table, Tracker, sent_again
 from ddpctl_worker.machine import net, proc
 from ddpctl_worker.machine.notes import note, trace
 from ddpctl_worker.machine.system import CLOCK, HostClock
 
-LOOK_S = 3.0
-CLOSER_S = 1.0  # while something waits
-SUSPECT_S = 6.0  # nothing was acknowledged for so long: time to dial
-SENT_AGAIN = 3  # ... and what waits was sent again so often
-CALM_S = 10.0  # how long a node that answered is not dialled again
-LATE_S = 3.0  # a look that comes so much too late: this machine was asleep, and may have missed an answer
-SHARE = 400  # after a look: the pause is this multiple of the processor time that the look took
-MAX_PAUSE_S = 30.0
-# No answer. Trouble of this node's own (no descriptor, no free port) says nothing of the link.
+# No answer. Other errors are this node's own (no descriptor, no free port) and say nothing about the link.
 SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 End = Tuple[str, int]  # address and port
-Told = Callable[[Dict[str, Any]], None]
+OnFinding = Callable[[Dict[str, Any]], None]
 
 
 class CutWatch:
-    """``told`` is called with what was found of the link to another node; ``busy`` says whether ranks run here.
+    """Calls ``report`` with each finding about the link to another node. ``busy`` returns whether ranks run here.
 
-    ``port`` is one that another node may listen on, beside those of the ranks.
+    ``port``: a port on which another node may listen, beside the ports of the ranks.
     """
 
-    def __init__(self, port: int, told: Told, busy: Callable[[], bool], clock: HostClock = CLOCK) -> None:
+    def __init__(self, port: int, report: OnFinding, busy: Callable[[], bool], clock: HostClock = CLOCK) -> None:
         self._clock = clock
-        self._port, self._told, self._busy = port, told, busy
+        self._port, self._report, self._busy = port, report, busy
         self.here = own_addresses()
         self.known: Dict[str, List[str]] = {}  # host -> its addresses
         self._table, self._met = Table({}), False
         self._tracker = Tracker()
         self._count: Optional[int] = None  # segments sent again, up to the last look
-        self._asked: Dict[str, End] = {}  # by the hub: host -> an end of a connection there
+        self._asked: Dict[str, End] = {}  # dials for the hub: host -> address and port there
         self._event = threading.Event()
         self._over = False
         self._due = self._clock.now()  # when the next look should be
@@ -64,12 +65,12 @@ class CutWatch:
         self._event.set()
 
     def meet(self, host: str, addresses: List[str]) -> None:
-        """Another node of the run has these addresses, on whatever networks."""
+        """Take in the addresses of another node, on all of its networks."""
         self.known[host] = addresses
         self._met = True
 
     def dial(self, host: str, end: End) -> None:
-        """The hub wants to know whether that node answers this one."""
+        """Dial that node soon: the hub asks whether it answers."""
         self._asked[host] = end
         self._event.set()
 
@@ -81,13 +82,13 @@ class CutWatch:
             except Exception as error:
                 if repr(error) != fault:
                     note("the watch over the links between nodes: %s" % trace(error))
-                fault, pause = repr(error), MAX_PAUSE_S
+                fault, pause = repr(error), MAX_LOOK_S
             self._due = self._clock.now() + pause
             self._clock.wait(self._event, pause)
             self._event.clear()
 
     def _turn(self) -> float:
-        """One look, and the dials that it makes necessary; how long to wait for the next look."""
+        """Look once, dial if necessary, and return the pause until the next look."""
         if not self._busy():
             self._tracker.forget()
             return LOOK_S
@@ -95,22 +96,25 @@ class CutWatch:
         stuck = self._look()
         cost = time.thread_time() - cost
         asked, self._asked = self._asked, {}
-        # The number of this end's port: nobody is likely to listen on it at the other end, and no rank is disturbed.
-        ends = {host: (one.row.remote, one.row.port) for host, one in self._suspects(stuck).items()}
+        # The same port number as on this end: hardly any program listens on it there, so no rank is disturbed.
+        ends = {host: (suspect.row.remote, suspect.row.port) for host, suspect in self._suspects(stuck).items()}
         if ends or asked:
             self._ask({**asked, **ends})
-        return max(CLOSER_S if stuck else LOOK_S, min(MAX_PAUSE_S, SHARE * cost))
+        return max(WAITING_LOOK_S if stuck else LOOK_S, min(MAX_LOOK_S, LOOK_SHARE * cost))
 
     def _look(self) -> List[Stuck]:
         now = self._clock.now()
-        if now - self._due > LATE_S:
+        if now - self._due > LOOK_LATE_S:
             self._tracker.forget()
         self._due = now
         return self._tracker.look(self._rows(), now)
 
     def _rows(self) -> Iterator[Row]:
-        """What waits. The tables are read only where there may be something: the kernel walks all of its hash for them,
-        which takes milliseconds."""
+        """Return the connections of this user with waiting data.
+
+        The tables are read only if segments were sent again: the kernel walks all of its hash for them, which takes
+        milliseconds.
+        """
         before, self._count = self._count, None
         with contextlib.suppress(OSError), open(COUNTERS, "rb") as file:
             self._count = sent_again(file.read())
@@ -125,59 +129,59 @@ class CutWatch:
                 yield from (row for row in self._table.rows(file.read()) if row.uid == me)
 
     def _suspects(self, stuck: List[Stuck]) -> Dict[str, Stuck]:
-        """For each node that may be out of reach the connection that has waited longest."""
-        found = [one for one in stuck if one.seconds >= SUSPECT_S and one.row.again >= SENT_AGAIN]
-        found = [one for one in found if self._clock.now() >= self._calm.get(one.row.host, 0.0)]
+        """Return for each node that may be out of reach the connection that has waited longest."""
+        found = [wait for wait in stuck if wait.seconds >= SUSPECT_S and wait.row.again >= SUSPECT_RETRANSMITS]
+        found = [wait for wait in found if self._clock.now() >= self._calm.get(wait.row.host, 0.0)]
         if found:
-            mine = owned({one.row.inode for one in found})
-            found = [one for one in found if one.row.inode in mine]
-        return {one.row.host: one for one in sorted(found, key=lambda one: one.seconds)}
+            mine = owned({wait.row.inode for wait in found})
+            found = [wait for wait in found if wait.row.inode in mine]
+        return {wait.row.host: wait for wait in sorted(found, key=lambda wait: wait.seconds)}
 
     def _ask(self, ends: Mapping[str, End]) -> None:
-        """Dial these nodes, and tell what came of it together with what still waits then."""
+        """Dial these nodes, and report the results together with the data that still waits then."""
         targets = {host: [(address, port), (address, self._port)] for host, (address, port) in ends.items()}
         begun = self._clock.now()
         answered = answers(targets, DIAL_S)
         self._due = begun + DIAL_S
-        late = self._clock.now() - self._due > LATE_S  # asleep: the answers may have come meanwhile
+        late = self._clock.now() - self._due > LOOK_LATE_S  # after a sleep: the answers may have come meanwhile
         still = self._suspects(self._look())
         for host in [] if late else targets:
             if host in answered:
                 self._calm[host] = self._clock.now() + CALM_S
-            one = still.get(host)
+            wait = still.get(host)
             found: Dict[str, Any] = {"to": host, "silent": host not in answered, "for": 0.0}
-            if one is not None:
-                found.update({"for": one.seconds, "end": [one.row.local, one.row.far], "opening": one.row.opening})
-            self._told(found)
+            if wait is not None:
+                found.update({"for": wait.seconds, "end": [wait.row.local, wait.row.far], "opening": wait.row.opening})
+            self._report(found)
 
 
 def own_addresses() -> List[str]:
-    """What other nodes may reach this one by."""
-    found = [str(one["address"]) for one in net.addresses()]
-    return [one for one in found if one != "::1" and not one.startswith("127.")]
+    """Return the addresses by which other nodes may reach this node."""
+    found = [str(entry["address"]) for entry in net.addresses()]
+    return [address for address in found if address != "::1" and not address.startswith("127.")]
 
 
 def telling(here: List[str], known: Mapping[str, List[str]]) -> Dict[str, str]:
-    """Address -> host, for those that say which host it is: a bridge has the same one on every machine."""
+    """Return address -> host, for addresses of a single host: a bridge has the same address on every machine."""
     everywhere = here + [address for found in known.values() for address in found]
-    return {one: host for host, found in known.items() for one in found if everywhere.count(one) == 1}
+    return {address: host for host, found in known.items() for address in found if everywhere.count(address) == 1}
 
 
 def owned(inodes: Set[int]) -> Set[int]:
-    """Those of these sockets that processes below this one hold; all of them where that cannot be read."""
+    """Return the sockets that processes below this process hold; all ``inodes`` if that cannot be read."""
     found: Set[int] = set()
     for pid in proc.descendants([os.getpid()], proc.snapshot()):
         try:
             found |= proc.sockets(pid)
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it has just ended
+            continue  # the process has just ended
         except PermissionError:
             return inodes
     return found & inodes
 
 
 def answers(targets: Mapping[str, Sequence[End]], seconds: float) -> Set[str]:
-    """The hosts that gave a sign on one of their ports within this many seconds: let in or refused, packets pass."""
+    """Return the hosts that answered on one of their ports within ``seconds``. A refusal counts: packets pass."""
     found: Set[str] = set()
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The hub of a gang: the supervisor of node rank 0."""
+"""The hub of a gang: the supervisor of node rank 0, which decides on the verdict."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import selectors
 import socket
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpctl_worker.gang.base import BEAT_S, IDLE_S, LEAVE_S, Gang, Wake
+from ddpctl_worker.gang.base import Gang, Wake
 from ddpctl_worker.gang.council import Council
-from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, from_wire, to_wire
+from ddpctl_worker.gang.limits import ACCEPTS, BEAT_S, GOODBYE_S, LOOP_S, MAX_HELLO, MAX_OUT, START_S
+from ddpctl_worker.gang.wire import HubWire, from_wire, to_wire
 from ddpctl_worker.machine.acceptor import BACKLOG, HELLO_S, MOST_STRANGERS, PROOF_S, NoRoom, at_most, take
 from ddpctl_worker.machine.clocks import Clock, Offset, Sample
 from ddpctl_worker.machine.notes import note, now_iso
@@ -18,13 +19,9 @@ from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.wire.contract import FAILED, KILLED, LOST, SUCCEEDED
 
-MAX_OUT = 1 << 20
-AT_ONCE = 16  # connections that are taken at one turn of the loop
-START_S = 120.0  # how long after the start a node may still join, unless the run says otherwise
-
 
 class _Line:
-    """One accepted connection."""
+    """An accepted connection."""
 
     def __init__(self, sock: socket.socket, wire: HubWire) -> None:
         self.sock, self.wire = sock, wire
@@ -33,7 +30,7 @@ class _Line:
 
 
 class HubGang(Gang):
-    """Listens, decides, tells."""
+    """Listens to the members, decides, and sends the verdict."""
 
     is_hub = True
 
@@ -45,7 +42,7 @@ class HubGang(Gang):
         self._listen_at = 0.0
         self._lines: List[_Line] = []
         self._places: Places[_Line] = Places(at_most(MOST_STRANGERS))
-        self._addresses: Dict[_Line, str] = {}  # of who has not proved the key
+        self._addresses: Dict[_Line, str] = {}  # of connections without a proof of the key so far
         self._said_serves: Optional[int] = None
         self._clocks: Dict[str, Clock] = {host: Clock() for host in self.hosts}
         self._join_by = self._clock.now() + float((run.get("timeouts") or {}).get("start") or START_S)
@@ -84,7 +81,7 @@ class HubGang(Gang):
             for outcome, age in self._reports():
                 self._council.report(outcome, age, now)
             for link in self._found_links():
-                self._council.cuts.told(self.host, link, now)
+                self._council.cuts.report(self.host, link, now)
             for word in self._said_words():
                 self._tell_all({"k": "doctor", "word": word})
             if self._serves != self._said_serves:
@@ -102,7 +99,7 @@ class HubGang(Gang):
             for key, events in self._selector.select(self._pause()):
                 came = came or key.fileobj is self._listener
                 self._serve(key, events)
-            # After the lines that are there: what they have said counts before one of them has to go.
+            # Only now, because a new connection may displace an old connection, which should be read before.
             if came:
                 self._accept(now)
             self._throw_out_strangers(now)
@@ -111,14 +108,14 @@ class HubGang(Gang):
     def _pause(self) -> float:
         if self._council.verdict is not None:
             return 0.02
-        return 0.1 if self._council.undecided or self._leaving is not None else IDLE_S
+        return 0.1 if self._council.undecided or self._leaving is not None else LOOP_S
 
     def _leave_by(self, outcome: Outcome, now: float) -> float:
-        """Until when a hub that has ended waits for nodes that have not even joined: they may still be starting.
+        """Return until when a hub that has ended waits for nodes that have not joined: they may still be starting.
 
-        After a kill it does not: the kill went to every node by itself.
+        After a kill it waits only for goodbyes: the kill went to every node separately.
         """
-        return now + LEAVE_S if outcome.state == KILLED else max(self._join_by, now + LEAVE_S)
+        return now + GOODBYE_S if outcome.state == KILLED else max(self._join_by, now + GOODBYE_S)
 
     def _decide(self, now: float) -> None:
         verdict = self._council.tick(now)
@@ -131,8 +128,8 @@ class HubGang(Gang):
 
     def _tell_verdict(self, line: _Line) -> None:
         host = line.wire.peer
-        if host is not None and self._council.verdict is not None and not self._council.seats[host].told:
-            self._council.seats[host].told = True
+        if host is not None and self._council.verdict is not None and not self._council.seats[host].has_verdict:
+            self._council.seats[host].has_verdict = True
             self._send(line, line.wire.pack(dict(to_wire(self._council.verdict, 0.0), k="verdict")))
 
     def _listen(self, now: float) -> None:
@@ -172,7 +169,7 @@ class HubGang(Gang):
     def _accept(self, now: float) -> None:
         assert self._listener is not None
         others = [host for host in self.hosts if host != self.host]
-        for _ in range(AT_ONCE):
+        for _ in range(ACCEPTS):
             try:
                 taken = take(self._listener)
             except NoRoom as error:
@@ -190,7 +187,10 @@ class HubGang(Gang):
                 self._drop(full, "want of room: it had said nothing that proves who it is")
 
     def _rest(self, now: float, why: str) -> None:
-        """Without a descriptor for a connection the listener would be ready all the time: it is closed for a while."""
+        """Drop the worst stranger, or close the listener for a while.
+
+        Without a free descriptor the listener would be ready all the time.
+        """
         worst = self._places.worst()
         if worst is not None:
             self._drop(worst, why)
@@ -232,7 +232,7 @@ class HubGang(Gang):
             if other is not line and other.wire.peer == line.wire.peer:
                 self._drop(other)
         assert line.wire.peer is not None
-        self._council.seats[line.wire.peer].told = False
+        self._council.seats[line.wire.peer].has_verdict = False
         self._tell_verdict(line)
 
     def _hear(self, line: _Line, message: Dict[str, Any]) -> None:
@@ -249,16 +249,18 @@ class HubGang(Gang):
         if message.get("k") == "down":
             self._council.report(from_wire(message), float(message.get("age") or 0.0), now)
         elif message.get("k") == "link":
-            self._council.cuts.told(host, message, now)
+            self._council.cuts.report(host, message, now)
         elif message.get("k") == "doctor":
             self._hear_word(host, message["word"])
         elif message.get("k") == "here":
             serves = message.get("serves")
-            self._introduce(line, host, [str(one) for one in message["at"]], None if serves is None else int(serves))
+            self._introduce(
+                line, host, [str(address) for address in message["at"]], None if serves is None else int(serves)
+            )
         elif message.get("k") == "bye":
             self._council.goodbye(host, _done(host, str(message.get("state"))), now)
             if message.get("state") in (FAILED, KILLED, LOST):
-                self._council.report(from_wire(message), 0.0, now)  # it decided alone: nothing was heard from here
+                self._council.report(from_wire(message), 0.0, now)  # it decided alone, without a message of the hub
             self._send(line, line.wire.pack({"k": "bye"}))
 
     def _ask_about_link(self, host: str, other: str, end: Tuple[str, int]) -> None:
@@ -268,15 +270,15 @@ class HubGang(Gang):
             self._send(line, line.wire.pack({"k": "dial", "to": other, "end": end}))
 
     def _introduce(self, line: _Line, host: str, addresses: List[str], serves: Optional[int]) -> None:
-        """A node has said by which addresses the others may know it: they hear it, and it hears of them."""
+        """Pass the addresses of a node on to the other nodes, and their addresses to it."""
         self._meet(host, addresses, serves)
-        for other in [one for one in self._lines if one.wire.peer not in (None, host)]:
+        for other in [other for other in self._lines if other.wire.peer not in (None, host)]:
             self._send(other, other.wire.pack({"k": "here", "host": host, "at": addresses, "serves": serves}))
         for name, known in self._cuts.known.items():
             if name != host:
                 there = self.servers.get(name)
-                told = {"k": "here", "host": name, "at": known, "serves": None if there is None else there[1]}
-                self._send(line, line.wire.pack(told))
+                news = {"k": "here", "host": name, "at": known, "serves": None if there is None else there[1]}
+                self._send(line, line.wire.pack(news))
         self._send(line, line.wire.pack(dict(self._here(), host=self.host)))
 
     def _tell_all(self, message: Dict[str, Any]) -> None:
@@ -301,7 +303,10 @@ class HubGang(Gang):
         self._selector.modify(line.sock, wanted, line)
 
     def _throw_out_strangers(self, now: float) -> None:
-        """``now`` is from before the last look at the lines: what has come since then was read."""
+        """Drop strangers that are late.
+
+        ``now``: before the last read of the connections, so that all data that came in time has been read.
+        """
         for line in self._places.late(now - HELLO_S):
             if not line.said:
                 self._drop(line, "not a word within %g s" % HELLO_S)
@@ -309,7 +314,7 @@ class HubGang(Gang):
             self._drop(line, "no proof within %g s" % PROOF_S)
 
     def _drop(self, line: _Line, why: str = "") -> None:
-        """``why``: of a stranger."""
+        """Close a connection. ``why``: for the count of strangers."""
         if line not in self._lines:
             return
         self._lines.remove(line)
@@ -333,7 +338,7 @@ class HubGang(Gang):
 
 
 def _done(host: str, state: str) -> Optional[Outcome]:
-    """What a node that ends in ``state`` may be to the others, should they all be victims."""
+    """Return the outcome of a node that ends in ``state``, in case its early end made all other nodes victims."""
     if state != SUCCEEDED:
         return None
     return outcomes.failed(outcomes.ended_early(host, None, now_iso(), 0.0), suspect=True)

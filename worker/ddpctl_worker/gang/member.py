@@ -1,4 +1,4 @@
-"""A member of a gang: every supervisor but the hub's."""
+"""A member of a gang: every supervisor except the hub's."""
 
 from __future__ import annotations
 
@@ -6,45 +6,50 @@ import math
 import socket
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpctl_worker.gang.base import BEAT_S, IDLE_S, LEAVE_S, Gang, Wake
-from ddpctl_worker.gang.council import REJOIN_S, SILENT_S
+from ddpctl_worker.gang.base import Gang, Wake
 from ddpctl_worker.gang.cutwatch import SILENT
+from ddpctl_worker.gang.limits import (
+    ALONE_S,
+    BEAT_S,
+    CONNECT_S,
+    GOODBYE_S,
+    LOOP_S,
+    MEET_S,
+    RECONNECT_S,
+    REJOIN_S,
+    RETRY_S,
+    SILENT_S,
+)
 from ddpctl_worker.gang.wire import MemberWire, from_wire, to_wire
 from ddpctl_worker.machine.strangers import Stranger
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.wire.contract import NODE_LOST, SUCCEEDED, SUPERVISOR_LOST
 
-CONNECT_S = 3.0
-RETRY_S = 0.3
-RECONNECT_S = 4.0  # without a message from the hub
-ALONE_S = 1.0  # how long a member that never met the hub tries to say goodbye
-MEET_S = 10.0  # the same after a success: a hub that never heard of this node would take it for missing
-
 
 class MemberGang(Gang):
-    """Keeps one connection to the hub."""
+    """Keeps a connection to the hub."""
 
     def __init__(self, run: Dict[str, Any], key: bytes, wake: Wake, *system: Any) -> None:
         super().__init__(run, key, wake, *system)
         self._sock: Optional[socket.socket] = None
         self._wire: Optional[MemberWire] = None
         self._joined = False  # ever
-        self._said_serves: Optional[int] = None  # as the hub knows it
-        self._heard = self._since = self._clock.now()  # the hub's last word; when this connection was made
+        self._said_serves: Optional[int] = None  # the port that the hub knows
+        self._heard = self._since = self._clock.now()  # the hub's last message; the start of this connection
         self._parked: List[socket.socket] = []
         self._refused_since: Optional[float] = None
         self._hub_done = False
         self._left = False  # the hub has acknowledged our goodbye
-        self._hub_clock: Optional[Tuple[float, float]] = None  # its last word: by its clock, by this one when it came
-        self._unsaid: List[Tuple[Outcome, float]] = []  # reports, with their monotonic time, not yet on the wire
-        self._said: List[Tuple[Outcome, float]] = []  # on this connection; only the verdict shows that they arrived
+        self._hub_clock: Optional[Tuple[float, float]] = None  # its last message: sent (its clock), received (ours)
+        self._unsaid: List[Tuple[Outcome, float]] = []  # reports with their monotonic time, not sent yet
+        self._said: List[Tuple[Outcome, float]] = []  # sent on this connection; only the verdict proves their arrival
 
     def missing(self) -> List[str]:
         return [] if self._joined else [self.hub_host]
 
     def patience(self) -> float:
-        """Until the hub has decided, or is given up. Without a hub nobody decides anything any more."""
+        """Return how long to wait: until the hub has decided or is lost. Without a hub there is no verdict."""
         if self._hub_done or not self.talking:
             return -math.inf
         return SILENT_S if self._joined else 0.0
@@ -73,7 +78,7 @@ class MemberGang(Gang):
                     self._send({"k": "doctor", "word": word})
             if self._wire is not None and self._wire.open and self._serves != self._said_serves:
                 self._introduce()
-            links = self._found_links()  # what cannot be told now is found again, or is over
+            links = self._found_links()  # a finding that cannot be sent now comes again, or the cut is over
             if self._wire is not None and self._wire.open:
                 for link in links:
                     self._send(dict(link, k="link"))
@@ -87,7 +92,7 @@ class MemberGang(Gang):
                     self._farewell()
                 if self._left or now >= leave_by:
                     break
-            self._receive(IDLE_S if leave_by is None else 0.02)
+            self._receive(LOOP_S if leave_by is None else 0.02)
 
     def _close_all(self) -> None:
         self._close()
@@ -95,7 +100,7 @@ class MemberGang(Gang):
 
     def _leave_within(self, outcome: Outcome) -> float:
         if self._joined:
-            return LEAVE_S
+            return GOODBYE_S
         return MEET_S if outcome.state == SUCCEEDED else ALONE_S
 
     def _report(self, now: float) -> None:
@@ -164,7 +169,10 @@ class MemberGang(Gang):
         self._send(self._here())
 
     def _beat(self) -> Dict[str, Any]:
-        """Answers the hub's last beat too, so that the hub knows how far this clock is off (clocks.py)."""
+        """Return the heartbeat, with an answer to the hub's last heartbeat.
+
+        The answer shows the hub how far this clock is off (clocks.py).
+        """
         known, self._hub_clock = self._hub_clock, None
         return dict(super()._beat(), clock=[*known, self._clock.wall()] if known else None)
 
@@ -185,7 +193,7 @@ class MemberGang(Gang):
             self._meet(message["host"], message["at"], message.get("serves"))
         elif kind == "bye":
             self._left = True
-            # Without a goodbye of ours it means that the hub has ended, and then nobody is left to watch.
+            # Without a goodbye of this member it means that the hub has ended, so there is no node left to watch.
             self._hub_done = self._hub_done or self._leaving is None
 
     def _send(self, message: Dict[str, Any]) -> bool:
@@ -200,7 +208,10 @@ class MemberGang(Gang):
         return True
 
     def _miss_hub(self, now: float) -> None:
-        """Decide alone once the hub is lost; a hub that never was there is the start's affair (run/deadlines.py)."""
+        """Decide alone once the hub is lost.
+
+        A hub that never joined is found by the deadline of the start (run/deadlines.py).
+        """
         if self.verdict is not None or not self._joined:
             return
         if self._refused_since is not None and now - self._refused_since > REJOIN_S:
@@ -211,8 +222,11 @@ class MemberGang(Gang):
             self._decided(outcomes.failed(outcomes.cause(self.hub_host, NODE_LOST, text)))
 
     def _park(self) -> None:
-        """Try a new connection: a cut that has ended shows there at once, on the old one only when TCP tries again.
-        The old one stays open, for its end would tell the hub that this supervisor is gone."""
+        """Keep the connection open, but try a new connection.
+
+        After the end of a cut a new connection works at once, the old connection only when TCP tries again. The end of
+        the old connection would mean to the hub that this supervisor is gone.
+        """
         if self._sock is not None:
             self._parked.append(self._sock)
         self._sock = None

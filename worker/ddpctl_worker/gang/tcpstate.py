@@ -1,7 +1,7 @@
-"""Data that another node does not acknowledge, read from the kernel's tables of TCP connections. Pure.
+"""Reads the kernel's tables of TCP connections for data that another node does not acknowledge. Pure.
 
-A peer that is slow or stopped is not meant: its kernel acknowledges what comes, or says that its buffer is full, and
-then the timer of the connection is the one for window probes.
+A peer that is slow or stopped does not count: its kernel acknowledges the data, or says that its buffer is full, and
+then the connection's timer is the timer for window probes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional
 from ddpctl_worker.machine.net import V4_IN_V6, table_address
 
 COUNTERS = "/proc/net/snmp"
-# Established, not answered yet, or closed by the peer alone; bytes not acknowledged (the first packet of a connection
-# counts as one); the timer that sends them again, how often it did.
+# Established, not answered yet, or closed by the peer alone. Bytes that are not acknowledged (the first packet of a
+# connection counts as a byte). The timer that sends them again, and how often it did.
 _WAITS = re.compile(
     rb"^ *\d+: ([0-9A-F]+:([0-9A-F]{4})) (([0-9A-F]+):([0-9A-F]{4})) 0([128]) (?!0{8})([0-9A-F]{8}):[0-9A-F]{8} "
     rb"01:[0-9A-F]{8} (?!0{8})([0-9A-F]{8}) +(\d+) +\d+ +(\d+) ",
@@ -24,14 +24,14 @@ _WAITS = re.compile(
 
 
 class Row(NamedTuple):
-    """One connection to another node with data that was sent again."""
+    """A connection to another node with data that was sent again."""
 
-    key: Tuple[bytes, bytes, int]  # local and remote end as they stand there, inode
+    key: Tuple[bytes, bytes, int]  # local and remote end as in the table, inode
     host: str
-    port: int  # here
-    far: int  # and there
+    port: int  # of this end
+    far: int  # port of the other end
     queue: int  # bytes that are not acknowledged
-    again: int  # how often the oldest of them was sent again
+    again: int  # how often the oldest byte was sent again
     uid: int
     opening: bool  # the other end has not answered at all yet
 
@@ -49,21 +49,21 @@ class Row(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """A connection on which nothing was acknowledged for ``seconds``."""
+    """A connection without an acknowledgement for ``seconds``."""
 
     row: Row
     seconds: float
 
 
 class Table:
-    """Finds the rows of other nodes that wait: a machine may have many thousand others."""
+    """Finds the waiting connections to nodes of the run, on a machine with perhaps many thousand connections."""
 
     def __init__(self, addresses: Mapping[str, str]) -> None:
         """``addresses``: numeric address -> host."""
         self._hosts = {word: host for address, host in addresses.items() for word in _spellings(address)}
 
     def rows(self, text: bytes) -> Iterator[Row]:
-        """The connections to other nodes that wait, in a table of the kernel's."""
+        """Return the waiting connections to other nodes in one of the kernel's tables."""
         for found in _WAITS.finditer(text):
             local, port, remote, address, far, state, queue, again, uid, inode = found.groups()
             host = self._hosts.get(address)
@@ -74,7 +74,7 @@ class Table:
 
 
 def sent_again(counters: bytes) -> Optional[int]:
-    """How many segments this machine has sent again, over all connections; None where that is not told."""
+    """Return how many segments this machine has sent again, over all connections; ``None`` if unknown."""
     lines = [line.split() for line in counters.split(b"\n") if line.startswith(b"Tcp:")]
     if len(lines) < 2 or b"RetransSegs" not in lines[0]:
         return None
@@ -85,13 +85,13 @@ def sent_again(counters: bytes) -> Optional[int]:
 
 
 class Tracker:
-    """For how long connections have made no progress, over looks at the tables."""
+    """Measures for how long connections have made no progress, from look to look at the tables."""
 
     def __init__(self) -> None:
         self._since: Dict[Tuple[bytes, bytes, int], Tuple[float, Row]] = {}
 
     def look(self, rows: Iterable[Row], now: float) -> List[Stuck]:
-        """What waits now, and for how long it was seen to wait without an acknowledgement."""
+        """Return the waiting connections, and for how long each was seen to wait without an acknowledgement."""
         fresh = {}
         for row in rows:
             since, before = self._since.get(row.key, (now, row))
@@ -103,20 +103,20 @@ class Tracker:
 
     @property
     def waiting(self) -> bool:
-        """Whether anything waited at the last look."""
+        """Return whether any connection waited at the last look."""
         return bool(self._since)
 
     def forget(self) -> None:
-        """Nobody looked for a while: what waits may have moved since."""
+        """Start all times again after a pause without looks: waiting data may have moved meanwhile."""
         self._since = {}
 
 
 def _spellings(address: str) -> List[bytes]:
-    """An address as the tables have it: words in the order of this machine."""
+    """Return the forms of an address in the tables: words in the byte order of this machine."""
     plain = address.split("%")[0]
     if ":" in plain:
         raw = [socket.inet_pton(socket.AF_INET6, plain)]
     else:
         raw = [socket.inet_pton(socket.AF_INET, plain)]
         raw.append(V4_IN_V6 + raw[0])  # a socket for both families
-    return [b"".join(b"%08X" % word for word in struct.unpack("=%dI" % (len(one) // 4), one)) for one in raw]
+    return [b"".join(b"%08X" % word for word in struct.unpack("=%dI" % (len(packed) // 4), packed)) for packed in raw]

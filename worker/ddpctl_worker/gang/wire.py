@@ -1,11 +1,11 @@
-"""What two supervisors of a run say to each other, and how each knows that it is the other. No I/O.
+"""The messages between two supervisors of a run, and the proof of their identity. No I/O.
 
-Both hold the run's key (given to each node over SSH, never written down). The member speaks first; a peer that cannot
-prove the key in the first line gets not one byte. Every message after that carries a MAC over a counter, under a key of
-its own for each connection and direction, so nothing can be replayed, reordered or taken from another run.
+Both hold the run's key, which each node gets over SSH and which is never written down. The member speaks first; the
+first line must prove the key, or the hub sends no byte. Every later message carries a MAC over a counter. Its key is
+made for this connection and direction, so a message cannot be replayed, reordered or taken from another run.
 
     member -> hub   {"run", "host", "nonce", "mac"}
-    hub -> member   {"nonce", "mac"}            both nonces are under the mac: the hub is no replay
+    hub -> member   {"nonce", "mac"}            the mac covers both nonces: the answer is no replay
     then            MAC SP JSON LF              in both directions
 """
 
@@ -17,18 +17,17 @@ import json
 import os
 from typing import Any, Collection, Dict, List, Optional
 
+from ddpctl_worker.gang.limits import MAX_HELLO, MAX_LINE
 from ddpctl_worker.machine.strangers import Stranger
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.wire.contract import EXITED, FAILED, KILLED
 
-MAX_LINE = 256 << 10
-MAX_HELLO = 1 << 10  # what is read of somebody who has not yet shown that he holds the key
 _DOMAIN = "ddpctl-gang/1"
 
 
 class Wire:
-    """One end of one connection."""
+    """One end of a connection."""
 
     def __init__(self, key: bytes, run: str) -> None:
         self._key, self._run = key, run
@@ -36,22 +35,25 @@ class Wire:
         self._nonce = os.urandom(32).hex()
         self._send_key = self._receive_key = b""
         self._sent = self._received = 0
-        self.peer: Optional[str] = None  # who is at the other end, once that is proved
+        self.peer: Optional[str] = None  # the host at the other end, once it is proved
 
     @property
     def open(self) -> bool:
-        """Whether messages can be packed."""
+        """Return whether messages can be packed."""
         return bool(self._send_key)
 
     def pack(self, message: Dict[str, Any]) -> bytes:
-        """A message as it goes over the wire."""
+        """Return a message in the form of the wire."""
         body = json.dumps(message, separators=(",", ":")).encode("ascii")
         mac = self._message_mac(self._send_key, self._sent, body)
         self._sent += 1
         return mac + b" " + body + b"\n"
 
     def feed(self, data: bytes) -> List[Dict[str, Any]]:
-        """The messages that ``data`` completes; raises Stranger."""
+        """Return the messages that ``data`` completes.
+
+        Raises: Stranger: the other side has not proved the key, or a line is not valid.
+        """
         found = []
         for line in self._lines(data):
             if self.open:
@@ -61,7 +63,7 @@ class Wire:
         return found
 
     def _meet(self, greeting: Dict[str, Any]) -> None:
-        """The first line of the other side, which proves the key; the wire is ``open`` after it."""
+        """Check the first line of the other side, which proves the key; after it the wire is ``open``."""
         raise NotImplementedError
 
     def _lines(self, data: bytes) -> List[bytes]:
@@ -114,13 +116,16 @@ class MemberWire(Wire):
 
 
 class HubWire(Wire):
-    """The hub's end of one member's connection. ``peer`` is set by its first message: a hello alone may be a replay."""
+    """The hub's end of a member's connection.
+
+    ``peer`` is set by the first message after the hello: a hello alone may be a replay.
+    """
 
     def __init__(self, key: bytes, run: str, hosts: Collection[str]) -> None:
         super().__init__(key, run)
         self._hosts = hosts
         self._host = ""
-        self.reply = b""  # to be sent as it is, when not empty
+        self.reply = b""  # bytes to be sent, unless empty
 
     def _unpack(self, line: bytes) -> Dict[str, Any]:
         message = super()._unpack(line)
@@ -163,7 +168,7 @@ def to_wire(outcome: Outcome, age: float) -> Dict[str, Any]:
 
 
 def from_wire(message: Dict[str, Any]) -> Outcome:
-    """An outcome from another node: never anything but a failure or a kill."""
+    """Return the outcome that another node sent. It is always a failure or a kill."""
     state = KILLED if message.get("state") == KILLED else FAILED
     cause = message.get("cause")
     if not isinstance(cause, dict):

@@ -1,13 +1,14 @@
-"""The dialling half of the mesh: first every port of every target at once, then speed, one target after the other.
+"""The dialling half of the mesh: dials every port of every target at the same time, then measures one target at a time.
 
-A target is ``{"peer", "address", "ports": [port]}``; a peer may come several times, with several addresses. The answer:
+A target is ``{"peer", "address", "ports": [port]}``; a peer may have several targets with different addresses. The
+answer:
 
-    {"open": [[peer, address, local, interface, [port]]],    all that answered as they should
-     "links": [{"peer", "address", "port", "status", "errno", "detail", "local", "interface", "ms"}],    all others
+    {"open": [[peer, address, local, interface, [port]]],    the ports with the right answer
+     "links": [{"peer", "address", "port", "status", "errno", "detail", "local", "interface", "ms"}],    all other ports
      "speeds": [{"peer", "address", "port", "rtt_ms", "push_mbit", "pull_mbit", "push", "pull"}],
-     "neighbours": the neighbour table after the dials, "overflows" those while they ran; None: cannot be asked}
+     "neighbours": the neighbour table after the dials, "overflows" during the dials; None: unknown}
 
-The words for ``status``, ``push`` and ``pull`` are those of contract.py.
+The words for ``status``, ``push`` and ``pull`` are in contract.py.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ddpctl_worker.machine.net import addresses, neighbour_table, silent_neighbour, source_address
 from ddpctl_worker.mesh import wire
+from ddpctl_worker.mesh.limits import ANSWER_S, CONNECT_S, IN_FLIGHT, LINE_LIMIT, STALL_S
 from ddpctl_worker.mesh.speed import WAYS, Measure, measure_all
 from ddpctl_worker.mesh.wire import key_of
 from ddpctl_worker.wire.channel import Channel
@@ -37,15 +39,11 @@ from ddpctl_worker.wire.contract import (
     WRONG_HOST,
 )
 
-IN_FLIGHT = 64
-CONNECT_S = 5.0  # three SYNs: at 0, 1 and 3 seconds
-ANSWER_S = 10.0
-STALL_S = 5.0  # a transfer without progress for so long is stalled
 _ICMP = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM, errno.ENOPROTOOPT}
 
 
 class _Attempt:
-    """One connection to one port of one target."""
+    """A connection to a port of a target."""
 
     def __init__(self, peer: str, address: str, port: int) -> None:
         self.peer, self.address, self.port = peer, address, port
@@ -70,7 +68,7 @@ class _Attempt:
 
 
 def dial(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: every port of every target, then the speed of the first address of each peer that answered."""
+    """Answer the verb: dial every port of every target, then measure the first address of each peer that answered."""
     key = key_of(request)
     attempts = [
         _Attempt(str(target["peer"]), str(target["address"]), int(port))
@@ -109,7 +107,10 @@ def dial(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def _open(links: List[Dict[str, Any]]) -> List[List[Any]]:
-    """What was reached, in few bytes: a big mesh is nearly all of it. [peer, address, local, interface, [port]]."""
+    """Return the open ports as [peer, address, local, interface, [port]].
+
+    A port takes few bytes in this form, since nearly all ports of a big mesh are open.
+    """
     found: Dict[Tuple[Any, ...], List[int]] = {}
     for entry in links:
         if entry["status"] == OK:
@@ -127,14 +128,13 @@ def _one_address_each(links: List[Dict[str, Any]]) -> Iterator[Dict[str, Any]]:
 
 
 def _name_interfaces(links: List[Dict[str, Any]]) -> None:
-    """Which interface of ours each local address belongs to."""
     owner = {entry["address"]: entry["interface"] for entry in addresses()}
     for entry in links:
         entry["interface"] = owner.get(entry.get("local"))
 
 
 class Dialer:
-    """Runs attempts, at most IN_FLIGHT at a time, in their order."""
+    """Makes the attempts in their order, at most IN_FLIGHT at a time."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -143,7 +143,7 @@ class Dialer:
         self._running: List[_Attempt] = []
 
     def run(self, attempts: List[_Attempt], channel: Channel) -> None:
-        """Fill in every attempt's result. Bounded by the two deadlines times the number of rounds."""
+        """Set the result of every attempt. The time is bounded by the two deadlines times the number of rounds."""
         self._waiting = list(reversed(attempts))
         try:
             while (self._waiting or self._running) and not channel.closed.is_set():
@@ -196,7 +196,7 @@ class Dialer:
             self._hung_up(attempt, None)
             return
         attempt.inbox += data
-        if b"\n" in attempt.inbox or len(attempt.inbox) > wire.LINE_LIMIT:
+        if b"\n" in attempt.inbox or len(attempt.inbox) > LINE_LIMIT:
             self._judge(attempt)
 
     def _connected(self, attempt: _Attempt, sock: socket.socket) -> None:
@@ -217,7 +217,7 @@ class Dialer:
         self._selector.modify(sock, selectors.EVENT_READ, attempt)
 
     def _judge(self, attempt: _Attempt) -> None:
-        """Who answered?"""
+        """Set the result by the host that answered."""
         line, _, _ = attempt.inbox.partition(b"\n")
         self._forget(attempt)
         try:
@@ -247,7 +247,7 @@ class Dialer:
             attempt.end(ERROR, number)
 
     def _hung_up(self, attempt: _Attempt, number: Optional[int]) -> None:
-        """Closed before an answer: once more, then believe it."""
+        """Try once more after a connection that closed without an answer; then accept the result."""
         self._forget(attempt)
         if not attempt.retried:
             attempt.retried = True

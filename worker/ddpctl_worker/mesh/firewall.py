@@ -1,4 +1,4 @@
-"""This node's firewall, read and never changed. The caller judges it."""
+"""Reads this node's firewall, and never changes it. ddpctl judges it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any, Dict, List, Optional
 
 from ddpctl_worker.machine.fs import read_text
 from ddpctl_worker.machine.tool import ADMIN_PATH, find, tool
+from ddpctl_worker.mesh.limits import MAX_RULES, READ_S
 from ddpctl_worker.wire.channel import Channel
 
-READ_S = 8.0
-LIMIT = 8 << 20
 TOOLS = {"nft": ["nft", "-j", "list", "ruleset"], "iptables": ["iptables-save"], "ip6tables": ["ip6tables-save"]}
 
 
 def firewall(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The rules as each tool prints them, a {"tool"} frame with the text for each that has any; and who manages them.
+    """Send the rules as each tool prints them, in a {"tool"} frame with the text, and return their manager.
 
-    ``nft``: JSON text of ``nft -j list ruleset``; ``iptables`` and ``ip6tables``: text of ``iptables-save``. Then
-    {"uid": ours (reading takes root), "ufw", "firewalld": whether it is active, "errors": what the tools said}.
+    ``nft``: JSON text of ``nft -j list ruleset``; ``iptables`` and ``ip6tables``: text of ``iptables-save``. The
+    answer: {"uid": of this login (reading takes root), "ufw" and "firewalld": whether each is active, "errors": of the
+    tools}.
     """
     errors: Dict[str, str] = {}
     for name, argv in TOOLS.items():
@@ -34,7 +34,7 @@ def firewall(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def _ufw(errors: Dict[str, str]) -> bool:
-    """Active by its own word, or, where only root may ask, by its configuration."""
+    """Return whether ufw is active: by its own status, or by its configuration if only root may ask."""
     status = _read(["ufw", "status"], errors)
     if status is not None:
         return "Status: active" in status
@@ -43,7 +43,7 @@ def _ufw(errors: Dict[str, str]) -> bool:
 
 
 def _read(argv: List[str], errors: Dict[str, str]) -> Optional[str]:
-    """What the program prints; where only root may ask, by `sudo -n`, if this login may do that without a password."""
+    """Return the program's output. If only root may run it, try `sudo -n`, which works if it needs no password."""
     text = _run(argv, errors)
     if text is None and os.geteuid() != 0 and find(argv[0]) is not None:
         text = _run(["sudo", "-n", *argv], {})
@@ -51,17 +51,17 @@ def _read(argv: List[str], errors: Dict[str, str]) -> Optional[str]:
 
 
 def _run(argv: List[str], errors: Dict[str, str]) -> Optional[str]:
-    # A login without root often has no sbin in its PATH, and the programs are there all the same.
+    # A login without root often has no sbin in its PATH, although the programs exist.
     env = {"PATH": os.environ.get("PATH", "") + ":" + ADMIN_PATH, "LC_ALL": "C"}
     try:
-        said = tool(argv, READ_S, replace_env=env, limit=LIMIT + 1)
+        result = tool(argv, READ_S, replace_env=env, limit=MAX_RULES + 1)
     except OSError as error:
-        said, errors[argv[0]] = None, str(error)
-    if said is None:
+        result, errors[argv[0]] = None, str(error)
+    if result is None:
         return None
-    if said["code"] != 0 or len(said["stdout"]) > LIMIT:
-        how = "did not end within %g s" % READ_S if said["timed_out"] else "exit %s" % said["code"]
-        errors[argv[0]] = said["stderr"][:300] or how
+    if result["code"] != 0 or len(result["stdout"]) > MAX_RULES:
+        how = "did not end within %g s" % READ_S if result["timed_out"] else "exit %s" % result["code"]
+        errors[argv[0]] = result["stderr"][:300] or how
         return None
-    text: str = said["stdout"]
+    text: str = result["stdout"]
     return text

@@ -1,4 +1,4 @@
-"""The listening half of the mesh: one thread that answers on any number of ports."""
+"""The listening half of the mesh: a single thread that answers on any number of ports."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from ddpctl_worker.machine.net import listen as listen_on
 from ddpctl_worker.machine.net import port_range
 from ddpctl_worker.machine.strangers import Places
 from ddpctl_worker.mesh import wire
+from ddpctl_worker.mesh.limits import (
+    BIND_S,
+    BULK_LIMIT,
+    CHUNK,
+    IDLE_S,
+    LINE_LIMIT,
+    MAX_CONNECTIONS,
+    MAX_LISTEN_S,
+    REST_S,
+    TICK_S,
+)
 from ddpctl_worker.mesh.wire import key_of
 from ddpctl_worker.wire.channel import Channel
 
-MAX_CONNECTIONS = 1024  # half of the descriptors that this process may have, where that is less
-IDLE_S = 20.0  # a connection that says nothing for so long is closed
-PAUSE_S = 0.2  # without a descriptor for another connection
-_CHUNK = 1 << 16
-_TICK_S = 0.1
-MAX_LISTEN_S = 600.0
-WAIT_S = 2.0  # for a port that a preflight which just ended still holds
-
 
 class _Connection:
-    """One dialer: what it said so far, and what is still to be read from it or written to it."""
+    """A dialer's connection: its input so far, and the bytes that are still to be read or written."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -43,7 +46,7 @@ class _Connection:
         self.seen = time.monotonic()
 
     def take_push(self) -> None:
-        """Drop what has come of a push; once that is all of it, say so."""
+        """Drop the bytes of a push that have come; confirm the push once all bytes have come."""
         if self.sink:
             taken = min(self.sink, len(self.inbox))
             self.sink, self.inbox = self.sink - taken, self.inbox[taken:]
@@ -57,28 +60,30 @@ class Listener:
     def __init__(self, key: bytes, host: str, sockets: Iterable[socket.socket]) -> None:
         self._key = key
         self._host = host
-        self._block = os.urandom(_CHUNK)
+        self._block = os.urandom(CHUNK)
         self._selector = selectors.DefaultSelector()
         self._listening = list(sockets)
         self._connections: Dict[socket.socket, _Connection] = {}
         self._most = at_most(MAX_CONNECTIONS, 2)
-        self._places: Places[_Connection] = Places(self._most + 1)  # of who has not proved the key
-        self._resting: Dict[socket.socket, float] = {}  # until when
+        self._places: Places[_Connection] = Places(self._most + 1)  # connections without a proof of the key so far
+        self._resting: Dict[socket.socket, float] = {}  # listening sockets that rest, and until when
         self.accepted = 0
         for sock in self._listening:
             sock.setblocking(False)
             self._selector.register(sock, selectors.EVENT_READ)
 
     def serve(self, ended: Callable[[], bool], seconds: float, wake: Optional[int] = None) -> None:
-        """Until ``ended()`` or ``seconds`` have passed; every socket is closed then. ``ended`` is looked at ten times a
-        second, and at once when the descriptor ``wake`` can be read."""
+        """Answer until ``ended()`` or until ``seconds`` have passed, then close every socket.
+
+        ``ended`` is checked every TICK_S, and at once when the descriptor ``wake`` becomes readable.
+        """
         until = time.monotonic() + seconds
         if wake is not None:
-            with contextlib.suppress(OSError):  # a regular file cannot be waited for
+            with contextlib.suppress(OSError):  # no selector can wait for a regular file
                 self._selector.register(wake, selectors.EVENT_READ)
         try:
             while not ended() and time.monotonic() < until:
-                for key, events in self._selector.select(_TICK_S):
+                for key, events in self._selector.select(TICK_S):
                     sock: Any = key.fileobj
                     if sock in self._connections:
                         self._turn(self._connections[sock], events)
@@ -94,8 +99,10 @@ class Listener:
             self._selector.close()
 
     def _accept(self, listening: socket.socket) -> None:
-        """Once there is no room, a stranger's connection is closed for a new one; no dialer's is: hung up on, this
-        would look like a foreign program."""
+        """Accept a connection. If there is no room, close a stranger's connection, never a dialer's.
+
+        To a dialer a closed connection would look like a foreign program.
+        """
         if len(self._connections) >= self._most and not len(self._places):
             self._rest(listening)
             return
@@ -120,9 +127,12 @@ class Listener:
             self._close(full)
 
     def _rest(self, listening: socket.socket) -> None:
-        """A socket on which connections wait that cannot be taken now would be ready all the time."""
+        """Leave the socket alone for a while.
+
+        With connections that cannot be accepted now it would be ready all the time.
+        """
         self._selector.unregister(listening)
-        self._resting[listening] = time.monotonic() + PAUSE_S
+        self._resting[listening] = time.monotonic() + REST_S
 
     def _wake(self) -> None:
         now = time.monotonic()
@@ -151,8 +161,8 @@ class Listener:
         self._selector.modify(connection.sock, wanted)
 
     def _read(self, connection: _Connection) -> bool:
-        """Take what came; False when the connection is over."""
-        data = connection.sock.recv(_CHUNK)
+        """Read the data that came; False if the connection is over."""
+        data = connection.sock.recv(CHUNK)
         if not data:
             return False
         connection.inbox += data
@@ -161,10 +171,10 @@ class Listener:
             line, _, connection.inbox = connection.inbox.partition(b"\n")
             if not self._line(connection, line):
                 return False
-        return len(connection.inbox) <= wire.LINE_LIMIT
+        return len(connection.inbox) <= LINE_LIMIT
 
     def _line(self, connection: _Connection, line: bytes) -> bool:
-        """One line of a dialer; False for anything that is not the protocol."""
+        """Answer a line of a dialer; False if it is not the protocol."""
         if connection.theirs is None:
             connection.theirs = wire.read_greeting(line)
             if connection.theirs is None:
@@ -184,7 +194,7 @@ class Listener:
         if word == b"echo":
             connection.outbox += b"echo\n"
             return True
-        if word not in (b"push", b"pull") or not number.isdigit() or not 0 < int(number) <= wire.BULK_LIMIT:
+        if word not in (b"push", b"pull") or not number.isdigit() or not 0 < int(number) <= BULK_LIMIT:
             return False
         if word == b"pull":
             connection.source += int(number)
@@ -198,7 +208,7 @@ class Listener:
             sent = connection.sock.send(connection.outbox)
             connection.outbox = connection.outbox[sent:]
         while connection.source and not connection.outbox:
-            connection.source -= connection.sock.send(self._block[: min(connection.source, _CHUNK)])
+            connection.source -= connection.sock.send(self._block[: min(connection.source, CHUNK)])
 
     def _drop_idle(self) -> None:
         old = time.monotonic() - IDLE_S
@@ -213,11 +223,11 @@ class Listener:
 
 
 def bind_all(ports: Iterable[int]) -> Tuple[List[socket.socket], List[Dict[str, Any]]]:
-    """Sockets for these ports, and {"port", "errno", "error"} of those that are taken.
+    """Return sockets for these ports, and {"port", "errno", "error"} of each port that is taken.
 
-    One that is taken is tried again for WAIT_S seconds.
+    A taken port is tried again for BIND_S seconds.
     """
-    until = time.monotonic() + WAIT_S
+    until = time.monotonic() + BIND_S
     sockets: List[socket.socket] = []
     taken: List[Dict[str, Any]] = []
     for port in ports:
@@ -234,10 +244,10 @@ def bind_all(ports: Iterable[int]) -> Tuple[List[socket.socket], List[Dict[str, 
 
 
 def listen(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """Bind ``ports`` and ``samples`` ports of the ephemeral range, say so in one frame, and answer dialers.
+    """Bind ``ports`` and ``samples`` ports of the ephemeral range, send a frame about them, and answer dialers.
 
     The frame: {"listening": [port], "samples": [port], "taken": [{"port", "errno", "error"}], "range": [low, high]}.
-    Ends when the orchestrator closes our stdin, or after ``seconds``.
+    Ends when ddpctl closes the standard input, or after ``seconds``.
     """
     key = key_of(request)
     wanted = [int(port) for port in request.get("ports", ())]
@@ -253,7 +263,7 @@ def listen(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def _bind_samples(count: int, used: Set[int]) -> List[socket.socket]:
-    """``count`` free ports spread over the ephemeral range: one somewhere in each equal part of it."""
+    """Return sockets for ``count`` free ports: a random port in each equal part of the ephemeral range."""
     low, high = port_range()
     width = max(1, (high - low + 1) // max(1, count))
     sockets = []

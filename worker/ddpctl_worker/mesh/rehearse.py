@@ -1,7 +1,7 @@
-"""A rehearsal: the job's own launcher and interpreter run a small test of the process group, and leave nothing behind.
+"""The rehearsal: the job's own launcher and interpreter run a small test of the process group.
 
-It is no run: no record, no supervisor. Everything it starts stays below this worker (a child subreaper), ends with it,
-and works in a temporary folder that is removed.
+It is no run: it has no record and no supervisor. All its processes stay below this worker (a child subreaper) and end
+with it. They work in a temporary folder, which is removed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ddpctl_worker.doctor import look
 from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.machine import proc, processes
 from ddpctl_worker.machine.net import CONNECTED, LISTENING, tcp_sockets
+from ddpctl_worker.mesh.limits import CONNECTED_LOOK_S, GRACE_S, MAX_S, NCCL_LINES, TAIL_LINES
 from ddpctl_worker.record import ranks
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.rules import seen, words
@@ -30,25 +31,26 @@ from ddpctl_worker.run.stopper import Stopper, reap, run_to_end
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST, SPAWN_FAILED
 
-MAX_S = 900.0
-GRACE_S = 3.0
-LOOK_S = 1.0  # how often the launcher's connections are looked at until there is one
-TAIL_LINES = 40
 _ENTERS = re.compile(r"rank (\d+): (\w+)\s*$")
 _NCCL = re.compile(r"NCCL INFO (.*)")
 _NETWORK = re.compile(r"Using network|Bootstrap : Using|NET/|GPU Direct RDMA|NCCL_\w+ set")
-NCCL_LINES = 60
 _STARTS = re.compile(r"pid \d+ rank (\d+) of \d+ ")
 
 
 def rehearse(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """Run ``argv`` beside ``script`` (text, saved as ``name``) until it ends, ``deadline`` seconds are up, or the
-    orchestrator closes our stdin: the other nodes have ended.
+    """Run ``argv`` beside ``script`` (text, saved as ``name``), and return the result.
 
-    Returns {"exit_code" (None: it had to be stopped), "timed_out", "seconds", "ranks": {rank: {"phase", "report"}},
-    "where": {rank: where it stood when it had to be stopped}, "tail": the last lines that were no report, "nccl": what
-    NCCL said of its network (each line once, without its prefix), "met": whether the launcher ever had a connection on
-    ``port``, "survivors"}.
+    The run ends by itself, after ``deadline`` seconds, or when ddpctl closes the standard input because the other nodes
+    have ended.
+
+    Returns:
+        {"exit_code": ``None`` if it had to be stopped, "timed_out", "seconds",
+        "ranks": {rank: {"phase", "report"}},
+        "where": {rank: its place when it had to be stopped},
+        "tail": the last lines without a report,
+        "nccl": NCCL's lines about its network, each once and without its prefix,
+        "met": whether the launcher ever had a connection on ``port``,
+        "survivors"}
     """
     folder = tempfile.mkdtemp(prefix="ddpctl-rehearsal-")
     try:
@@ -58,7 +60,7 @@ def rehearse(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 class _Rehearsal:
-    """One launcher, its output, and its end."""
+    """A launcher, its output, and its end."""
 
     def __init__(self, request: Dict[str, Any], folder: str, channel: Channel) -> None:
         name = str(request["name"])
@@ -106,7 +108,7 @@ class _Rehearsal:
         run = {"job": "rehearsal", "run": "rehearsal-" + secrets.token_hex(4), "host": self._request["host"]}
         request = dict(self._request, run=run)
         env = environment(request, login_environment(), self._paths, self._paths.output, secrets.token_hex(16))
-        # Without pipes of their own (0 ranks): their output comes with the launcher's. It lets the doctor see them.
+        # The shim lets the doctor see the ranks. They get no pipes (0 ranks): their output comes with the launcher's.
         if make_shim(self._paths, self._argv[0], env, 0, doctor=True):
             env["PYTHON_EXEC"] = self._paths.shim
         return subprocess.Popen(
@@ -121,30 +123,32 @@ class _Rehearsal:
         )
 
     def _follow(self, child: "subprocess.Popen[bytes]", until: float) -> Optional[int]:
-        """Read until the launcher ends; its exit code, or None when time is up or we are told to end."""
+        """Read until the launcher ends, and return its exit code.
+
+        ``None``: the time is up, or ddpctl has closed the connection.
+        """
         assert child.stdout is not None
         os.set_blocking(child.stdout.fileno(), False)
-        look = time.monotonic() + LOOK_S
+        look = time.monotonic() + CONNECTED_LOOK_S
         while time.monotonic() < until and not self._channel.closed.is_set():
             if select.select([child.stdout], [], [], 0.1)[0]:
                 data = child.stdout.read(1 << 16)
                 self._take(data or b"")
                 if data == b"":
-                    time.sleep(0.05)  # every process has closed it; the launcher's end is near
+                    time.sleep(0.05)  # every process has closed the pipe, so the launcher ends soon
             if child.poll() is not None:
                 self._take(child.stdout.read() or b"")
                 return child.returncode
             if not self.met and time.monotonic() >= look:
-                # Now and then, not in the end: when one node gives up, the others' connections are gone too.
+                # Not at the end only: when a node gives up, the connections of the other nodes are gone too.
                 self.met = self._connected()
-                look = time.monotonic() + LOOK_S
+                look = time.monotonic() + CONNECTED_LOOK_S
         return None
 
     def _where(self, launcher: int) -> Dict[str, str]:
-        """Where the ranks stand that are there."""
-        found = [Subject(one.rank, one.local_rank, one.pid) for one in ranks.find(launcher, {})]
-        looks = look.look(found, Tools(self._paths.doctor, None, asked=True), interval=0.0)
-        return {str(one["rank"]): words.where(seen.read(one)) for one in looks}
+        living = [Subject(rank.rank, rank.local_rank, rank.pid) for rank in ranks.find(launcher, {})]
+        looks = look.look(living, Tools(self._paths.doctor, None, asked=True), interval=0.0)
+        return {str(each["rank"]): words.where(seen.read(each)) for each in looks}
 
     def _take(self, data: bytes) -> None:
         *lines, self._buffer = (self._buffer + data).split(b"\n")
@@ -152,14 +156,14 @@ class _Rehearsal:
             self._line(line.decode("utf-8", "replace").rstrip())
 
     def _line(self, line: str) -> None:
-        """A rank enters a phase, or reports; anything else is what a person reads when it went wrong."""
+        """Note the phase or the report of a rank; keep any other line for the user."""
         report = _report(line)
         if report is not None:
             self.ranks.setdefault(str(report["rank"]), {"phase": None, "report": None})["report"] = report
             return
-        told = _NCCL.search(line)
-        if told:
-            text = told.group(1)[:300]
+        nccl = _NCCL.search(line)
+        if nccl:
+            text = nccl.group(1)[:300]
             if _NETWORK.search(text) and text not in self.nccl and len(self.nccl) < NCCL_LINES:
                 self.nccl.append(text)
             return
@@ -172,18 +176,18 @@ class _Rehearsal:
             self.tail = [*self.tail[-TAIL_LINES:], line[:500]]
 
     def _connected(self) -> bool:
-        """Whether a process of ours is connected to the master port, or listens on it."""
+        """Return whether a process of the rehearsal is connected to the master port, or listens on it."""
         own = proc.descendants([os.getpid()], proc.snapshot())
         inodes: Set[int] = set()
         for pid in own:
-            with contextlib.suppress(OSError):  # it ended meanwhile
+            with contextlib.suppress(OSError):  # the process ended meanwhile
                 inodes |= proc.sockets(pid)
         port = int(self._request["port"])
-        used = (one for one in tcp_sockets() if one.state in (CONNECTED, LISTENING) and one.inode in inodes)
-        return any(port in (one.port, one.far) for one in used)
+        used = (row for row in tcp_sockets() if row.state in (CONNECTED, LISTENING) and row.inode in inodes)
+        return any(port in (row.port, row.far) for row in used)
 
     def _stop(self, launcher: int) -> Stopper:
-        """Whatever is left of the launcher, its ranks and theirs."""
+        """End all processes that are left of the launcher and its ranks."""
 
         def left() -> Dict[int, proc.Stat]:
             reap()

@@ -1,4 +1,4 @@
-"""Latency and bulk data to one node after the other; a transfer that stalls waits beside the rest, not before it."""
+"""Measures round trips and bulk data to the nodes in turn; a stalled transfer does not delay the next node."""
 
 from __future__ import annotations
 
@@ -12,25 +12,32 @@ import time
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from ddpctl_worker.mesh import wire
+from ddpctl_worker.mesh.limits import (
+    CHUNK,
+    ECHOES,
+    LEAST_PATIENCE_S,
+    MAX_BULK_S,
+    MAX_THREADS,
+    MTU_BYTES,
+    MTU_STALL_S,
+    PATIENCE_S,
+    PATIENCE_SHRINKS,
+)
 from ddpctl_worker.wire.channel import Channel
 from ddpctl_worker.wire.contract import BROKEN, OK, SLOW, STALLED
 
 WAYS = ("push", "pull")
-ECHOES = 5
-PATIENCE_S = 0.5  # how long the next target waits for this one
-MAX_THREADS = 32
-MAX_BULK_S = 6.0  # of one transfer; what has arrived by then gives the rate
-# What Ethernet, PPPoE, cloud networks, VPNs and tunnels carry.
+# The packet sizes of Ethernet, PPPoE, cloud networks, VPNs and tunnels.
 MTUS = (9000, 8900, 4000, 1500, 1492, 1460, 1450, 1440, 1420, 1400, 1380, 1350, 1300, 1280, 1200, 1000, 576)
-MTU_BYTES = 64 << 10
-MTU_STALL_S = 3.0
-_CHUNK = 1 << 16
-_BLOCK = os.urandom(_CHUNK)
+_BLOCK = os.urandom(CHUNK)
 
 
 class Measure(NamedTuple):
-    """What to measure: ``size`` bytes each way, the best of ``repeat``; a transfer without progress for ``stall_s``
-    seconds is stalled, and then ``find_mtu`` looks for the largest packets that pass. ``ways``: push, pull or both."""
+    """The settings of a measurement.
+
+    ``size``: bytes each way; the best of ``repeat`` transfers counts. ``ways``: push, pull or both. A transfer without
+    progress for ``stall_s`` seconds has stalled; then ``find_mtu`` looks for the largest packets that pass.
+    """
 
     key: bytes
     size: int
@@ -41,7 +48,7 @@ class Measure(NamedTuple):
 
 
 def measure_all(links: Iterable[Dict[str, Any]], what: Measure, channel: Channel) -> List[Dict[str, Any]]:
-    """Round trip in ms, and Mbit/s each way, to every link in order."""
+    """Return the round trip in ms and the Mbit/s each way, for every link in order."""
     results: List[Dict[str, Any]] = []
     threads: List[threading.Thread] = []
     patience = PATIENCE_S
@@ -55,7 +62,7 @@ def measure_all(links: Iterable[Dict[str, Any]], what: Measure, channel: Channel
         thread.join(patience)
         if thread.is_alive():
             threads.append(thread)
-            patience = max(0.05, patience * 0.8)  # many bad links must not add up
+            patience = max(LEAST_PATIENCE_S, patience * PATIENCE_SHRINKS)  # many bad links must not add up
         while sum(t.is_alive() for t in threads) >= MAX_THREADS:
             time.sleep(0.05)
     for thread in threads:  # each is bounded by its sockets' deadlines
@@ -64,7 +71,7 @@ def measure_all(links: Iterable[Dict[str, Any]], what: Measure, channel: Channel
 
 
 def _measure(result: Dict[str, Any], what: Measure) -> None:
-    """Fill ``result`` in; never raises."""
+    """Set the values of ``result``; never raises."""
     trips: List[float] = []
     for way in what.ways:
         rates: List[float] = []
@@ -90,7 +97,7 @@ def _measure(result: Dict[str, Any], what: Measure) -> None:
 
 
 def _largest_mtu(result: Dict[str, Any], what: Measure, way: str) -> Optional[int]:
-    """The largest of MTUS with which bulk data passes; all are tried at once."""
+    """Return the largest of MTUS with which bulk data passes. All sizes are tried at the same time."""
     passed: List[int] = []
 
     def attempt(mtu: int) -> None:
@@ -110,7 +117,7 @@ def _largest_mtu(result: Dict[str, Any], what: Measure, way: str) -> Optional[in
 
 
 class _Session:
-    """An authenticated connection to a listener."""
+    """A connection to a listener, with the proof of both sides."""
 
     def __init__(self, address: str, port: int, key: bytes, stall_s: float, mtu: Optional[int] = None) -> None:
         self._stall_s = stall_s
@@ -140,7 +147,7 @@ class _Session:
         self._sock.close()
 
     def echo(self, times: int) -> List[float]:
-        """Seconds of each round trip."""
+        """Return the seconds of each round trip."""
         trips = []
         for _ in range(times):
             start = time.perf_counter()
@@ -150,7 +157,7 @@ class _Session:
         return trips
 
     def transfer(self, way: str, size: int) -> Tuple[str, Optional[float]]:
-        """``size`` bytes one way: (OK, SLOW or STALLED, and Mbit/s as far as it came)."""
+        """Send or receive ``size`` bytes. Return OK, SLOW or STALLED, and the Mbit/s of the bytes that arrived."""
         return self._push(size) if way == "push" else self._pull(size)
 
     def _push(self, size: int) -> Tuple[str, Optional[float]]:
@@ -161,7 +168,7 @@ class _Session:
         while True:
             try:
                 if sent < size:
-                    sent += self._sock.send(_BLOCK[: min(_CHUNK, size - sent)])
+                    sent += self._sock.send(_BLOCK[: min(CHUNK, size - sent)])
                 else:
                     self._line()
                     return OK, _mbit(size, time.perf_counter() - start)
@@ -183,7 +190,7 @@ class _Session:
         left = size
         while left:
             try:
-                data = self._sock.recv(min(left, _CHUNK * 4))
+                data = self._sock.recv(min(left, CHUNK * 4))
                 if not data:
                     raise ConnectionResetError("the listener closed the connection")
                 left -= len(data)
@@ -207,7 +214,7 @@ class _Session:
         return line
 
     def _unacknowledged(self) -> int:
-        """Bytes that the other side has not acknowledged yet (SIOCOUTQ)."""
+        """Return the bytes that the other side has not acknowledged yet (SIOCOUTQ)."""
         try:
             return int(struct.unpack("i", fcntl.ioctl(self._sock.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0])
         except OSError:

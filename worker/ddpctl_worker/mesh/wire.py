@@ -1,13 +1,13 @@
-"""What two nodes say to each other on a mesh port. Both ends prove that they know the preflight's own key.
+"""The lines between two nodes on a port of the mesh. Both ends prove that they know the key of this preflight.
 
     dialer    DDPCTL-MESH <challenge>
     listener  DDPCTL-MESH <host, hex> <challenge> <proof of the listener>
-    dialer    auth <proof of the dialer>            only who wants more than the name
-    dialer    echo | push <n> | pull <n>            as often as wanted; the dialer closes first
+    dialer    auth <proof of the dialer>            only if it wants more than the name
+    dialer    echo | push <n> | pull <n>            any number of times; the dialer closes first
     listener  echo | got <n>  | <n raw bytes>
 
-Lines end with ``\n``. The proofs are HMAC-SHA256 over both challenges, so nothing that was overheard can be used
-again, and a program that happens to listen on the port is never taken for a node, nor the wrong node for the right one.
+Each line ends with a line feed. The proofs are HMAC-SHA256 over both challenges, so a recorded proof is worthless. A
+foreign program that listens on the port is never taken for a node, nor a wrong node for the right node.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST
 
 MAGIC = "DDPCTL-MESH"
-LINE_LIMIT = 1024
-BULK_LIMIT = 64 << 20
 
 
 class Hello(NamedTuple):
-    """A listener's answer, read and proven."""
+    """A listener's answer, with a valid proof."""
 
     host: str
     challenge: str
@@ -41,7 +39,7 @@ def greeting(challenge: str) -> bytes:
 
 
 def read_greeting(line: bytes) -> Optional[str]:
-    """The dialer's challenge, or None when it is no dialer of ours."""
+    """Return the dialer's challenge, or ``None`` if the line is no greeting."""
     words = line.decode("ascii", "replace").split()
     if len(words) == 2 and words[0] == MAGIC and len(words[1]) == 32:
         return words[1]
@@ -54,7 +52,10 @@ def answer(key: bytes, host: str, theirs: str, mine: str) -> bytes:
 
 
 def read_answer(key: bytes, line: bytes, challenge: str) -> Optional[Hello]:
-    """The listener's name and challenge; None when the proof is wrong. Raises ValueError when it is no such line."""
+    """Return the listener's name and challenge; ``None`` if the proof is wrong.
+
+    Raises: ValueError: the line is no answer of a listener.
+    """
     words = line.decode("ascii", "replace").split()
     if len(words) != 4 or words[0] != MAGIC:
         raise ValueError("not a mesh listener")

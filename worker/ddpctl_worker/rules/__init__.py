@@ -1,1 +1,18 @@
-"""Rules that the controller and the nodes both apply: checkpoints, stacks, flight records and verdicts. Pure."""
+"""Rules that the controller and the nodes both apply. Every function is pure: no file, no clock, no process.
+
+Checkpoints
+- entries.py: which files of a job's folder are a checkpoint (an entry), and the step and series in its name.
+- attempts.py: which attempt wrote a file. order.py: which of several saves is newer.
+- saves.py: which files belong to the same save. complete.py: when a save is complete.
+- choice.py: which checkpoints a start resumes from, and which host copies which file. unite.py: the list for the user.
+
+Why a run hangs
+- frames.py: Python stacks. flight.py and pickled.py: torch's record of the last collectives of a rank.
+- seen.py: one rank as a look has found it. sequences.py: ranks that called different collectives.
+- families.py: processes that a rank has started. verdict.py and words.py: the diagnosis and its sentences.
+
+Metrics
+- thinned.py: a long series as a bounded number of points.
+
+limits.py has every deadline, size and count. The package owns no file, thread or process.
+"""

@@ -1,7 +1,7 @@
-"""Which attempt wrote a file: the order of attempts. Pure.
+"""Decides which attempt wrote a file, and which of two attempts is later. Pure.
 
-A job is started again and again. The controller counts these starts (``serial``), and the attempts of a start have
-numbers. So each host knows which of two attempts is the later one, without a clock.
+A job is started again and again. The controller counts these starts (``serial``), and the attempts of one start are
+numbered. So every host knows the later of two attempts without a clock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from ddpctl_worker.rules.entries import Files, Stamp
 
 
 class AttemptId(NamedTuple):
-    """The greater one began later. ``serial``: of the job's start, from 1; ``number``: of the attempt."""
+    """An attempt of a job; the greater id began later. ``serial`` counts the starts of the job from 1, ``number`` the
+    attempts of one start.
+    """
 
     serial: int
     run: str
@@ -25,11 +27,14 @@ class AttemptId(NamedTuple):
         return "attempt %d of run %s" % (self.number, self.run) if self.serial else "no run"
 
 
-BEFORE_ANY = AttemptId(0, "", 0)  # of what was there before any run
+BEFORE_ANY = AttemptId(0, "", 0)  # the writer of files that are older than the first run
 
 
 def attempt_of(found: Mapping[str, Any]) -> AttemptId:
-    """The attempt of a manifest, a record or a row. Raises KeyError, TypeError, ValueError: it names none."""
+    """Return the attempt that a manifest, a record or a row names.
+
+    Raises: KeyError, TypeError, ValueError: the fields name no attempt.
+    """
     serial, run, number = found["serial"], found["run"], found["attempt"]
     if not (type(serial) is int and type(number) is int and isinstance(run, (str, type(None)))):
         raise TypeError("an attempt is a serial, a run and a number")
@@ -39,17 +44,17 @@ def attempt_of(found: Mapping[str, Any]) -> AttemptId:
 
 
 class Begun(NamedTuple):
-    """The last attempt that began in a folder, the one before it, and what it found."""
+    """The last attempt that began in a folder, the attempt before it, and the files that were there when it began."""
 
     attempt: AttemptId = BEFORE_ANY
     before: AttemptId = BEFORE_ANY
     files: Mapping[str, Files] = {}
 
     def found(self, entry: str, path: str, stamp: Stamp) -> bool:
-        """Whether a file was there as it is now when the attempt began."""
+        """Return whether the file has not changed since the attempt began."""
         return self.files.get(entry, {}).get(path) == stamp
 
     def writer(self, entry: str, files: Files) -> AttemptId:
-        """The attempt that wrote the newest of these files."""
+        """Return the attempt that wrote the newest of these files."""
         old = all(self.found(entry, path, stamp) for path, stamp in files.items())
         return self.before if old else self.attempt

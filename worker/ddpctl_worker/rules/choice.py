@@ -1,6 +1,6 @@
-"""Which complete checkpoints of a job a start resumes from, and which host gets which of their files from where. Pure.
+"""Chooses the checkpoints that a start resumes from, and which host copies which file from where. Pure.
 
-What is complete is decided in ``complete.py``, of which ``ddpctl checkpoints`` asks the same.
+complete.py decides which checkpoints are complete; ``ddpctl checkpoints`` uses the same function.
 """
 
 from __future__ import annotations
@@ -12,88 +12,94 @@ from ddpctl_worker.rules.entries import member_of, save_of, series_of
 from ddpctl_worker.rules.order import oldest_first, when_of
 from ddpctl_worker.rules.unite import Saved
 
-Row = Mapping[str, Any]  # of a summary: writer, entry, version ("": not complete by itself), time, clock and attempt
+Row = Mapping[str, Any]  # writer, entry, time, clock, attempt, and version ("": a part that is incomplete by itself)
 
 
 class Kept(NamedTuple):
-    """A valid manifest, and the host on which everything that it names lies."""
+    """A valid manifest, and the host that has all files of the manifest."""
 
     host: str
     manifest: Manifest
 
 
 class Restore(NamedTuple):
-    """``hosts`` lack something of ``chosen``; ``sources``: path -> where it is, as (host, writer)."""
+    """A checkpoint that some hosts have to copy.
+
+    ``hosts`` lack at least one file of ``chosen``. ``sources`` maps a path to the places that have the file, each as
+    (host, writer).
+    """
 
     chosen: Chosen
     hosts: List[str]
     sources: Dict[str, List[Tuple[str, str]]]
 
     def order(self) -> Dict[str, Any]:
-        """What one of the hosts is given."""
+        """Return the request that each of the hosts gets."""
         return {**self.chosen._asdict(), "sources": self.sources}
 
 
 def newest(manifests: Iterable[Manifest]) -> List[Chosen]:
-    """The newest complete checkpoint of each series that these manifests describe together, the newest one first.
+    """Return the newest complete checkpoint of each series that the manifests describe, the newest first.
 
-    A name without a step (``best.pt``) is a series of its own: what a script saves in several files, it needs again.
-    Where each rank saves a file of its own, all those of its save come with it.
+    A name without a step (``best.pt``) is a series of its own: a script that saves several files needs all of the files
+    again. If each rank saves its own file, the files of all ranks of the chosen save are returned.
     """
     entries: Dict[str, List[Manifest]] = {}
-    for one in manifests:
-        known = entries.setdefault(one["entry"], [])
-        if one not in known:
-            known.append(one)
-    complete = in_order(one for one in map(best, entries.values()) if one is not None)
+    for manifest in manifests:
+        same = entries.setdefault(manifest["entry"], [])
+        if manifest not in same:
+            same.append(manifest)
+    complete = in_order(chosen for chosen in map(best, entries.values()) if chosen is not None)
     partly = partial(complete)
-    complete = [one for one in complete if one.entry not in partly]
-    wanted = latest([one.entry for one in complete])
-    return [one for one in reversed(complete) if one.entry in wanted]
+    complete = [chosen for chosen in complete if chosen.entry not in partly]
+    wanted = latest([chosen.entry for chosen in complete])
+    return [chosen for chosen in reversed(complete) if chosen.entry in wanted]
 
 
 def partial(complete: Sequence[Union[Chosen, Saved]]) -> Set[str]:
-    """The entries of a newest save that lacks a file of a rank or shard which the save before it has: the host that
-    writes it was lost, or its writer killed. ``complete``: oldest first.
+    """Return the entries of a newest save that lacks a rank's file or a shard of the save before it.
 
-    Only the newest one is doubted. If the training has fewer ranks than before, or saves other files, that costs the
-    first such save at most, and only until there is a second one.
+    The host of that rank was lost, or the rank was killed while it saved. ``complete``: oldest first.
+
+    Only the newest save is checked. So a training that continues with fewer ranks, or saves other files, loses at most
+    its first such save, and only until the second save exists.
     """
     families: Dict[str, Dict[str, List[Union[Chosen, Saved]]]] = {}
-    for one in complete:
-        save = save_of(one.entry)
-        saves = families.setdefault(_family(one.entry), {})
-        saves[save] = [*saves.pop(save, []), one]  # the last one is the newest
-    found: Set[str] = set()
+    for chosen in complete:
+        save = save_of(chosen.entry)
+        saves = families.setdefault(_family(chosen.entry), {})
+        saves[save] = [*saves.pop(save, []), chosen]  # moves the save to the end: the order is oldest first
+    lacking: Set[str] = set()
     for saves in families.values():
         before, last = [[], *saves.values()][-2:]
         if not _members(before) <= _members(last):
-            found.update(one.entry for one in last)
-    return found
+            lacking.update(chosen.entry for chosen in last)
+    return lacking
 
 
 def _members(save: Iterable[Union[Chosen, Saved]]) -> Set[Tuple[Optional[str], Optional[str]]]:
-    """The files of single ranks or shards in it, by names that every save has."""
-    names = {(series_of(one.entry), member_of(path)) for one in save for path in one.files}
+    """Return the files of single ranks or shards in a save, by names that do not change from save to save."""
+    names = {(series_of(chosen.entry), member_of(path)) for chosen in save for path in chosen.files}
     return {(series, member) for series, member in names if member is not None or "*" in save_of(series or "")}
 
 
 def latest(entries: Sequence[str]) -> Set[str]:
-    """The last one of each series, with the others of the same save. ``entries``: oldest first."""
+    """Return the last entry of each series, and the other entries of the same save. ``entries``: oldest first."""
     last = {_family(entry): save_of(entry) for entry in entries}
     return {entry for entry in entries if save_of(entry) == last[_family(entry)]}
 
 
 def _family(entry: str) -> str:
-    """What the saves of all ranks of a training have in common."""
+    """Return the part of the name that all ranks and all saves of a training share."""
     save = save_of(entry)
     return series_of(save) or save
 
 
 def all_have(summaries: Mapping[str, Sequence[Row]]) -> bool:
-    """Whether there can be nothing to restore: every host has all newest ones itself, or there are none at all.
+    """Return whether no host has to restore anything: every host has all newest entries, or no host has any entry.
 
-    Two versions of one entry may be parts of it, which nobody has put together yet."""
+    Two versions of an entry may be parts of a checkpoint that is not united yet, so the answer is False then.
+    """
     every = [row for rows in summaries.values() for row in rows]
     if not all(row["version"] for row in every):
         return False
@@ -108,19 +114,20 @@ def all_have(summaries: Mapping[str, Sequence[Row]]) -> bool:
 
 
 def restoring(held: Sequence[Kept], hosts: Sequence[str]) -> List[Restore]:
-    """What has to be done for all of ``hosts`` to have the newest complete checkpoints in their own folders."""
-    found = []
-    for chosen in newest(one.manifest for one in held):
+    """Return the copies that give all of ``hosts`` the newest complete checkpoints in their own folders."""
+    restores = []
+    for chosen in newest(kept.manifest for kept in held):
         wanted = content(chosen.files)
-        parts = [one for one in held if one.manifest["entry"] == chosen.entry]
-        own = {one.host: content(one.manifest["files"]) for one in parts if one.manifest["host"] == one.host}
+        parts = [kept for kept in held if kept.manifest["entry"] == chosen.entry]
+        own = {kept.host: content(kept.manifest["files"]) for kept in parts if kept.manifest["host"] == kept.host}
         lacking = [host for host in hosts if own.get(host) != wanted]
         if lacking:
-            found.append(Restore(chosen, lacking, {path: _where(path, file, parts) for path, file in wanted.items()}))
-    return found
+            restores.append(
+                Restore(chosen, lacking, {path: _where(path, file, parts) for path, file in wanted.items()})
+            )
+    return restores
 
 
 def _where(path: str, sha256: str, parts: Sequence[Kept]) -> List[Tuple[str, str]]:
-    """Who has that file, as (host, writer)."""
-    having = [one for one in parts if content(one.manifest["files"]).get(path) == sha256]
-    return sorted({(one.host, one.manifest["host"]) for one in having})
+    having = [kept for kept in parts if content(kept.manifest["files"]).get(path) == sha256]
+    return sorted({(kept.host, kept.manifest["host"]) for kept in having})

@@ -1,15 +1,15 @@
-"""What in a job's folder for checkpoints is a checkpoint. Pure.
+"""Decides which files in a job's folder for checkpoints are a checkpoint. Pure.
 
-An **entry** is a file or a folder that a job saves as one thing. Its name is its path below the folder for checkpoints:
-``snapshot.pt``, ``step_120``, or ``saved_models/epoch_3.pt``, since scripts like to save into a folder of their own. So
-a folder is either an entry or a **group** of entries:
+An **entry** is a file or a folder that a job saves as a unit. Its name is its path below the folder for checkpoints:
+``snapshot.pt``, ``step_120``, or ``saved_models/epoch_3.pt``, since many scripts save into a folder of their own. So a
+folder is either an entry or a **group** of entries:
 
-- It is an entry with shards of torch.distributed.checkpoint in it, or if it has a number like ``step_120`` has one.
-- It is a group if something in it has a number: ``saved_models/epoch_3.pt``, ``fsdp_gpt/step_000050/``.
+- A folder is an entry if it has shards of torch.distributed.checkpoint, or a number in its name as in ``step_120``.
+- A folder is a group if a name in it has a number: ``saved_models/epoch_3.pt``, ``fsdp_gpt/step_000050/``.
 - Any other folder is an entry: ``final_model/`` with its weights, its tokenizer and its settings belongs together.
 
-Left out everywhere: symbolic links, names that count as temporary, and logs, which never come to rest. A file of text
-or settings is part of a folder, but no checkpoint of its own.
+Symbolic links, temporary names and logs (which keep growing) never count. A file of text or settings is part of a
+folder, but no checkpoint of its own.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterator, Mapping, NamedTuple, Optional, Tuple, Union
 
-FOLDER = ".ddpctl"  # beside the entries, for what ddpctl knows of them
-METADATA = ".metadata"  # the index of torch.distributed.checkpoint, which makes its folder whole
+FOLDER = ".ddpctl"  # beside the entries: ddpctl's own files about them
+METADATA = ".metadata"  # the index of torch.distributed.checkpoint; it is written last
 SHARD = ".distcp"
 
 _TEMPORARY = (".tmp", ".part", ".partial")
 _BESIDE = (".txt", ".csv", ".json", ".jsonl", ".yaml", ".yml", ".toml", ".md", ".html", ".png", ".py", ".lock")
-_POINTERS = ("latest", "checkpoint")  # DeepSpeed's and TensorFlow's: the name of the newest one, in a file
+_POINTERS = ("latest", "checkpoint")  # files of DeepSpeed and TensorFlow with the name of the newest checkpoint
 _COUNTED = re.compile(r"(step|iter(?:ation)?|checkpoint|ckpt|epoch)s?[-_=.]?(\d+)(?!\d)", re.IGNORECASE)
-_ORDER = ("step", "iter", "iteration", "checkpoint", "ckpt", "epoch")  # which of several numbers is the step
-_NUMBER = re.compile(r"(?<![A-Za-z0-9.])(\d+)(?![A-Za-z0-9]|\.\d)")  # a word of its own: none of resnet50, fp16, 0.25
+_ORDER = ("step", "iter", "iteration", "checkpoint", "ckpt", "epoch")  # of several numbers, the first here is the step
+_NUMBER = re.compile(r"(?<![A-Za-z0-9.])(\d+)(?![A-Za-z0-9]|\.\d)")  # a word of its own, unlike resnet50, fp16, 0.25
 _SHARE = re.compile(r"rank|shard|part|rng|-of-|^__\d", re.IGNORECASE)  # numbered by rank, not by step
-# Numbers that tell files of one save apart, and those that tell apart what is trained side by side.
+# Numbers that distinguish the files of a save, and numbers that distinguish trainings that run side by side.
 _MEMBER = r"(?:rank|shard|part(?:ition)?|worker|gpu)[-_=.]?\d+(?:[-_.]of[-_.]\d+)?|\d+[-_.]of[-_.]\d+"
 _APART = r"(?:fold|seed|trial|run|split|stage)[-_=.]?\d+"
 _MEMBERS = re.compile(_MEMBER, re.IGNORECASE)
@@ -36,7 +36,7 @@ _NUMBERS = re.compile(r"(?P<stays>%s|%s)|\d+(?:\.\d+)?" % (_MEMBER, _APART), re.
 
 
 class Stamp(NamedTuple):
-    """What changes with a file's content."""
+    """Values of a file that change with its content."""
 
     size: int
     mtime_ns: int
@@ -48,19 +48,21 @@ Tree = Dict[str, Union[Stamp, "Tree"]]
 
 
 def entries_of(tree: Tree) -> Dict[str, Files]:
-    """Return the entries of a folder that has been read, by name."""
+    """Return the entries of a folder, by name. ``tree``: the folder as it was read."""
     return dict(_entries("", tree))
 
 
 def hidden(entry: str, found: Mapping[str, Files]) -> bool:
-    """Whether an entry that is not in ``found`` may be there all the same, in a folder that cannot be read."""
+    """Return whether an entry that is not in ``found`` may still exist, in a folder that cannot be read."""
     parts = entry.split("/")
     above = (found.get("/".join(parts[:count]), {}) for count in range(1, len(parts)))
     return any(not stamp.inode for files in above for stamp in files.values())
 
 
 def step_of(entry: str) -> Optional[int]:
-    """The number by which people know it: 120 of ``step_120``, ``ckpt-120.pt``, ``epoch=3-step=120.ckpt``."""
+    """Return the number by which people know the entry: 120 of ``step_120``, ``ckpt-120.pt``,
+    ``epoch=3-step=120.ckpt``.
+    """
     name = entry.rpartition("/")[2]
     counted = {word.lower(): int(number) for word, number in _COUNTED.findall(name)}
     if counted:
@@ -70,8 +72,10 @@ def step_of(entry: str) -> Optional[int]:
 
 
 def series_of(entry: str) -> Optional[str]:
-    """What the names of a series have in common; None for a name without a step: it stands for itself. Each rank, each
-    shard and each fold has a series of its own."""
+    """Return the part that all names of a series share; ``None`` for a name without a step.
+
+    A name without a step is a series of its own. Each rank, each shard and each fold has its own series.
+    """
     if step_of(entry) is None:
         return None
     group, slash, name = entry.rpartition("/")
@@ -79,23 +83,27 @@ def series_of(entry: str) -> Optional[str]:
 
 
 def save_of(entry: str) -> str:
-    """What the names of one save have in common: ``step_100_rank_0.pt`` and ``step_100_rank_1.pt`` belong together."""
+    """Return the part that all names of a save share: ``step_100_rank_0.pt`` and ``step_100_rank_1.pt`` belong
+    together.
+    """
     group, slash, name = entry.rpartition("/")
     return group + slash + _MEMBERS.sub("*", name)
 
 
 def member_of(path: str) -> Optional[str]:
-    """The name of a file that belongs to one rank or shard, the same in every save; None: it does not say so."""
+    """Return the name of a file of one rank or shard, the same in every save; ``None`` if the name has no rank or
+    shard.
+    """
     return _NUMBERS.sub(lambda found: found["stays"] or "#", path) if _MEMBERS.search(path) else None
 
 
 def is_of_torch(path: str) -> bool:
-    """Whether a file is a shard of torch.distributed.checkpoint, or the index of shards."""
+    """Return whether a file is a shard of torch.distributed.checkpoint, or the index of shards."""
     return path.rpartition("/")[2] == METADATA or path.endswith(SHARD)
 
 
 def temporary(name: str) -> bool:
-    """Whether what has this name is still being written, or is nobody's business."""
+    """Return whether a file of this name does not count: it is still being written, or hidden, or not printable."""
     return (name.startswith(".") and name != METADATA) or name.endswith(_TEMPORARY) or not name.isprintable()
 
 
@@ -113,18 +121,17 @@ def _entries(prefix: str, tree: Tree) -> Iterator[Tuple[str, Files]]:
 
 
 def _stands_alone(name: str) -> bool:
-    """Whether a file of this name is a checkpoint of its own."""
     return not name.endswith((*_BESIDE, SHARD)) and name not in _POINTERS and name != METADATA
 
 
 def _is_group(name: str, tree: Tree) -> bool:
-    if any(one == METADATA or one.endswith(SHARD) for one in tree):
+    if any(child == METADATA or child.endswith(SHARD) for child in tree):
         return False
     if _COUNTED.search(name):
         return False
     if step_of(name) is not None:
-        return any(_COUNTED.search(one) for one in tree)
-    return any(step_of(one) is not None for one in tree)
+        return any(_COUNTED.search(child) for child in tree)
+    return any(step_of(child) is not None for child in tree)
 
 
 def files_of(tree: Tree, prefix: str = "") -> Iterator[Tuple[str, Stamp]]:

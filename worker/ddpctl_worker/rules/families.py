@@ -1,7 +1,7 @@
-"""Ranks whose own processes wait for each other: a script that calls ``mp.spawn`` waits in its main process. Pure.
+"""Judges ranks with child processes that wait for each other. Pure.
 
-Of these processes only the stacks are known. Those of one rank are judged by themselves: whether they meet those of
-another host is not known.
+A script that calls ``mp.spawn`` waits in its main process. Only the stacks of the children are known. The children of
+each rank are judged by themselves: nothing says whether they communicate with the children of another host.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections import Counter
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker.rules import frames, words
+from ddpctl_worker.rules.limits import NAMED_PROCESSES
 from ddpctl_worker.rules.seen import SeenRank
 
-NAMED = 3  # processes of which each is described by itself
 Child = Dict[str, Any]  # as in a look: pid, state, sleep_s, stack, still
 
 
 class Family(NamedTuple):
-    """The Python processes of a rank: those that wait in an operation of torch.distributed, and the rest."""
+    """The Python processes below a rank: the children that wait in an operation of torch.distributed, and the rest."""
 
     rank: SeenRank
     waiting: List[Child]
@@ -25,59 +25,61 @@ class Family(NamedTuple):
 
     @property
     def places(self) -> List[Tuple[str, int]]:
-        """Where they wait, and how many; most first."""
+        """Return each place where children wait and their number, the most common place first."""
         return Counter(_operation_at(child) for child in self.waiting).most_common()
 
     @property
     def stands(self) -> bool:
-        """Whether none of those that wait moved while they were looked at."""
+        """Return whether no waiting child moved during the look."""
         return all(child.get("still", True) for child in self.waiting)
 
     @property
     def odd(self) -> bool:
-        """Whether some of its processes are elsewhere than the others."""
+        """Return whether some of the children are not at the place of most children."""
         return bool(self.rest) or len(self.places) > 1
 
-    def told(self) -> str:
+    def sentence(self) -> str:
         """``1 of 2 processes of rank 0 on node0 waits in all_reduce (train.py:9 in run); its process 71 is at ...``."""
         total = len(self.waiting) + len(self.rest)
         parts = []
-        for place, some in self.places[:NAMED]:
+        for place, some in self.places[:NAMED_PROCESSES]:
             count = "all %d" % total if some == total > 1 else "%d of %d" % (some, total) if total > 1 else "the only"
             verb = "wait" if some > 1 else "waits"
             noun = "processes" if total > 1 else "process"
             parts.append("%s %s of %s %s in %s" % (count, noun, words.who([self.rank]), verb, place))
-        parts += ["its process %s is %s" % (child.get("pid"), _where(child)) for child in self.rest[:NAMED]]
+        parts += ["its process %s is %s" % (child.get("pid"), _where(child)) for child in self.rest[:NAMED_PROCESSES]]
         return "; ".join(parts)
 
     def evidence(self) -> List[str]:
-        """What was seen of its processes, the odd ones first."""
+        """Return the state and stack of its processes, the odd children first."""
         lines = []
-        for child in [*self.rest, *self.waiting][:NAMED]:
+        for child in [*self.rest, *self.waiting][:NAMED_PROCESSES]:
             lines.append("  its process %s: %s" % (child.get("pid"), child.get("state")))
             lines += ["    %s:%s in %s" % tuple(frame) for frame in (child.get("stack") or [])[:8]]
         return lines
 
 
-def family_of(one: SeenRank) -> Optional[Family]:
-    """The processes of a rank that is in no operation itself, where some of them are in one; else None."""
-    if one.operation is not None:
+def family_of(rank: SeenRank) -> Optional[Family]:
+    """Return the processes below a rank that is in no operation itself, if some are in an operation; else
+    ``None``.
+    """
+    if rank.operation is not None:
         return None
-    children = [child for child in one.look.get("children") or () if _is_script(child.get("stack"))]
+    children = [child for child in rank.look.get("children") or () if _is_script(child.get("stack"))]
     waiting = [child for child in children if frames.operation(child.get("stack"))]
     if not waiting:
         return None
-    return Family(one, waiting, [child for child in children if child not in waiting])
+    return Family(rank, waiting, [child for child in children if child not in waiting])
 
 
 def unseen(ranks: Sequence[SeenRank]) -> int:
-    """How many processes could not be looked at that these ranks wait for, or may wait for."""
-    waits = [one for one in ranks if not one.stack or frames.reason(one.stack) == frames.FOR_PROCESS]
-    return sum(int(one.look.get("unseen") or 0) for one in waits)
+    """Return the number of processes without a stack for which these ranks wait, or may wait."""
+    waits = [rank for rank in ranks if not rank.stack or frames.reason(rank.stack) == frames.FOR_PROCESS]
+    return sum(int(rank.look.get("unseen") or 0) for rank in waits)
 
 
 def _is_script(stack: Any) -> bool:
-    """Whether it runs code of the user's: multiprocessing has helpers of its own."""
+    """Return whether the process runs code of the user: the helper processes of multiprocessing do not."""
     return any(frames.is_own(frame) for frame in stack or ())
 
 

@@ -1,4 +1,4 @@
-"""Python stacks, and a rank's place in the user's code. Pure.
+"""Reads Python stacks, and finds a rank's place in the user's code. Pure.
 
 A frame is ``[file, line, function]``; a stack has the innermost frame first.
 """
@@ -10,23 +10,23 @@ import os
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ddpctl_worker.rules.limits import LARGEST_LINE, MOST_FRAMES
+
 Frame = Sequence[Any]
-MOST_FRAMES = 64
 POINT_TO_POINT = frozenset(
     {"send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"}
 )
-# Operations that the flight record has no entry for, with gloo at least.
+# Operations without an entry in the flight record, at least with gloo.
 UNRECORDED = POINT_TO_POINT | {"monitored_barrier", "init_process_group", "new_group", "destroy_process_group"}
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<")
 _RUNPY = re.compile(r"^<frozen runpy>$|/runpy\.py$")
 _INSTALLED = re.compile(r"(.*/(?:site|dist)-packages/)[^/]+")
 _FAULT = re.compile(r'^  File "(.*)", line ([0-9]{1,9}) in (.*)$')
 _RANK = re.compile(r"[0-9]{1,6}\Z", re.ASCII)
-_MOST_LINES = 1 << 31
 _COLLECTIVES = re.compile(r"distributed/(?:distributed_c10d|nn/functional|_functional_collectives)\.py$")
 FOR_PROCESS = "waiting for another process"
 _SLEEP = re.compile(r"_*(sleep|nap)_*\Z")
-# What a rank is doing, by the library frame nearest to the user's own: part of the file's name, function, words.
+# The activity of a rank, by the library frame next to the user's code: part of the file name, function, words.
 _REASONS: Tuple[Tuple[str, str, str], ...] = (
     ("torch/utils/data/", "", "waiting for its data loader"),
     ("torch/autograd/", "", "in the backward pass"),
@@ -46,7 +46,7 @@ _REASONS: Tuple[Tuple[str, str, str], ...] = (
 
 
 class Thread(NamedTuple):
-    """One thread of a process; ``gil``: it held the interpreter's lock at that moment."""
+    """One thread of a process. ``gil``: the thread held the interpreter's lock at that moment."""
 
     name: str
     main: bool
@@ -56,33 +56,33 @@ class Thread(NamedTuple):
 
 
 def from_py_spy(text: str, pid: int) -> Optional[List[Thread]]:
-    """What ``py-spy dump --json --locals`` says of a process; None when it says nothing of use."""
+    """Return the threads in the output of ``py-spy dump --json --locals``; ``None`` if it has no valid thread."""
     try:
-        made = json.loads(text)
-        return [_thread(one, pid) for one in made] or None
+        return [_thread(thread, pid) for thread in json.loads(text)] or None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 
-def _thread(one: Dict[str, Any], pid: int) -> Thread:
-    frames = [[str(f["filename"])[-300:], _line(f["line"]), str(f["name"])[:80]] for f in one["frames"]]
+def _thread(thread: Dict[str, Any], pid: int) -> Thread:
+    frames = [[str(f["filename"])[-300:], _line(f["line"]), str(f["name"])[:80]] for f in thread["frames"]]
     return Thread(
-        str(one.get("thread_name") or "")[:40],
-        one.get("os_thread_id") in (pid, None),
-        bool(one.get("owns_gil")),
+        str(thread.get("thread_name") or "")[:40],
+        thread.get("os_thread_id") in (pid, None),
+        bool(thread.get("owns_gil")),
         _with_own_package(frames)[:MOST_FRAMES],
-        _peers(one["frames"][:MOST_FRAMES]),
+        _peers(thread["frames"][:MOST_FRAMES]),
     )
 
 
 def _line(number: Any) -> int:
-    return max(0, min(int(number), _MOST_LINES))
+    return max(0, min(int(number), LARGEST_LINE))
 
 
 def _peers(frames: Sequence[Dict[str, Any]]) -> Dict[str, int]:
-    """The other end of a send or receive, from torch's own arguments. No other local value is looked at.
+    """Return the other end of a send or receive, from the arguments of torch's own function. No other local value is
+    read.
 
-    ``group_src`` and ``group_dst`` count the ranks of a group: they are of use only without one.
+    ``group_src`` and ``group_dst`` are ranks within a group, so they only count for the default group.
     """
     for frame in frames:
         if not _COLLECTIVES.search(str(frame["filename"])) or str(frame["name"]) not in POINT_TO_POINT:
@@ -99,7 +99,7 @@ def _peers(frames: Sequence[Dict[str, Any]]) -> Dict[str, int]:
 
 
 def from_faulthandler(text: str) -> Optional[List[List[Any]]]:
-    """The last stack of a file that faulthandler has written; None when there is none."""
+    """Return the last stack in a file of faulthandler; ``None`` if the file has no stack."""
     frames: List[List[Any]] = []
     for line in text.splitlines():
         match = _FAULT.match(line)
@@ -111,8 +111,10 @@ def from_faulthandler(text: str) -> Optional[List[List[Any]]]:
 
 
 def _with_own_package(frames: List[List[Any]]) -> List[List[Any]]:
-    """The files of the package whose module was started (``python -m pkg.train``) without the folder in which it is
-    installed: ``pkg/train.py`` is the user's own, and no library's."""
+    """Shorten the file names of the package that ``python -m pkg.train`` has started, if it is installed as a library.
+
+    Its files become ``pkg/train.py``, so that they count as the user's own code.
+    """
     begins = next((file for file, _, _ in reversed(frames) if not _RUNPY.search(file)), "")
     found = _INSTALLED.match(begins)
     if found is None:
@@ -126,17 +128,17 @@ def _with_own_package(frames: List[List[Any]]) -> List[List[Any]]:
 
 
 def is_own(frame: Frame) -> bool:
-    """Whether it is the user's own code, and not a library's."""
+    """Return whether the frame is the user's own code, and not a library's."""
     return not _LIBRARY.search(str(frame[0]))
 
 
 def own(stack: Optional[Sequence[Frame]]) -> List[Frame]:
-    """The user's own frames, the innermost first; all of them where none is the user's."""
+    """Return the user's own frames, the innermost first; all frames if the user has no frame in the stack."""
     return [frame for frame in stack or () if is_own(frame)] or list(stack or ())
 
 
 def place(stack: Optional[Sequence[Frame]]) -> str:
-    """``train.py:88 in step``: where the rank is in the user's code; empty when that is not known."""
+    """Return the rank's place in the user's code, like ``train.py:88 in step``; empty if it is not known."""
     frames = own(stack)
     if not frames:
         return ""
@@ -146,24 +148,24 @@ def place(stack: Optional[Sequence[Frame]]) -> str:
 
 
 def awake(stack: Optional[Sequence[Frame]]) -> List[Frame]:
-    """The frames from the innermost one on that is not there to sleep."""
+    """Return the stack from the innermost frame of the user on that does more than sleep."""
     frames = list(stack or ())
     first = next((at for at, frame in enumerate(frames) if is_own(frame) and not _SLEEP.match(str(frame[2]))), 0)
     return frames[first:]
 
 
 def _above(stack: Optional[Sequence[Frame]]) -> List[Frame]:
-    """The library frames that the innermost own frame has called, the nearest first."""
-    found: List[Frame] = []
+    """Return the library frames that the innermost own frame has called, the outermost first."""
+    called: List[Frame] = []
     for frame in stack or ():
         if is_own(frame):
             break
-        found.append(frame)
-    return found[::-1]
+        called.append(frame)
+    return called[::-1]
 
 
 def operation(stack: Optional[Sequence[Frame]]) -> Optional[str]:
-    """The operation of torch.distributed that the rank is in, such as ``all_reduce``; None when in none."""
+    """Return the operation of torch.distributed that the rank is in, such as ``all_reduce``; else ``None``."""
     for file, _, function in _above(stack):
         if _COLLECTIVES.search(str(file)) and not function.startswith("_") and function != "wrapper":
             return str(function).rpartition(".")[2]
@@ -171,7 +173,7 @@ def operation(stack: Optional[Sequence[Frame]]) -> Optional[str]:
 
 
 def reason(stack: Optional[Sequence[Frame]]) -> str:
-    """What the rank waits for, or does, by the libraries that its own code has called; empty when they do not say."""
+    """Return the rank's activity by the libraries that the user's code has called; empty if they do not show it."""
     found = operation(stack)
     if found is not None:
         return "in %s" % found
@@ -183,5 +185,5 @@ def reason(stack: Optional[Sequence[Frame]]) -> str:
 
 
 def busy_in_own_code(stack: Optional[Sequence[Frame]]) -> bool:
-    """Whether the innermost frame is the user's own."""
+    """Return whether the innermost frame is the user's own."""
     return bool(stack) and is_own(stack[0])  # type: ignore[index]

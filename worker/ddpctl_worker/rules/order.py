@@ -1,8 +1,7 @@
-"""Which of several saves is the newest one. Pure.
+"""Orders saves by age. Pure.
 
-Attempts have an order of their own (attempts.py). Within an attempt, the saves with times of one host's clock are in
-the order of that clock. A clock is never compared with another one: saves of different clocks are merged by their
-steps.
+Attempts have an order of their own (attempts.py). Within an attempt, saves whose times come from the clock of the same
+host are in the order of that clock. Clocks of two hosts are never compared: their saves are merged by step.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ T = TypeVar("T")
 
 
 class When(NamedTuple):
-    """When an entry was saved. ``clock``: the host by whose clock ``moment`` is (s since 1970)."""
+    """The time of a save. ``clock`` is the host that measured ``moment`` (seconds since 1970)."""
 
     attempt: AttemptId
     clock: str
@@ -25,7 +24,7 @@ class When(NamedTuple):
     entry: str
 
     def is_newer(self, than: When) -> bool:
-        """Of two entries of one series."""
+        """Return whether this save is newer than another save of the same series."""
         if self.attempt != than.attempt:
             return self.attempt > than.attempt
         if self.clock == than.clock:
@@ -34,15 +33,15 @@ class When(NamedTuple):
 
 
 def when_of(found: Mapping[str, Any]) -> When:
-    """Of a manifest, or of anything else that says as much."""
+    """Return the time of a save from its manifest or from a row with the same fields."""
     return When(attempt_of(found), found["clock"], moment(found["time"]), found["entry"])
 
 
 def oldest_first(found: Iterable[T], when: Callable[[T], When], rest: Callable[[T], Any]) -> List[T]:
-    """The same order on every host: ``rest`` decides where nothing else does."""
+    """Return the saves in the same order on every host; ``rest`` decides between saves that are equal otherwise."""
     clocks: Dict[Tuple[AttemptId, str], List[T]] = {}
-    for one in sorted(found, key=lambda one: (when(one), rest(one)), reverse=True):
-        clocks.setdefault(when(one)[:2], []).append(one)
+    for save in sorted(found, key=lambda save: (when(save), rest(save)), reverse=True):
+        clocks.setdefault(when(save)[:2], []).append(save)
     ordered: List[T] = []
     for attempt in sorted({attempt for attempt, _ in clocks}):
         left = [saves for (of, _), saves in sorted(clocks.items()) if of == attempt]
@@ -54,5 +53,5 @@ def oldest_first(found: Iterable[T], when: Callable[[T], When], rest: Callable[[
 
 
 def moment(time: str) -> float:
-    """A time in ISO 8601 with its zone, in seconds."""
+    """Return an ISO 8601 time with a zone as seconds since 1970."""
     return datetime.fromisoformat(time).timestamp()

@@ -1,9 +1,10 @@
-"""Reads what torch pickles: containers, numbers and text. Pure.
+"""Reads a pickle of torch: containers, numbers and text. Pure.
 
-The opcodes are those of torch's own pickler without tensors and classes (torch/csrc/jit/serialization/pickler.cpp).
-Python's pickle module is not used: kept from all classes and functions, it still lets one opcode of a hostile file
-take gigabytes, and lets a small file stand for a huge value, by lists that are used again and again. Here only text
-can be used again; any other value is None in its second place. In a dump those are the frames of the stacks.
+The opcodes follow torch's own pickler without tensors and classes (torch/csrc/jit/serialization/pickler.cpp).
+
+Python's pickle module is not safe here, even without classes and functions: an opcode of a hostile file can allocate
+gigabytes, and a small file can describe a huge value by lists that refer to a list many times. So this reader repeats
+only text. A reference to any other value gives ``None``; in a dump these are the frames of stacks.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from typing import Any, Callable, Dict, List
 
 _HEAD = b"\x80\x02"  # protocol 2
 _STOP = ord(".")
-_BYTE, _SHORT, _INT, _SIZE, _FLOAT = (struct.Struct(one) for one in ("<B", "<H", "<i", "<I", ">d"))
+_BYTE, _SHORT, _INT, _SIZE, _FLOAT = (struct.Struct(form) for form in ("<B", "<H", "<i", "<I", ">d"))
 
 
 def load(data: bytes) -> Any:
-    """The pickled value. Raises ValueError: it is cut, damaged, or has more than plain values in it."""
+    """Return the pickled value.
+
+    Raises: ValueError: the data is cut or damaged, or has more than plain values.
+    """
     if not data.startswith(_HEAD):
         raise ValueError("it is no pickle of torch's")
     machine = _Machine(data)
@@ -28,7 +32,7 @@ def load(data: bytes) -> Any:
 
 
 class _Machine:
-    """Executes the opcodes. Errors of a damaged file come as they come."""
+    """Executes the opcodes. A damaged file raises any of the errors that ``load`` catches."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -52,7 +56,6 @@ class _Machine:
         self._stack.append(value)
 
     def number(self, form: struct.Struct) -> Any:
-        """The argument at this place."""
         (value,) = form.unpack_from(self._data, self.at)
         self.at += form.size
         return value

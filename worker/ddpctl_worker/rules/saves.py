@@ -1,8 +1,8 @@
-"""Which files belong to one save, where a name is used for one save after the other.
+"""Decides which files belong to the same save, if a job saves under the same name again and again.
 
-``latest/rank_0.pt`` and ``latest/rank_1.pt`` look the same whether they are of one save or of two. So the keeper counts
-how often the attempt has written each file, and only files with the same count are one save. Hosts compare these
-counts, never their clocks. In a folder whose name has a step (``step_200/``) every save of an attempt is the same one.
+``latest/rank_0.pt`` and ``latest/rank_1.pt`` look alike whether they are of the same save or of two. So the keeper
+counts how often the attempt has written each file; files with the same count are the same save. Hosts compare these
+counts, never their clocks. In a folder whose name has a step (``step_200/``) all files of an attempt are the same save.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from typing import Dict, List, Mapping, Optional, Tuple
 from ddpctl_worker.rules.attempts import Begun
 from ddpctl_worker.rules.entries import Files, Stamp, is_of_torch, member_of, step_of
 
-EARLIER = 0  # the save of a file that the attempt has not written
+EARLIER = 0  # the save number of a file that an earlier attempt has written
 
 
 class SaveCounter:
-    """Counts the writes of each file, from one look at the folder to the next.
+    """Counts the writes of each file, from look to look at the folder.
 
-    A change after the file was the same in two looks is a new write. A file that grows is still the same one. Any other
-    change came too soon after the one before: writes may have been missed, so the count is not known from then on.
+    - A change after two equal looks is a new write.
+    - A file that only grew is still the same write.
+    - Any other change came too soon: a write may have been missed, so the count is unknown from then on.
     """
 
     def __init__(self, begun: Begun, known: Mapping[str, Mapping[str, Tuple[int, int, Optional[int]]]]) -> None:
-        """``known``: size, time and save of each file as an earlier look at this attempt has left them."""
+        """``known``: size, time and save of each file, from an earlier look during this attempt."""
         self._begun, self._known = begun, known
         self._files: Dict[Tuple[str, str], Tuple[Stamp, Optional[int], bool]] = {}  # stamp, count, whether at rest
 
     def see(self, found: Mapping[str, Files]) -> None:
-        """The folder as it is now."""
+        """Take in the present state of the folder."""
         self._files = {
             (entry, path): self._seen(entry, path, stamp)
             for entry, files in found.items()
@@ -58,7 +59,9 @@ class SaveCounter:
         return None if path in self._known[entry] else 1
 
     def of(self, entry: str, files: Files) -> Dict[str, Optional[int]]:
-        """The save of each file of an entry; EARLIER: an attempt before wrote it; None: the count is not known."""
+        """Return the save of each file of an entry. EARLIER: an earlier attempt wrote it. ``None``: the count is not
+        known.
+        """
         counts = {path: self._files[entry, path][1] if (entry, path) in self._files else None for path in files}
         if step_of(entry) is None and "" not in files:
             return counts
@@ -66,32 +69,32 @@ class SaveCounter:
 
 
 def newest_save(saves: Mapping[str, Optional[int]]) -> Optional[int]:
-    """The save that the files of one host are at; None: it is not known."""
+    """Return the newest save among the files of one host; ``None`` if it is not known."""
     if None in saves.values():
         return None
     return max((save for save in saves.values() if save is not None), default=EARLIER)
 
 
 def left_behind(saves: Mapping[str, Optional[int]]) -> List[str]:
-    """The files of one host that the newest save has not written yet.
+    """Return the files of one host that the newest save has not written yet.
 
-    Shards and their index are not among them: complete.py compares these over all hosts. Nor are the files of ranks
-    that an attempt before wrote: they may be ranks of other hosts. A file that was not written for longer never
-    changes.
+    - Shards and their index are left out: complete.py compares them over all hosts.
+    - Files of ranks that an earlier attempt wrote are left out: these ranks may be on other hosts now.
+    - A file of no rank is left out if it missed more than the newest save: it never changes.
     """
     newest = newest_save(saves)
     if not newest:
         return []
-    found = []
+    paths = []
     for path, save in saves.items():
         if is_of_torch(path) or save is None or save == newest:
             continue
         behind = save > EARLIER if is_member(path) else save == newest - 1
         if behind:
-            found.append(path)
-    return sorted(found)
+            paths.append(path)
+    return sorted(paths)
 
 
 def is_member(path: str) -> bool:
-    """Whether a file is of one rank, by its name."""
+    """Return whether a file belongs to one rank or shard, by its name."""
     return member_of(path) is not None

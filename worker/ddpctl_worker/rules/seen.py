@@ -1,27 +1,30 @@
-"""What a look says of one rank, read once. Pure."""
+"""One rank as a look at its host has found it. Pure."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from ddpctl_worker.rules import flight, frames
+from ddpctl_worker.rules.limits import LOOKS_APART_S
 
 DEFAULT_GROUPS = frozenset({"0", flight.NCCL + "0"})
-APART_S = 3.0  # looks of one round end at most so far apart
 
 
 class SeenRank(NamedTuple):
-    """One rank; ``look`` is as look.py describes it."""
+    """One rank. ``look`` has the fields that look.py describes."""
 
     host: str
     rank: int
     look: Dict[str, Any]
     entries: List[flight.Entry]
-    pending: Optional[flight.Entry]  # the collective that it is in
+    pending: Optional[flight.Entry]  # the unfinished collective that the rank is in
 
     @property
     def known(self) -> bool:
-        """Whether its collectives are known. An empty record is none where the stack shows one: NCCL has its own."""
+        """Return whether the rank's collectives are known.
+
+        An empty record does not count while the stack shows a collective: NCCL has a record of its own.
+        """
         groups = self.look.get("groups")
         return bool(groups) or (groups is not None and frames.operation(self.stack) in (None, *frames.UNRECORDED))
 
@@ -35,18 +38,20 @@ class SeenRank(NamedTuple):
 
     @property
     def place(self) -> str:
-        """``train.py:88 in step``; empty where that is not known."""
+        """Return the rank's place in the user's code, like ``train.py:88 in step``; empty if it is not known."""
         return frames.place(frames.awake(self.stack) if self.polls else self.stack)
 
     @property
     def waited(self) -> float:
-        """For how many seconds it has been in its collective."""
+        """Return the seconds that the rank has been in its collective."""
         now = self.look.get("now")
         return max(0.0, float(now) - self.pending.at) if now and self.pending else 0.0
 
     @property
     def operation(self) -> Optional[str]:
-        """The operation that it waits in, by its record or, where that has none of it, by its stack."""
+        """Return the operation that the rank waits in: by its record, or by its stack if the record does not have
+        it.
+        """
         if self.state == "ended" and not self.look.get("dumped"):
             return None
         if self.pending is not None:
@@ -56,25 +61,27 @@ class SeenRank(NamedTuple):
 
     @property
     def outside(self) -> bool:
-        """Whether it is in no collective, although it has no record: by its stack, or because it does not run."""
+        """Return whether the rank has no record and is in no collective, by its stack or because the process does
+        not run.
+        """
         idle = self.state in ("stopped", "traced", "blocked")
         return not self.known and self.operation is None and (idle or bool(self.stack))
 
     def age(self, at: float) -> float:
-        """Seconds from then, a Unix time of its host, to the look."""
+        """Return the seconds from ``at``, a Unix time of the rank's host, to the look."""
         return float(self.look.get("now") or 0.0) - at
 
     @property
     def head(self) -> Dict[str, int]:
-        """group -> the highest number that it has entered."""
-        found: Dict[str, int] = {}
-        for one in self.entries:
-            found[one.group] = max(found.get(one.group, 0), one.seq)
-        return found
+        """Return group -> the highest number of a collective that the rank has entered."""
+        highest: Dict[str, int] = {}
+        for entry in self.entries:
+            highest[entry.group] = max(highest.get(entry.group, 0), entry.seq)
+        return highest
 
     @property
     def cpu(self) -> float:
-        """Percent of a core, with all that it has started."""
+        """Return the percent of a core that the rank and its child processes use."""
         return float(self.look.get("cpu") or 0.0) + float(self.look.get("below") or 0.0)
 
     @property
@@ -83,26 +90,29 @@ class SeenRank(NamedTuple):
 
     @property
     def spins(self) -> bool:
-        """Whether it is in a loop of its own Python code that never leaves its function."""
+        """Return whether the rank is in a loop of the user's Python code that stays in one function."""
         return bool(self.look.get("spins")) and frames.busy_in_own_code(self.stack)
 
     @property
     def sleep(self) -> Optional[float]:
-        """Seconds until it, or one that it waits for below it, wakes from a timed sleep; None when it is in none."""
+        """Return the seconds until the rank, or a child that it waits for, wakes from a timed sleep.
+
+        ``None``: neither is in a timed sleep.
+        """
         if self.look.get("sleep_s") is not None:
             return float(self.look["sleep_s"])
-        return max((float(one["sleep_s"]) for one in self._sleepers), default=None)
+        return max((float(child["sleep_s"]) for child in self._sleepers), default=None)
 
     @property
     def polls(self) -> bool:
-        """Whether it, or each one of those below it that sleep, sleeps again and again on the same line."""
+        """Return whether the rank, or every child that sleeps, sleeps again and again on the same line."""
         if self.look.get("sleep_s") is not None:
             return bool(self.look.get("polls"))
-        return bool(self._sleepers) and all(one.get("polls") for one in self._sleepers)
+        return bool(self._sleepers) and all(child.get("polls") for child in self._sleepers)
 
     @property
     def _sleepers(self) -> List[Dict[str, Any]]:
-        return [one for one in self.look.get("children") or () if one.get("sleep_s") is not None]
+        return [child for child in self.look.get("children") or () if child.get("sleep_s") is not None]
 
 
 def read(look: Dict[str, Any]) -> SeenRank:
@@ -112,29 +122,34 @@ def read(look: Dict[str, Any]) -> SeenRank:
 
 
 def present(ranks: Sequence[SeenRank]) -> List[SeenRank]:
-    """Without the collectives of a group that was destroyed, where other ranks are in one of the same name already.
+    """Return the ranks without the collectives of a destroyed group, if another rank uses a new group of the same name.
 
-    Each rank's own record tells the two apart once it has entered a collective of the new one. For a rank that has not
-    the others' tell, by age, as the clocks of two hosts may differ.
+    The record of a rank shows the difference once the rank has entered a collective of the new group. For any other
+    rank the entries are compared by age, because the clocks of two hosts may differ.
     """
-    ages: Dict[str, float] = {}  # group -> the age of the new one
-    for one in ranks:
-        for entry in one.entries:
+    ages: Dict[str, float] = {}  # group -> the age of the new group
+    for rank in ranks:
+        for entry in rank.entries:
             if entry.since:
-                ages[entry.group] = max(ages.get(entry.group, 0.0), one.age(entry.since))
-    return [one._replace(entries=[entry for entry in one.entries if not _is_old(one, entry, ages)]) for one in ranks]
+                ages[entry.group] = max(ages.get(entry.group, 0.0), rank.age(entry.since))
+    return [
+        rank._replace(entries=[entry for entry in rank.entries if not _is_old(rank, entry, ages)]) for rank in ranks
+    ]
 
 
-def _is_old(one: SeenRank, entry: flight.Entry, ages: Dict[str, float]) -> bool:
+def _is_old(rank: SeenRank, entry: flight.Entry, ages: Dict[str, float]) -> bool:
     if entry.group not in ages or entry.since or not entry.done:
         return False
-    return one.age(entry.at) > ages[entry.group] - APART_S
+    return rank.age(entry.at) > ages[entry.group] - LOOKS_APART_S
 
 
 def _pending(entries: List[flight.Entry]) -> Optional[flight.Entry]:
-    """The oldest unfinished collective of the group of the newest one, if that is unfinished: of gloo, else of NCCL."""
+    """Return the oldest unfinished collective of the group that was used last, if the last collective is unfinished.
+
+    gloo's collectives come first, then NCCL's.
+    """
     for nccl in (False, True):
-        some = [one for one in entries if one.group.startswith(flight.NCCL) == nccl]
+        some = [entry for entry in entries if entry.group.startswith(flight.NCCL) == nccl]
         if some and not some[-1].done:
-            return next(one for one in some if one.group == some[-1].group and not one.done)
+            return next(entry for entry in some if entry.group == some[-1].group and not entry.done)
     return None

@@ -1,4 +1,4 @@
-"""Where the ranks' sequences of collectives part: who skipped one, repeated one, or called another. Pure."""
+"""Finds where the ranks' sequences of collectives differ: a rank skipped, repeated or replaced a collective. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Signatures = Dict[int, str]  # by number
 
 
 class Side(NamedTuple):
-    """Ranks that called the same thing."""
+    """Ranks that called the same collective."""
 
     signature: str
     ranks: List[SeenRank]
 
 
 class Difference(NamedTuple):
-    """The first number of a group at which ranks called different things; the largest side first."""
+    """The first number of a group at which ranks called different collectives. The largest side is first."""
 
     group: str
     seq: int
@@ -26,16 +26,20 @@ class Difference(NamedTuple):
 
     @property
     def clear(self) -> bool:
-        """Whether one side is the majority."""
+        """Return whether the largest side is the majority."""
         return len(self.sides[0].ranks) > len(self.sides[1].ranks)
 
     def how(self, side: Side) -> str:
-        """What this side did other than the majority: OTHER where none of these is clear.
+        """Return how this side differs from the majority.
 
-        EITHER: it skipped the one, or repeated the one before.
+        - SKIPPED: it skipped the majority's collective.
+        - REPEATED: it repeated the collective before.
+        - EITHER: one of the two above.
+        - SIZE: it called the same collective with another size.
+        - OTHER: no other way is certain.
         """
         most = _signatures(self.sides[0].ranks, self.group)
-        ways = {_shift(_signatures([one], self.group), most, self.seq) for one in side.ranks}
+        ways = {_shift(_signatures([rank], self.group), most, self.seq) for rank in side.ranks}
         if len(ways) == 1 and ways != {OTHER}:
             return ways.pop()
         ops = {signature.partition(" ")[0] for signature in (side.signature, self.sides[0].signature)}
@@ -43,24 +47,27 @@ class Difference(NamedTuple):
 
 
 def first_difference(ranks: Sequence[SeenRank]) -> Optional[Difference]:
-    """Of a group in which somebody waits at that number or later."""
-    for group in sorted({name for one in ranks for name in one.head}):
+    """Return the first difference of a group in which a rank waits at that number or later."""
+    for group in sorted({name for rank in ranks for name in rank.head}):
         found = _of_group(group, ranks)
         if found is not None and any(
-            one.pending is not None and one.pending.group == group and one.pending.seq >= found.seq for one in ranks
+            rank.pending is not None and rank.pending.group == group and rank.pending.seq >= found.seq for rank in ranks
         ):
             return found
     return None
 
 
 def _of_group(group: str, ranks: Sequence[SeenRank]) -> Optional[Difference]:
-    """A number at which all are done and agree is proof that the numbers before it did no harm."""
+    """Return the difference in a group.
+
+    Where all ranks have finished the same collective, the differences before it did no harm.
+    """
     by_seq: Dict[int, Dict[str, List[SeenRank]]] = {}
     waiting = set()
-    for one in ranks:
-        for entry in one.entries:
+    for rank in ranks:
+        for entry in rank.entries:
             if entry.group == group:
-                by_seq.setdefault(entry.seq, {}).setdefault(entry.signature, []).append(one)
+                by_seq.setdefault(entry.seq, {}).setdefault(entry.signature, []).append(rank)
                 if not entry.done:
                     waiting.add(entry.seq)
     found: Optional[Difference] = None
@@ -70,17 +77,20 @@ def _of_group(group: str, ranks: Sequence[SeenRank]) -> Optional[Difference]:
             sides.sort(key=lambda side: (-len(side.ranks), side.ranks[0].rank))
             found = Difference(group, seq, sides)
         elif len(sides) == 1 and len(sides[0].ranks) > 1 and found is not None and seq not in waiting:
-            parted = {one.rank for side in found.sides for one in side.ranks}
-            found = None if parted <= {one.rank for one in sides[0].ranks} else found
+            parted = {rank.rank for side in found.sides for rank in side.ranks}
+            found = None if parted <= {rank.rank for rank in sides[0].ranks} else found
     return found
 
 
 def _signatures(ranks: Sequence[SeenRank], group: str) -> Signatures:
-    return {entry.seq: entry.signature for one in ranks for entry in one.entries if entry.group == group}
+    return {entry.seq: entry.signature for rank in ranks for entry in rank.entries if entry.group == group}
 
 
 def _shift(mine: Signatures, most: Signatures, seq: int) -> str:
-    """Whether mine are the majority's from ``seq`` on when moved by one: forward is skipped, back is repeated."""
+    """Return the way in which ``mine`` equals ``most`` from ``seq`` on after a move by one place.
+
+    A move forward means skipped, a move back means repeated.
+    """
     ahead = dict(most)
     if seq + 1 not in ahead:
         after = _usually_after(most, seq)
@@ -99,7 +109,10 @@ def _matches(mine: Signatures, most: Signatures, seq: int, by: int) -> bool:
 
 
 def _usually_after(most: Signatures, seq: int) -> Optional[str]:
-    """What followed the last time that the same two came one after the other: a training loop repeats itself."""
+    """Return the collective that followed the last time that the same two collectives came in a row.
+
+    A training loop repeats itself.
+    """
     for at in range(seq - 1, seq - 1 - len(most), -1):
         if at + 1 in most and all(at - back in most and most[at - back] == most.get(seq - back) for back in (0, 1)):
             return most[at + 1]

@@ -1,23 +1,24 @@
-"""A series of any length as a bounded number of its own points, chosen while the points come."""
+"""Thins a series of any length to a bounded number of its own points, while the points come."""
 
 from __future__ import annotations
 
 from typing import List, Optional, Tuple
 
+from ddpctl_worker.rules.limits import LEAST_POINTS
+
 Numbered = Tuple[int, float, float]  # a point's number in the series, x, y
-LEAST = 4  # points that are kept, if there are as many
 
 
 class Thinned:
-    """Keeps the first and the last point, and of every stretch the lowest and the highest one: a spike is not lost.
+    """Keeps the first and the last point, and the lowest and highest point of each stretch, so that no spike is lost.
 
-    All stretches are equally long. Where there would be too many, each two of them become one.
+    All stretches have the same length. If there are too many, each pair becomes one stretch.
     """
 
     def __init__(self, most: int) -> None:
         self._room = _room(most)
-        self._length = 1  # of a stretch, in points
-        self._stretches: List[Tuple[Numbered, Numbered]] = []  # of each the lowest and the highest
+        self._length = 1  # points in a stretch
+        self._stretches: List[Tuple[Numbered, Numbered]] = []  # the lowest and the highest point of each
         self._first: Optional[Numbered] = None
         self._last: Optional[Numbered] = None
         self.count = 0
@@ -35,7 +36,7 @@ class Thinned:
         self.count += 1
 
     def points(self, most: int) -> List[List[float]]:
-        """As many of them as ``most``, each an [x, y], in the order in which they came."""
+        """Return at most ``most`` points as [x, y], in the order in which they came."""
         while len(self._stretches) > _room(most):
             self._join()
         ends = [point for point in (self._first, self._last) if point is not None]
@@ -49,8 +50,8 @@ class Thinned:
 
 
 def _room(most: int) -> int:
-    """Stretches: each has two points, and the first and the last point come on top."""
-    return max(1, (max(LEAST, most) - 2) // 2)
+    """Return the number of stretches. Each has two points; the first and the last point of the series come on top."""
+    return max(1, (max(LEAST_POINTS, most) - 2) // 2)
 
 
 def _both(one: Tuple[Numbered, Numbered], other: Tuple[Numbered, Numbered]) -> Tuple[Numbered, Numbered]:

@@ -1,4 +1,6 @@
-"""Checkpoints of a job, put together from the manifests of its hosts. Pure; ddpctl does the same with their answers."""
+"""Unites the manifests of all hosts into the list of a job's checkpoints. Pure; ddpctl calls it on the hosts'
+answers.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ from ddpctl_worker.rules.order import When, oldest_first, when_of
 
 
 class SavedPart(NamedTuple):
-    """What one host wrote of a checkpoint, and on which hosts it lies now. ``same``: those that have the same content,
-    no matter who wrote it."""
+    """The part of a checkpoint that one host wrote. ``holders``: hosts that have this part now. ``same``: hosts that
+    have the same content, no matter which host wrote it.
+    """
 
     manifest: Manifest
     holders: Tuple[str, ...]
@@ -19,8 +22,9 @@ class SavedPart(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """One checkpoint of the job. ``parts``: newest first. ``missing`` says in words why it is not complete; ``files``
-    are those of a complete one, the very ones that a restart gets."""
+    """One checkpoint of the job. ``parts``: newest first. ``missing``: in words, why it is incomplete. ``files``: the
+    files of a complete checkpoint, exactly as a restart gets them.
+    """
 
     entry: str
     step: Optional[int]
@@ -37,12 +41,14 @@ class Saved(NamedTuple):
 
     @property
     def hosts(self) -> Tuple[str, ...]:
-        """Every host that has a part of it, or a copy of one, or has got the same from others before a start."""
+        """Return every host that has a part of the checkpoint, or a copy of a part, or the same content from an earlier
+        start.
+        """
         return tuple(sorted({host for part in self.parts for host in part.same}))
 
     @property
     def held(self) -> int:
-        """On how many hosts each of its files lies at least."""
+        """Return the number of hosts that have the file with the fewest copies."""
         found: Dict[Tuple[str, str], Set[str]] = {}
         for part in self.parts:
             for file in content(part.manifest["files"]).items():
@@ -51,26 +57,27 @@ class Saved(NamedTuple):
 
 
 def unite(held: Mapping[str, Iterable[Manifest]]) -> List[Saved]:
-    """Every name, newest first. ``held``: the valid manifests that each host has, its own and those of copies.
+    """Return a checkpoint for every name, newest first. ``held``: the valid manifests that each host has, copies
+    included.
 
-    Where a name was used again and the newer save is not complete, the older one is listed: a restart resumes from it.
+    If a name was used again and the newer save is incomplete, the older save is listed: a restart resumes from it.
     """
     parts: Dict[str, List[Tuple[Manifest, Set[str]]]] = {}
     for holder in sorted(held):
         for manifest in held[holder]:
-            known = parts.setdefault(manifest["entry"], [])
-            holders = next((holders for one, holders in known if one == manifest), None)
+            copies = parts.setdefault(manifest["entry"], [])
+            holders = next((holders for other, holders in copies if other == manifest), None)
             if holders is None:
-                known.append((manifest, {holder}))
+                copies.append((manifest, {holder}))
             else:
                 holders.add(holder)
-    found = [_saved(entry, known) for entry, known in parts.items()]
+    found = [_saved(entry, copies) for entry, copies in parts.items()]
     return newest_first(found)
 
 
 def newest_first(found: Iterable[Saved]) -> List[Saved]:
-    """In the order of ``complete.in_order``."""
-    return oldest_first(found, lambda one: one.when, lambda one: sorted(content(dict(one.files)).items()))[::-1]
+    """Return the checkpoints in the order of ``complete.in_order``, reversed."""
+    return oldest_first(found, lambda saved: saved.when, lambda saved: sorted(content(dict(saved.files)).items()))[::-1]
 
 
 def _saved(entry: str, found: List[Tuple[Manifest, Set[str]]]) -> Saved:
@@ -80,7 +87,7 @@ def _saved(entry: str, found: List[Tuple[Manifest, Set[str]]]) -> Saved:
     order = newest_last([manifest for manifest, _ in found])
     parts = [
         SavedPart(manifest, tuple(sorted(holders)), tuple(sorted(same[manifest["version"]])))
-        for manifest, holders in sorted(found, key=lambda one: order.index(one[0]), reverse=True)
+        for manifest, holders in sorted(found, key=lambda pair: order.index(pair[0]), reverse=True)
     ]
     chosen = best([part.manifest for part in parts])
     if chosen is not None:
@@ -96,7 +103,7 @@ def _saved(entry: str, found: List[Tuple[Manifest, Set[str]]]) -> Saved:
 
 
 def _of_one_save(parts: List[SavedPart]) -> List[SavedPart]:
-    """The newest part of each host that the newest attempt wrote: for a person, where nothing is complete."""
+    """Return the newest part of each host that the newest attempt wrote: the user sees it if nothing is complete."""
     attempt = attempt_of(parts[0].manifest)
     names: Set[str] = set()
     writers: Set[str] = set()

@@ -1,9 +1,11 @@
-"""Which rank is odd, from one look at every rank of a run. Pure: the hub's watcher and ``ddpctl doctor`` both use it.
+"""Finds the rank that holds up a run, from one look at every rank. Pure.
 
-A collective that some ranks wait in is held up by those that have not reached it. Which those are follows from the
-numbers of the collectives (``flight.py``), and without such a record from the stacks alone. Where the ones that are
-waited for wait themselves, elsewhere, the search follows them. A rank that works, or sleeps for a known time, is not
-stuck yet: it is excused until the others have waited much longer.
+The hub's watcher and ``ddpctl doctor`` call it.
+
+Ranks that wait in a collective are held up by the ranks that have not reached it. The numbers of the collectives show
+which ranks these are (flight.py); without a record, the stacks show it. If such a rank waits elsewhere itself, the
+search continues with the ranks that hold it up. A rank that works, or sleeps for a known time, is excused: it counts as
+stuck only when the other ranks have waited much longer.
 """
 
 from __future__ import annotations
@@ -12,28 +14,30 @@ from collections import Counter
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ddpctl_worker.rules import families, seen, sequences, words
+from ddpctl_worker.rules.limits import (
+    BLOCKED_S,
+    BUSY_BYTES,
+    BUSY_CPU,
+    BUSY_FACTOR,
+    MOVING_FACTOR,
+    NAMED_RANKS,
+    SPIN_S,
+    STALL_S,
+)
 from ddpctl_worker.rules.seen import DEFAULT_GROUPS, SeenRank
 from ddpctl_worker.rules.sequences import Difference, Side
 from ddpctl_worker.rules.words import numbers
-
-STALL_S = 30.0  # a wait this long is worth a word, unless the job says otherwise
-SOON_S = 5.0  # a rank that is blocked for good may be named after so short a wait, where a person asks
-SPIN_S = 10.0  # the same for a loop of pure Python that never leaves its function
-BUSY_FACTOR = 3  # a rank in a loop of pure Python, in one function, is excused for this many times the stall
-MOVING_FACTOR = 20  # one that works in another way, for this many times: an evaluation may stay on one line for long
-BUSY_CPU = 10.0  # percent of a core
-BUSY_BYTES = 64 << 10  # in a second
 
 __all__ = ["Diagnosis", "diagnose", "numbers"]
 
 
 class Diagnosis(NamedTuple):
-    """``verdict`` is one sentence. ``stuck``: nothing moves, and that will not end by itself. ``suspects``: ranks."""
+    """``verdict`` is a sentence. ``stuck``: nothing moves, and nothing will change that. ``suspects``: ranks."""
 
     verdict: str
     stuck: bool
     suspects: List[Dict[str, Any]]  # host, rank
-    groups: List[Dict[str, Any]]  # ranks, where: by where they are
+    groups: List[Dict[str, Any]]  # ranks, where: a row for each place
     evidence: List[str]
     missing: List[str]
     waited_s: float
@@ -50,51 +54,56 @@ def diagnose(
     stall: float = STALL_S,
     asked: bool = True,
 ) -> Diagnosis:
-    """The verdict over the looks of all nodes, each with its ``host``; ``absent``: hosts that gave none.
+    """Return the verdict over the looks of all nodes, each with its ``host``. ``absent``: hosts without a look.
 
-    ``expected``: every rank of the run, and its host; one that its host did not see any more has ended.
-    ``asked``: a person asks, so that a rank which is blocked for good is named before ``stall`` seconds are over.
+    ``expected``: every rank of the run, and its host. A rank that its host no longer sees has ended.
+    ``asked``: a person asks, so a rank that is blocked for good is named before ``stall`` seconds are over.
     """
-    ranks = [seen.read(one) for one in looks]
-    there = {one.rank for one in ranks}
+    ranks = [seen.read(look) for look in looks]
+    there = {rank.rank for rank in ranks}
     for rank, host in (expected or {}).items():
         if rank not in there and host not in absent:
             ranks.append(seen.read({"rank": rank, "host": host, "state": "ended"}))
-    ranks = sorted(seen.present(ranks), key=lambda one: (one.rank, one.host))
+    ranks = sorted(seen.present(ranks), key=lambda rank: (rank.rank, rank.host))
     world = max(len(ranks), len(expected or ()))
     found = _Judge(ranks, world, list(absent), stall, asked).verdict()
     missing = ["%s did not answer" % host for host in absent]
-    missing += words.same_words((one.rank, str(what)) for one in ranks for what in one.look.get("missing") or ())
+    missing += words.same_words((rank.rank, str(what)) for rank in ranks for what in rank.look.get("missing") or ())
     return found._replace(missing=missing)
 
 
 class _Judge:
-    """One judgement. Ranks that are excused are kept apart: with them nothing is wrong, only slow."""
+    """A judgement. Excused ranks are handled separately: if only such ranks are odd, the run is slow, not stuck."""
 
     def __init__(self, ranks: List[SeenRank], world: int, absent: List[str], stall: float, asked: bool) -> None:
         self._ranks, self._world, self._absent, self._stall, self._asked = ranks, world, absent, stall, asked
-        self._by_rank = {one.rank: one for one in ranks}
-        self._heads = {one.rank: one.head for one in ranks}
-        self._places = {one.rank: one.place for one in ranks}
+        self._by_rank = {rank.rank: rank for rank in ranks}
+        self._heads = {rank.rank: rank.head for rank in ranks}
+        self._places = {rank.rank: rank.place for rank in ranks}
         places = Counter(place for place in self._places.values() if place).most_common(1)
-        self._crowded = places[0][0] if places else None  # where most are
-        self._elsewhere: Optional[Set[int]] = None  # who is not there
+        self._crowded = places[0][0] if places else None  # the place of most ranks
+        self._elsewhere: Optional[Set[int]] = None  # ranks at another place
         self._not_there: Dict[Tuple[str, int, Tuple[int, ...]], Set[int]] = {}
-        self._waiting = [one for one in ranks if one.operation is not None]
-        self._waited = max([one.waited for one in self._waiting] or [0.0])
-        self._timed = any(one.pending is not None for one in self._waiting)
+        self._waiting = [rank for rank in ranks if rank.operation is not None]
+        self._waited = max([rank.waited for rank in self._waiting] or [0.0])
+        self._timed = any(rank.pending is not None for rank in self._waiting)
 
     @property
     def _late(self) -> bool:
-        """Whether they wait for so long that it counts. Where no time is known, that they do not move is all there
-        is."""
-        if self._timed:
-            return self._waited >= (SOON_S if self._asked else self._stall)
-        return all(self._still(one) for one in self._waiting)
+        """Return whether the ranks have waited long enough.
 
-    def _still(self, one: SeenRank) -> bool:
-        """Whether it stood on one line for all of the look. For the watcher, which has waited, one stack is enough."""
-        return bool(one.look.get("still", not self._asked))
+        If no time is known, no rank may have moved during the look.
+        """
+        if self._timed:
+            return self._waited >= (BLOCKED_S if self._asked else self._stall)
+        return all(self._still(rank) for rank in self._waiting)
+
+    def _still(self, rank: SeenRank) -> bool:
+        """Return whether the rank stayed on one line during the look.
+
+        The watcher has waited before it looks, so a single stack is enough there.
+        """
+        return bool(rank.look.get("still", not self._asked))
 
     def verdict(self) -> Diagnosis:
         if not self._ranks:
@@ -108,42 +117,45 @@ class _Judge:
                 return found
         return self._outside()
 
-    # --- one question after the other ------------------------------------------------------------------------------
+    # --- the questions, in this order -------------------------------------------------------------------------------
     def _moving(self) -> Optional[Diagnosis]:
-        """Collectives are entered or left: nobody is stuck, though everybody may be slow."""
-        moving = [one for one in self._ranks if one.look.get("moved")]
-        if not moving or any(one.state in ("stopped", "traced") for one in self._ranks):
+        """Collectives are entered or left: no rank is stuck, although all may be slow."""
+        moving = [rank for rank in self._ranks if rank.look.get("moved")]
+        if not moving or any(rank.state in ("stopped", "traced") for rank in self._ranks):
             return None
         return self._say("nobody is stuck: %s entered or left a collective within the last second" % words.who(moving))
 
     def _ended(self) -> Optional[Diagnosis]:
-        """Ranks without a process. That is no fault while the others work: at the end of a run they end one by one."""
-        gone = [one for one in self._ranks if one.state == "ended"]
-        left = [one for one in self._ranks if one.state != "ended"]
+        """Some ranks have no process.
+
+        While other ranks work this is no fault: at the end of a run they end one by one.
+        """
+        gone = [rank for rank in self._ranks if rank.state == "ended"]
+        left = [rank for rank in self._ranks if rank.state != "ended"]
         if not gone:
             return None
         if not left:
             return self._say("every rank has ended" if not self._absent else self._with_absent("all others have ended"))
         text = "%s; %s ended" % (self._where_they_are(left), words.have(gone))
-        works = not self._waiting and any(self._works(one) or _sleeps(one) for one in left)
-        just = min(float(one.look.get("ended_s", SOON_S)) for one in gone) < SOON_S
+        works = not self._waiting and any(self._works(rank) or _sleeps(rank) for rank in left)
+        just = min(float(rank.look.get("ended_s", BLOCKED_S)) for rank in gone) < BLOCKED_S
         if works or just or not self._late:
             return self._say("nobody is stuck yet: %s" % text, waiting_for=gone)
         return self._say(text, gone, stuck=True)
 
     def _differ(self) -> Optional[Diagnosis]:
-        """Different operations, or sizes, at one number of one group."""
-        if self._waited < min(SOON_S, self._stall):
+        """Ranks have different operations or sizes at the same number of a group."""
+        if self._waited < min(BLOCKED_S, self._stall):
             return None
         found = sequences.first_difference(self._ranks)
         if found is None:
             return None
         others = found.sides[1:]
-        odd = [one for side in (others if found.clear else found.sides) for one in side.ranks]
+        odd = [rank for side in (others if found.clear else found.sides) for rank in side.ranks]
         return self._say(_parted(found), odd, stuck=True)
 
     def _stopped(self) -> Optional[Diagnosis]:
-        odd = [one for one in self._ranks if one.state in ("stopped", "traced")]
+        odd = [rank for rank in self._ranks if rank.state in ("stopped", "traced")]
         if not odd:
             return None
         place = odd[0].place if len(odd) == 1 else ""
@@ -151,20 +163,20 @@ class _Judge:
         return self._say(self._with_waiting(text, odd), odd, stuck=True)
 
     def _behind(self) -> Optional[Diagnosis]:
-        """Ranks that others wait for and that do not wait themselves."""
+        """Some ranks hold up other ranks and do not wait themselves."""
         odd = [self._by_rank[rank] for rank in sorted(self._roots())]
         if not odd:
             return None
-        held = [one for one in odd if self._excuse(one) is None]
+        held = [other for other in odd if self._excuse(other) is None]
         if not held:
-            reasons = ["%s %s" % (words.are([one]), self._excuse(one)) for one in odd[:3]]
+            reasons = ["%s %s" % (words.are([other]), self._excuse(other)) for other in odd[:3]]
             more = "" if len(odd) <= 3 else " and %d more" % (len(odd) - 3)
             text = self._with_waiting("; ".join(reasons) + more, odd)
             return self._say("nobody is stuck yet: %s" % text, waiting_for=odd)
         return self._say(self._with_waiting(words.standing(held), odd), held, stuck=True)
 
     def _nobody_behind(self) -> Optional[Diagnosis]:
-        """Everybody who was seen waits: for each other, for a GPU, for a host that did not answer, or the network."""
+        """Every rank that was seen waits: for another rank, a GPU, a host that did not answer, or the network."""
         if not self._waiting or len(self._waiting) < len(self._ranks):
             return None
         cycle = self._cycle()
@@ -172,9 +184,9 @@ class _Judge:
             text = "%s wait for each other: %s" % (words.who(cycle), words.standing(cycle))
             return self._say(text, _minority(cycle) if self._late else [], stuck=self._late)
         where, late = self._where_they_are(self._waiting), self._waited >= self._stall
-        if not late and not (self._asked and self._waited >= SOON_S):
+        if not late and not (self._asked and self._waited >= BLOCKED_S):
             return self._say("nobody is stuck: %s" % where)
-        busy = [one for one in self._waiting if self._transfers(one)]
+        busy = [rank for rank in self._waiting if self._transfers(rank)]
         if busy and self._waited < self._stall * MOVING_FACTOR:
             return self._say("nobody is stuck yet: %s; %s at work" % (where, words.are(busy)))
         if self._absent:
@@ -194,19 +206,19 @@ class _Judge:
         if not late:
             return self._say("nobody is stuck: %s" % where)
         text = "%s, and none is missing: their data does not get through" % where
-        hosts = {one.host for one in self._ranks}
+        hosts = {rank.host for rank in self._ranks}
         more = "; check the network between the nodes" if len(hosts) > 1 else " on %s itself" % hosts.pop()
         return self._say(text + more, stuck=True)
 
     def _families(self) -> Optional[Diagnosis]:
-        """No rank waits in a collective, but processes that ranks have started do."""
+        """No rank waits in a collective, but child processes of ranks do."""
         found = [family for family in map(families.family_of, self._ranks) if family is not None]
         if not found or self._waiting:
             return None
-        text = "; ".join(family.told() for family in found[: words.NAMED])
+        text = "; ".join(family.sentence() for family in found[:NAMED_RANKS])
         busy = [family for family in found if self._works(family.rank)]
         moving = [family for family in found if not family.stands]
-        sleeping = [one for family in found for one in family.rest if _sleeps_on(one, self._stall)]
+        sleeping = [child for family in found for child in family.rest if _sleeps_on(child, self._stall)]
         if busy or moving or sleeping:
             return self._say(self._with_absent("nobody is stuck yet: %s" % text))
         odd = [family.rank for family in found if family.odd]
@@ -214,12 +226,12 @@ class _Judge:
         return made._replace(evidence=made.evidence + [line for family in found[:4] for line in family.evidence()])
 
     def _outside(self) -> Diagnosis:
-        """Nobody waits for anybody, as far as can be seen."""
+        """No rank waits for another, as far as the looks show."""
         unseen = families.unseen(self._ranks)
         if unseen:
             text = "%s; %d processes that ranks have started could not be looked at"
             return self._say(self._with_absent(text % (self._where_they_are(self._ranks), unseen)))
-        if all(one.state == "blocked" for one in self._ranks):
+        if all(rank.state == "blocked" for rank in self._ranks):
             many, place = words.count(len(self._ranks), self._world), self._ranks[0].place
             verb = "waits" if len(self._ranks) == 1 else "wait"
             text = "%s %s in the kernel for a disk or a network file system%s" % (many, verb, words.in_brackets(place))
@@ -228,12 +240,12 @@ class _Judge:
             return self._say(self._with_absent("nobody is stuck: %s" % self._where_they_are(self._ranks)))
         return self._say(self._with_absent("nobody waits in a collective: %s" % self._where_they_are(self._ranks)))
 
-    # --- who waits for whom ----------------------------------------------------------------------------------------
+    # --- which rank waits for which --------------------------------------------------------------------------------
     def _roots(self) -> Set[int]:
-        """Ranks that hold up others, directly or through others, and do not wait themselves."""
+        """Return the ranks that hold up other ranks, directly or through other ranks, and do not wait themselves."""
         found: Set[int] = set()
         known: Set[int] = set()
-        todo = [one.rank for one in self._waiting]
+        todo = [rank.rank for rank in self._waiting]
         while todo:
             rank = todo.pop()
             if rank in known:
@@ -246,17 +258,19 @@ class _Judge:
                     todo.append(other)
         return found
 
-    def _blockers(self, one: SeenRank) -> Set[int]:
-        """The ranks that have not come where this one waits."""
-        if one.pending is None:
-            return self._blockers_by_stack(one)
-        key = one.pending.group, one.pending.seq, one.pending.members
+    def _blockers(self, rank: SeenRank) -> Set[int]:
+        """Return the ranks that have not reached the operation in which this rank waits."""
+        if rank.pending is None:
+            return self._blockers_by_stack(rank)
+        key = rank.pending.group, rank.pending.seq, rank.pending.members
         if key not in self._not_there:
-            self._not_there[key] = self._who_is_not_there(*key)
-        return self._not_there[key] - {one.rank}
+            self._not_there[key] = self._missing_from(*key)
+        return self._not_there[key] - {rank.rank}
 
-    def _who_is_not_there(self, group: str, seq: int, listed: Tuple[int, ...]) -> Set[int]:
-        """The members of a group, ``listed`` where they are known, that have not come to a collective."""
+    def _missing_from(self, group: str, seq: int, listed: Tuple[int, ...]) -> Set[int]:
+        """Return the members of a group that have not reached a collective. ``listed``: the members, if they are
+        known.
+        """
         among = set(listed)
         members = [
             other
@@ -265,37 +279,36 @@ class _Judge:
         ]
         found = {other.rank for other in members if other.known and self._heads[other.rank].get(group, -1) < seq}
         found |= {other.rank for other in members if other.outside}
-        if not found and group not in DEFAULT_GROUPS and not listed:  # members that never came are not known as such
+        if not found and group not in DEFAULT_GROUPS and not listed:  # a member that never came is not in its heads
             found = {other.rank for other in self._ranks if other.operation is None}
         return found
 
-    def _blockers_by_stack(self, one: SeenRank) -> Set[int]:
-        peer = self._peer(one)
+    def _blockers_by_stack(self, rank: SeenRank) -> Set[int]:
+        peer = self._peer(rank)
         if peer is not None:
-            return set() if self._meets(one, peer) else {peer.rank}
-        if one.known:  # a send or receive whose other end is not known, a monitored barrier
-            return {other.rank for other in self._ranks if other.operation is None}
-        if self._places[one.rank] != self._crowded:
+            return set() if self._meets(rank, peer) else {peer.rank}
+        if rank.known:  # a send or receive with an unknown other end, or a monitored barrier
+            return {missing.rank for missing in self._ranks if missing.operation is None}
+        if self._places[rank.rank] != self._crowded:
             return set()
         if self._elsewhere is None:
-            self._elsewhere = {rank for rank, place in self._places.items() if place not in ("", self._crowded)}
-        return self._elsewhere - {one.rank}
+            self._elsewhere = {who for who, place in self._places.items() if place not in ("", self._crowded)}
+        return self._elsewhere - {rank.rank}
 
-    def _peer(self, one: SeenRank) -> Optional[SeenRank]:
-        """The other end of the send or receive that it is in."""
-        peers = one.look.get("peers") or {}
+    def _peer(self, rank: SeenRank) -> Optional[SeenRank]:
+        peers = rank.look.get("peers") or {}
         found = self._by_rank.get(peers.get("src", peers.get("dst", -1)))
-        return None if found is one else found
+        return None if found is rank else found
 
-    def _meets(self, one: SeenRank, peer: SeenRank) -> bool:
-        """Whether the other end is in the matching call: then the data is on its way."""
-        mine, other = one.look.get("peers") or {}, peer.look.get("peers") or {}
+    def _meets(self, rank: SeenRank, peer: SeenRank) -> bool:
+        """Return whether the other end is in the matching call; then the data is on its way."""
+        mine, other = rank.look.get("peers") or {}, peer.look.get("peers") or {}
         if peer.pending is not None or peer.operation is None:
             return False
-        return bool(other.get("dst") == one.rank if "src" in mine else other.get("src") == one.rank)
+        return bool(other.get("dst") == rank.rank if "src" in mine else other.get("src") == rank.rank)
 
     def _cycle(self) -> List[SeenRank]:
-        """Ranks that all wait for each other, directly or through others of them; empty when there are none."""
+        """Return ranks that all wait for each other, directly or through other ranks; empty without such a cycle."""
         done: Set[int] = set()
         for start in self._waiting:
             path, ahead = [start.rank], [iter(sorted(self._blockers(start)))]
@@ -312,87 +325,93 @@ class _Judge:
         return []
 
     def _all_around(self, rank: int) -> List[SeenRank]:
-        """All ranks of the cycles through this one: it waits for each of them, and each of them for it."""
+        """Return all ranks on the cycles through this rank: it waits for each such rank, and each such rank for it."""
         ahead: Dict[int, Set[int]] = {}
         todo = [rank]
         while todo:
-            one = todo.pop()
-            if one not in ahead:
-                ahead[one] = self._blockers(self._by_rank[one])
-                todo += ahead[one]
+            waiting = todo.pop()
+            if waiting not in ahead:
+                ahead[waiting] = self._blockers(self._by_rank[waiting])
+                todo += ahead[waiting]
         back = {rank}
         more = True
         while more:
-            found = {one for one in ahead if one not in back and not back.isdisjoint(ahead[one])}
+            found = {waiting for waiting in ahead if waiting not in back and not back.isdisjoint(ahead[waiting])}
             back |= found
             more = bool(found)
-        return [self._by_rank[one] for one in sorted(back)]
+        return [self._by_rank[waiting] for waiting in sorted(back)]
 
     def _apart(self) -> Optional[Diagnosis]:
-        """Some wait in a group whose members are not known, the others elsewhere: one of those belongs there."""
-        groups = {one.pending.group for one in self._waiting if one.pending is not None and not one.pending.members}
+        """Some ranks wait in a group with unknown members, the rest elsewhere: one of the rest belongs to the group."""
+        groups = {rank.pending.group for rank in self._waiting if rank.pending is not None and not rank.pending.members}
         for group in sorted(groups - DEFAULT_GROUPS):
-            here = [one for one in self._waiting if one.pending is not None and one.pending.group == group]
-            rest = [one for one in self._waiting if one not in here]
+            here = [rank for rank in self._waiting if rank.pending is not None and rank.pending.group == group]
+            rest = [rank for rank in self._waiting if rank not in here]
             if rest:
                 text = "%s; %s" % (self._where_they_are(here), words.standing(rest))
                 return self._say(text, rest if len(rest) == 1 else [], stuck=True)
         return None
 
     def _gpus_behind(self) -> List[SeenRank]:
-        """Ranks whose GPU has not begun the collective in which all wait, while those of others have."""
-        pending = [one.pending for one in self._waiting if one.pending is not None]
-        if len(pending) < len(self._waiting) or len({(one.group, one.seq) for one in pending}) > 1:
+        """Return the ranks whose GPU has not begun the collective in which all wait, if other GPUs have."""
+        pending = [rank.pending for rank in self._waiting if rank.pending is not None]
+        if len(pending) < len(self._waiting) or len({(rank.group, rank.seq) for rank in pending}) > 1:
             return []
-        behind = [one for one in self._waiting if one.pending is not None and not one.pending.started]
+        behind = [rank for rank in self._waiting if rank.pending is not None and not rank.pending.started]
         return behind if len(behind) < len(pending) else []
 
-    # --- what excuses a rank -----------------------------------------------------------------------------------------
-    def _excuse(self, one: SeenRank) -> Optional[str]:
-        """Why a rank that others wait for need not be stuck; None when it is."""
+    # --- excuses of a rank -------------------------------------------------------------------------------------------
+    def _excuse(self, rank: SeenRank) -> Optional[str]:
+        """Return why a rank that holds up other ranks may not be stuck; ``None`` if it is stuck."""
         waited = self._waited if self._timed else self._stall
-        at = " at %s" % one.place if one.place else ""
-        if not self._timed and not self._still(one):
+        at = " at %s" % rank.place if rank.place else ""
+        if not self._timed and not self._still(rank):
             return "at work%s" % at
-        if one.sleep is not None and _sleeps(one) and waited + one.sleep < self._stall * BUSY_FACTOR:
-            return "asleep for another %d s%s" % (round(one.sleep), at)
-        if one.spins and self._asked and waited >= SPIN_S:
+        if rank.sleep is not None and _sleeps(rank) and waited + rank.sleep < self._stall * BUSY_FACTOR:
+            return "asleep for another %d s%s" % (round(rank.sleep), at)
+        if rank.spins and self._asked and waited >= SPIN_S:
             return None
-        if self._works(one):
-            loops = one.spins and one.bytes < BUSY_BYTES
+        if self._works(rank):
+            loops = rank.spins and rank.bytes < BUSY_BYTES
             if waited < self._stall * (BUSY_FACTOR if loops else MOVING_FACTOR):
-                return "at work%s (%d %% of a core)" % (at, round(one.cpu))
+                return "at work%s (%d %% of a core)" % (at, round(rank.cpu))
             return None
-        if waited >= (SOON_S if self._asked else self._stall):
+        if waited >= (BLOCKED_S if self._asked else self._stall):
             return None
         return at.strip() or "elsewhere"
 
-    def _works(self, one: SeenRank) -> bool:
-        return one.cpu >= BUSY_CPU or one.bytes >= BUSY_BYTES or bool(one.look.get("wants_cpu"))
+    def _works(self, rank: SeenRank) -> bool:
+        return rank.cpu >= BUSY_CPU or rank.bytes >= BUSY_BYTES or bool(rank.look.get("wants_cpu"))
 
-    def _transfers(self, one: SeenRank) -> bool:
-        """Whether the collective that it waits in is at work. With NCCL a rank may use a core to wait; of its groups
-        the members are known."""
-        gloo = one.pending is not None and not one.pending.members
-        return one.bytes >= BUSY_BYTES or (gloo and self._works(one))
+    def _transfers(self, rank: SeenRank) -> bool:
+        """Return whether the rank's collective moves data.
+
+        With NCCL a rank may use a core to wait, so its use of the processor shows nothing; NCCL's groups have known
+        members.
+        """
+        gloo = rank.pending is not None and not rank.pending.members
+        return rank.bytes >= BUSY_BYTES or (gloo and self._works(rank))
 
     # --- words -----------------------------------------------------------------------------------------------------
     def _with_waiting(self, text: str, odd: Sequence[SeenRank]) -> str:
-        rest = [one for one in self._waiting if one not in odd]
+        rest = [rank for rank in self._waiting if rank not in odd]
         return "%s; %s" % (self._where_they_are(rest), text) if rest else text
 
     def _with_absent(self, text: str) -> str:
         return "%s; %s did not answer" % (text, ", ".join(self._absent)) if self._absent else text
 
     def _where_they_are(self, ranks: Sequence[SeenRank]) -> str:
-        """``15 of 16 ranks wait in all_reduce #1203 (train.py:88 in step) for 40 s``: most of them."""
-        waiting = [one for one in ranks if one.operation is not None]
+        """Return the place of most ranks.
+
+        For example ``15 of 16 ranks wait in all_reduce #1203 (train.py:88 in step) for 40 s``.
+        """
+        waiting = [rank for rank in ranks if rank.operation is not None]
         if not waiting:
-            where, some = Counter(words.where(one) for one in ranks).most_common(1)[0]
+            where, some = Counter(words.where(rank) for rank in ranks).most_common(1)[0]
             verb, where = "is" if some == 1 else "are", words.of(range(some), where)
             return "%s %s %s" % (words.count(some, self._world), verb, where)
-        label, some = Counter(words.label(one) for one in waiting).most_common(1)[0]
-        first = next(one for one in waiting if words.label(one) == label)
+        label, some = Counter(words.label(rank) for rank in waiting).most_common(1)[0]
+        first = next(rank for rank in waiting if words.label(rank) == label)
         since = " for %d s" % round(first.waited) if first.waited >= 1 else ""
         verb = "waits" if some == 1 else "wait"
         return "%s %s in %s%s%s" % (words.count(some, self._world), verb, label, words.in_brackets(first.place), since)
@@ -405,25 +424,25 @@ class _Judge:
         stuck: bool = False,
         waiting_for: Sequence[SeenRank] = (),
     ) -> Diagnosis:
-        shown = [*suspects, *(one for one in waiting_for if one not in suspects)]
+        shown = [*suspects, *(rank for rank in waiting_for if rank not in suspects)]
         return Diagnosis(
             verdict=text,
             stuck=stuck,
-            suspects=[{"host": one.host, "rank": one.rank} for one in suspects],
+            suspects=[{"host": rank.host, "rank": rank.rank} for rank in suspects],
             groups=words.grouped(self._ranks),
-            evidence=[line for one in shown[:4] for line in words.evidence(one)],
+            evidence=[line for rank in shown[:4] for line in words.evidence(rank)],
             missing=[],
             waited_s=round(self._waited, 1),
         )
 
 
-def _sleeps(one: SeenRank) -> bool:
-    """Whether it sleeps for a known time. A rank that polls does not: what it waits for may never come."""
-    return one.sleep is not None and not one.polls
+def _sleeps(rank: SeenRank) -> bool:
+    """Return whether the rank sleeps for a known time. A rank that polls does not: its event may never come."""
+    return rank.sleep is not None and not rank.polls
 
 
 def _sleeps_on(child: Mapping[str, Any], stall: float) -> bool:
-    """The same of a process that a rank has started, of which no time is known."""
+    """Return whether a child process wakes from its sleep before BUSY_FACTOR times the stall is over."""
     sleep = child.get("sleep_s")
     return sleep is not None and not child.get("polls") and stall + float(sleep) < stall * BUSY_FACTOR
 
@@ -432,14 +451,14 @@ NOBODY = "no rank was seen"
 
 
 def _minority(cycle: List[SeenRank]) -> List[SeenRank]:
-    """Those who are where the fewest are, if that is clear: they went elsewhere. All of them otherwise."""
-    count = Counter(words.label(one) for one in cycle)
+    """Return the ranks at the place with the fewest ranks, if there is exactly one such place; otherwise all ranks."""
+    count = Counter(words.label(rank) for rank in cycle)
     few = [label for label in count if count[label] == min(count.values())]
-    return [one for one in cycle if words.label(one) == few[0]] if len(few) == 1 < len(count) else cycle
+    return [rank for rank in cycle if words.label(rank) == few[0]] if len(few) == 1 < len(count) else cycle
 
 
 def _parted(found: Difference) -> str:
-    """Who called what where the others called something else."""
+    """Return which ranks called a collective that differs from the majority's."""
     most, others = found.sides[0], found.sides[1:]
     if not found.clear:
         return "%s: they do not match" % " and ".join(_in(found, side) for side in found.sides)
@@ -485,14 +504,14 @@ def _elements(text: str) -> str:
 
 
 def _in(found: Difference, side: Side) -> str:
-    """``ranks 0-1 are in broadcast #7 (train.py:18)``."""
+    """Return ``ranks 0-1 are in broadcast #7 (train.py:18)``."""
     label = words.called(_op(side), found.seq, found.group)
     return "%s in %s%s" % (words.are(side.ranks), label, words.in_brackets(_line(found, side)))
 
 
 def _line(found: Difference, side: Side) -> str:
-    """Where a rank of this side is that waits there still; the others have come further since."""
-    for one in side.ranks:
-        if one.pending is not None and (one.pending.group, one.pending.seq) == (found.group, found.seq):
-            return one.place
+    """Return the place of a rank of this side that still waits there; the other ranks of the side have moved on."""
+    for rank in side.ranks:
+        if rank.pending is not None and (rank.pending.group, rank.pending.seq) == (found.group, found.seq):
+            return rank.place
     return ""

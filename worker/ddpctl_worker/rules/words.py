@@ -1,4 +1,4 @@
-"""The words of a verdict: ranks, where they are, and what keeps them there. Pure."""
+"""The sentences of a verdict: ranks, their places, and the reasons why they wait there. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import re
 from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
 from ddpctl_worker.rules import flight, frames
+from ddpctl_worker.rules.limits import NAMED_RANKS
 from ddpctl_worker.rules.seen import DEFAULT_GROUPS, SeenRank
-
-NAMED = 4  # ranks of which each is described by itself; of the others only the count is told
 
 
 def numbers(ranks: Sequence[int]) -> str:
-    """``0-2, 5`` for [0, 1, 2, 5]."""
+    """Return ``0-2, 5`` for [0, 1, 2, 5]."""
     found: List[List[int]] = []
     for rank in sorted(ranks):
         if found and found[-1][1] == rank - 1:
@@ -23,10 +22,10 @@ def numbers(ranks: Sequence[int]) -> str:
 
 
 def who(ranks: Sequence[SeenRank]) -> str:
-    """``rank 3 on node1``, ``ranks 0-2, 5``."""
+    """Return ``rank 3 on node1``, or ``ranks 0-2, 5``."""
     if len(ranks) == 1:
         return "rank %d on %s" % (ranks[0].rank, ranks[0].host)
-    return "ranks %s" % numbers([one.rank for one in ranks])
+    return "ranks %s" % numbers([rank.rank for rank in ranks])
 
 
 def are(ranks: Sequence[SeenRank]) -> str:
@@ -38,12 +37,12 @@ def have(ranks: Sequence[SeenRank]) -> str:
 
 
 def of(ranks: Sequence[Any], text: str) -> str:
-    """``text`` is about one rank: ``waiting for its data loader``; of more it is ``their data loaders``."""
+    """Return ``text``, which is about one rank, for all ranks: ``its data loader`` becomes ``their data loaders``."""
     return text if len(ranks) == 1 else re.sub(r"\bits (data loader|GPU|stack)\b", r"their \1s", text)
 
 
 def count(some: int, world: int) -> str:
-    """``15 of 16 ranks``, ``all 4 ranks``, ``the only rank``."""
+    """Return ``15 of 16 ranks``, ``all 4 ranks``, or ``the only rank``."""
     if some < world:
         return "%d of %d ranks" % (some, world)
     return "all %d ranks" % some if some > 1 else "the only rank"
@@ -53,53 +52,56 @@ def in_brackets(text: str) -> str:
     return " (%s)" % text if text else ""
 
 
-def label(one: SeenRank) -> str:
-    """What it is in: ``all_reduce #1203``, of a group that is not the default one with its name."""
-    if one.pending is None:
-        peers = one.look.get("peers") or {}
+def label(rank: SeenRank) -> str:
+    """Return the rank's operation: ``all_reduce #1203``, with the group's name if it is not the default group."""
+    if rank.pending is None:
+        peers = rank.look.get("peers") or {}
         if "src" in peers:
-            return "%s from rank %d" % (one.operation, peers["src"])
-        return "%s to rank %d" % (one.operation, peers["dst"]) if "dst" in peers else str(one.operation)
-    return called(one.pending.op, one.pending.seq, one.pending.group)
+            return "%s from rank %d" % (rank.operation, peers["src"])
+        return "%s to rank %d" % (rank.operation, peers["dst"]) if "dst" in peers else str(rank.operation)
+    return called(rank.pending.op, rank.pending.seq, rank.pending.group)
 
 
 def called(op: str, seq: int, group: str) -> str:
-    """``all_reduce #1203``, ``all_reduce #3 of group 2``."""
+    """Return ``all_reduce #1203``, or ``all_reduce #3 of group 2``."""
     name = group[len(flight.NCCL) :] if group.startswith(flight.NCCL) else group
     return "%s #%d%s" % (op, seq, "" if group in DEFAULT_GROUPS else " of group %s" % name)
 
 
-def where(one: SeenRank) -> str:
-    """``in all_reduce #7 (train.py:88 in step)``, ``at data.py:41 in read, waiting for its data loader``."""
-    if one.operation is not None:
-        return "in %s%s" % (label(one), in_brackets(one.place))
-    words = ["at %s" % one.place] if one.place else []
-    words += [each for each in (reason(one), _worker(one)) if each]
+def where(rank: SeenRank) -> str:
+    """Return ``in all_reduce #7 (train.py:88 in step)``, or ``at data.py:41 in read, waiting for its data loader``."""
+    if rank.operation is not None:
+        return "in %s%s" % (label(rank), in_brackets(rank.place))
+    words = ["at %s" % rank.place] if rank.place else []
+    words += [each for each in (reason(rank), _worker(rank)) if each]
     return ", ".join(words) or "elsewhere (its stack could not be read)"
 
 
 def standing(ranks: Sequence[SeenRank]) -> str:
-    """``rank 13 on node6 is at data.py:41 in blocked_read, waiting for its data loader``; equal ones together."""
+    """Return the place of each rank, equal places together.
+
+    For example ``rank 13 on node6 is at data.py:41 in blocked_read, waiting for its data loader``.
+    """
     together: Dict[str, List[SeenRank]] = {}
-    for one in ranks:
-        together.setdefault(where(one), []).append(one)
+    for rank in ranks:
+        together.setdefault(where(rank), []).append(rank)
     parts = ["%s %s" % (are(some), of(some, text)) for text, some in together.items()]
-    more = len(parts) - NAMED
-    return "; ".join(parts[:NAMED]) + ("; and %d more elsewhere" % more if more > 0 else "")
+    more = len(parts) - NAMED_RANKS
+    return "; ".join(parts[:NAMED_RANKS]) + ("; and %d more elsewhere" % more if more > 0 else "")
 
 
-def reason(one: SeenRank) -> str:
-    """What keeps it, by its stack or by the kernel."""
-    if one.state == "blocked":
+def reason(rank: SeenRank) -> str:
+    """Return why the rank does not move, by its stack or by the kernel."""
+    if rank.state == "blocked":
         return "waiting for a disk or a network file system"
-    if one.spins:
+    if rank.spins:
         return "in a loop that takes a whole core"
-    if one.look.get("sleep_s") is not None:
-        return asleep(float(one.look["sleep_s"]), one.polls)
-    found = frames.reason(one.stack)
+    if rank.look.get("sleep_s") is not None:
+        return asleep(float(rank.look["sleep_s"]), rank.polls)
+    found = frames.reason(rank.stack)
     if found:
         return found
-    waits = str(one.look.get("waits_in") or "")
+    waits = str(rank.look.get("waits_in") or "")
     if "pipe" in waits or "fifo" in waits or waits == "wait_for_partner":
         return "reading from a pipe"
     return "waiting for a lock" if waits.startswith("futex") else ""
@@ -109,31 +111,31 @@ def asleep(seconds: float, polls: bool) -> str:
     return "where it sleeps and looks again" if polls else "asleep for another %d s" % round(seconds)
 
 
-def _worker(one: SeenRank) -> str:
-    """Where the worker of its data loader is, if it waits for that."""
-    if "loader" not in reason(one):
+def _worker(rank: SeenRank) -> str:
+    """Return the place of the data loader's worker, if the rank waits for it."""
+    if "loader" not in reason(rank):
         return ""
-    places = [frames.place(child.get("stack")) for child in one.look.get("children") or ()]
+    places = [frames.place(child.get("stack")) for child in rank.look.get("children") or ()]
     found = next((place for place in places if place), "")
     return "whose worker is at %s" % found if found else ""
 
 
 def grouped(ranks: Sequence[SeenRank]) -> List[Dict[str, Any]]:
-    """By where they are, the largest group first."""
+    """Return the ranks by place, the largest group first."""
     found: Dict[str, List[int]] = {}
-    for one in ranks:
-        if one.operation is not None:
-            text = label(one) + in_brackets(one.place)
+    for rank in ranks:
+        if rank.operation is not None:
+            text = label(rank) + in_brackets(rank.place)
         else:
-            text = ", ".join(word for word in (one.place, reason(one) or ("" if one.place else one.state)) if word)
-        found.setdefault(text, []).append(one.rank)
+            text = ", ".join(word for word in (rank.place, reason(rank) or ("" if rank.place else rank.state)) if word)
+        found.setdefault(text, []).append(rank.rank)
     return [{"ranks": found[text], "where": text} for text in sorted(found, key=lambda text: (-len(found[text]), text))]
 
 
-def evidence(one: SeenRank) -> List[str]:
-    """What was seen of a suspect."""
-    look = one.look
-    words = [one.state]
+def evidence(rank: SeenRank) -> List[str]:
+    """Return the lines about a suspect: its state, its stack, and its children."""
+    look = rank.look
+    words = [rank.state]
     if look.get("cpu") is not None:
         words.append("%d %% of a core" % round(float(look["cpu"])))
     if look.get("below"):
@@ -143,8 +145,8 @@ def evidence(one: SeenRank) -> List[str]:
     if look.get("swap_mb"):
         words.append("%d MB in swap" % round(float(look["swap_mb"])))
     pid = ", pid %s" % look["pid"] if look.get("pid") is not None else ""
-    lines = ["rank %d on %s%s: %s" % (one.rank, one.host, pid, ", ".join(words))]
-    lines += ["    %s:%s in %s" % tuple(frame) for frame in (one.stack or [])[:8]]
+    lines = ["rank %d on %s%s: %s" % (rank.rank, rank.host, pid, ", ".join(words))]
+    lines += ["    %s:%s in %s" % tuple(frame) for frame in (rank.stack or [])[:8]]
     for child in (look.get("children") or [])[:2]:
         lines.append("  its child %s: %s" % (child.get("pid"), child.get("state")))
         lines += ["    %s:%s in %s" % tuple(frame) for frame in (child.get("stack") or [])[:4]]
@@ -152,7 +154,7 @@ def evidence(one: SeenRank) -> List[str]:
 
 
 def same_words(pairs: Iterable[Tuple[int, str]]) -> List[str]:
-    """Each sentence once, with the ranks that it is about."""
+    """Return each sentence once, with the ranks that it is about."""
     found: Dict[str, List[int]] = {}
     for rank, text in pairs:
         found.setdefault(text, []).append(rank)

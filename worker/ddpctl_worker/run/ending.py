@@ -6,7 +6,7 @@ import math
 from typing import Callable, Optional
 
 from ddpctl_worker.gang.base import Gang
-from ddpctl_worker.gang.council import VICTIMS_S
+from ddpctl_worker.gang.limits import VICTIMS_S
 from ddpctl_worker.machine.system import CLOCK, HostClock
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome

@@ -13,7 +13,8 @@ from ddpctl_worker.machine import fs
 from ddpctl_worker.record import record
 from ddpctl_worker.record.limits import METRIC_NAMES
 from ddpctl_worker.record.metrics import files_of, is_finite, numbers_of, opened
-from ddpctl_worker.rules.thinned import LEAST, Thinned
+from ddpctl_worker.rules.limits import LEAST_POINTS
+from ddpctl_worker.rules.thinned import Thinned
 from ddpctl_worker.wire.channel import Channel
 
 POINTS = 500  # of one series
@@ -42,7 +43,7 @@ def history(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     share = READ_BYTES // max(1, sum(map(len, files.values())))
     ranks = {number: {rank: RankSeries(path, share) for rank, path in found.items()} for number, found in files.items()}
     most = sum(len(one.series) for found in ranks.values() for one in found.values())
-    points = min(POINTS, max(LEAST, ALL_POINTS // max(1, most)))
+    points = min(POINTS, max(LEAST_POINTS, ALL_POINTS // max(1, most)))
     return {
         "launch": {name: run.get(name) for name in LAUNCH},
         "network": fs.read_optional(paths.network) or None,
