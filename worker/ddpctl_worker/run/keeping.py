@@ -8,7 +8,6 @@ process is not the job's: it is never signalled with it, and its end is waited f
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -48,10 +47,12 @@ class Keeping:
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._until: Optional[float] = None  # of the last look
         self._killed_at: Optional[float] = None
-        self._heard = b""
+        self._reader: Optional[child.MessageReader] = None
+        self._writer: Optional[child.MessageWriter] = None
         self._met: Servers = {}
         self._meet_until: Optional[float] = None
         self._ranks: Tuple[Optional[float], float] = (None, 0.0)  # as the process knows it
+        self._trouble = ""
         self.port: Optional[int] = None  # where the other hosts get this one's checkpoints, once it is known
         self.lingers = False  # the run need not wait, and the process has more to do
 
@@ -68,38 +69,33 @@ class Keeping:
             notes.note("nobody keeps the checkpoints: %s" % error)
             return
         keeper.returncode = 0  # the supervisor reaps every child itself
+        assert keeper.stdin is not None
         assert keeper.stdout is not None
-        os.set_blocking(keeper.stdout.fileno(), False)
+        self._reader = child.MessageReader(keeper.stdout.fileno())
+        self._writer = child.MessageWriter(keeper.stdin.fileno())
         self._process = keeper
-        self._say({**self._order, "since": self._since, "strangers": self._strangers})
+        self._send({**self._order, "since": self._since, "strangers": self._strangers})
         self._order.pop("copying", None)  # a secret
 
     def listen(self) -> None:
         """Hear what the process has said."""
-        if self._process is None or self._process.stdout is None:
+        if self._process is None or self._reader is None:
             return
-        try:
-            data = os.read(self._process.stdout.fileno(), 1 << 16)
-        except BlockingIOError:
-            return
-        *lines, self._heard = (self._heard + data).split(b"\n")
-        for line in lines:
-            word = json.loads(line)
-            self.port = word.get("port", self.port)
-            self.lingers = bool(word.get("lingers", self.lingers))
+        for message in self._reader.receive(0.0):
+            self.port = message.get("port", self.port)
+            self.lingers = bool(message.get("lingers", self.lingers))
 
     def meet(self, servers: Servers) -> None:
         """Where the other hosts of the run serve what they have. A process that is busy hears the rest later."""
-        if self.port is None or self._process is None or self._process.stdin is None:
+        if self.port is None or self._process is None or self._writer is None:
             return
         for host, place in servers.items():
-            word = json.dumps({"servers": {host: place}}).encode("ascii") + b"\n"
-            if self._met.get(host) == place or len(word) > select.PIPE_BUF:  # more could block, or arrive in part
+            message = {"servers": {host: place}}
+            if self._met.get(host) == place or len(child.encode(message)) > select.PIPE_BUF:  # no host is that long
                 continue
-            if not select.select([], [self._process.stdin], [], 0)[1]:
-                return
-            with contextlib.suppress(BrokenPipeError):  # it has ended, and will be reaped
-                os.write(self._process.stdin.fileno(), word)
+            with contextlib.suppress(BrokenPipeError):  # the keeper has ended, and will be reaped
+                if not self._writer.offer(message):
+                    return
             self._met[host] = place
 
     def acquainted(self, servers: Servers) -> bool:
@@ -113,11 +109,16 @@ class Keeping:
 
     def tell(self, died: Optional[float], restarted: float) -> None:
         """When the first of the ranks of now ended, and when the launcher last started one again (wall-clock time)."""
-        if self._process is None or self._process.stdin is None or (died, restarted) == self._ranks:
+        if self._process is None or self._writer is None:
             return
-        if select.select([], [self._process.stdin], [], 0)[1]:  # otherwise at the next turn
+        try:
+            if (died, restarted) == self._ranks:
+                self._writer.flush()
+            elif self._writer.offer({"died": died, "since": restarted}):  # otherwise at the next turn
+                self._ranks = (died, restarted)
+        except OSError as error:
+            self._note_deaf(error)
             self._ranks = (died, restarted)
-            self._say({"died": died, "since": restarted})
 
     def settled(self, succeeded: bool, linger: bool = False, seconds: float = LAST_S) -> bool:
         """Whether the last look is over, or too late. The first call asks for it. With ``linger`` the process stays
@@ -128,7 +129,9 @@ class Keeping:
         now = time.monotonic()
         if self._until is None:
             self._until = now + seconds
-            self._say({"ended": succeeded, "linger": linger})
+            self._send({"ended": succeeded, "linger": linger})
+        else:
+            self._flush()
         if now < self._until:
             return False
         if succeeded and linger:
@@ -160,13 +163,23 @@ class Keeping:
         late = self._killed_at is not None and time.monotonic() - self._killed_at > GONE_S
         return self.pids() if late or self.lingers else []
 
-    def _say(self, word: Dict[str, Any]) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
+    def _send(self, message: child.Message) -> None:
+        assert self._writer is not None
         try:
-            os.write(self._process.stdin.fileno(), json.dumps(word).encode("ascii") + b"\n")
+            self._writer.send(message)
         except OSError as error:
-            notes.note("the keeper of the checkpoints does not listen: %s" % error)
+            self._note_deaf(error)
+
+    def _flush(self) -> None:
+        assert self._writer is not None
+        with contextlib.suppress(BrokenPipeError):  # the keeper has ended, and will be reaped
+            self._writer.flush()
+
+    def _note_deaf(self, error: OSError) -> None:
+        text = "the keeper of the checkpoints does not listen: %s" % error
+        if text != self._trouble:
+            notes.note(text)
+        self._trouble = text
 
 
 def main() -> None:
@@ -301,21 +314,22 @@ class _Words:
     """What the supervisor says."""
 
     def __init__(self) -> None:
-        self._rest = b""
-        self._lines: List[bytes] = []
+        self._reader = child.MessageReader(0)
+        self._waiting: List[child.Message] = []
 
-    def wait(self, timeout: Optional[float] = None) -> Optional[Dict[str, Any]]:
-        """The next word; an empty one when none came in time, None when none will come."""
-        if not self._lines and select.select([0], [], [], timeout)[0]:
-            data = os.read(0, 1 << 20)
-            if not data:
-                return None
-            *self._lines, self._rest = (self._rest + data).split(b"\n")
-        return json.loads(self._lines.pop(0)) if self._lines else {} if timeout is not None else self.wait()
+    def wait(self, timeout: Optional[float] = None) -> Optional[child.Message]:
+        """The next message; an empty one when none came in time, None when none will come."""
+        while not self._waiting and not self._reader.ended:
+            self._waiting = self._reader.receive(timeout)
+            if timeout is not None:
+                break
+        if self._waiting:
+            return self._waiting.pop(0)
+        return None if self._reader.ended else {}
 
 
-def _say(**word: Any) -> None:
-    os.write(1, json.dumps(word).encode("ascii") + b"\n")
+def _say(**message: Any) -> None:
+    child.MessageWriter(1).send(message)
 
 
 def _replication(order: Dict[str, Any]) -> Optional[Replication]:
