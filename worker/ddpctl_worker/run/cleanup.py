@@ -7,9 +7,8 @@ the run ended. A message is one JSON object a line; an empty line is a beat.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import select
 import subprocess
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
@@ -42,8 +41,7 @@ class Tether:
 
     def attach(self, fd: int) -> None:
         """Somebody new is at the other end, and must know everything."""
-        os.set_blocking(fd, False)
-        self._fd, self._out, self._beat_at = fd, b"", 0.0
+        self._writer, self._beat_at = child.MessageWriter(fd), 0.0
         if self._words:
             self._send(self._words)
 
@@ -54,30 +52,24 @@ class Tether:
 
     def beat(self) -> None:
         """The loop has turned."""
-        now = time.monotonic()
-        if now >= self._beat_at:
-            self._beat_at = now + BEAT_S
-            self._out = self._out or b"\n"  # words that wait are a beat too, once they are heard
-        self._flush()
+        with contextlib.suppress(OSError):  # as in _send
+            self._writer.flush()
+            if time.monotonic() < self._beat_at:
+                return
+            self._beat_at = time.monotonic() + BEAT_S
+            if not self._writer.waiting:  # a waiting message is a heartbeat too, once the guardian reads it
+                self._writer.send({})
 
     def _send(self, words: Dict[str, Any]) -> None:
-        self._out += json.dumps(words).encode("ascii") + b"\n"
-        self._flush()
-
-    def _flush(self) -> None:
-        try:
-            while self._out:
-                self._out = self._out[os.write(self._fd, self._out) :]
-        except OSError:
-            pass  # full: the listener is stopped; broken: it is gone, and another one will be attached
+        with contextlib.suppress(OSError):  # the reader is gone, and a replacement will be attached
+            self._writer.send(words)
 
 
 class TetherListener:
     """The other end: ``words`` is what it was told."""
 
     def __init__(self, fd: int, up: float = UP_S) -> None:
-        self._fd = fd
-        self._rest = b""
+        self._reader = child.MessageReader(fd)
         self._beat: Optional[float] = None
         self._begun = self._listened = time.monotonic()
         self._up = up
@@ -85,24 +77,16 @@ class TetherListener:
 
     def listen(self, timeout: float) -> bool:
         """Wait for a message at most so long; False once the supervisor has let go of its end."""
-        ready = select.select([self._fd], [], [], timeout)[0]
+        messages = self._reader.receive(timeout)
         now = time.monotonic()
         nap, self._listened = now - self._listened - timeout, now
         if nap > NAP_S:
             self._begun += nap
             self._beat = None if self._beat is None else self._beat + nap
-        if not ready:
-            return True
-        try:
-            data = os.read(self._fd, 1 << 16)
-        except ConnectionResetError:
-            data = b""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
+        for message in messages:
             self._beat = now
-            if line:
-                self.words.update(json.loads(line))
-        return bool(data)
+            self.words.update(message)
+        return not self._reader.ended
 
     def stands_still(self) -> bool:
         """Whether the supervisor's loop has stopped turning, or will never begin to: it may wait for a hung disk."""
