@@ -184,7 +184,7 @@ def test_an_environment_that_cannot_be_is_refused(node: Node, env: dict[str, Any
 
 
 def test_a_run_whose_folder_was_removed_does_not_run_on_unseen(node: Node) -> None:
-    shorten(node, "run/record.py", GONE_S=2.0)
+    shorten(node, "record/record.py", GONE_S=2.0)
     run = running(node)
     node.base.rename(node.base.parent / "elsewhere")
     eventually(lambda: not processes_of(run), "nobody could stop it any more, so it ends", 60)

@@ -9,16 +9,17 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ddpctl_worker.record.lines import STDERR, STDOUT
 from ddpctl_worker.run import words
+from ddpctl_worker.run.limits import (
+    EXCEPTION_QUIET_S,
+    HUNG_EXIT_S,
+    LAUNCHER_SIGNALS_S,
+    OOM_BEFORE_DEATH_S,
+    PEER_FAILURE_LINES,
+    QUOTE_CHARACTERS,
+    SUSPECT_TRACEBACK_S,
+)
 from ddpctl_worker.run.words import Words
 from ddpctl_worker.wire.contract import DISK_FULL, EXITED, OOM, SIGNALED
-
-OOM_S = 5.0  # so long before a death the kernel may have sent the signal: large memory takes a while to be freed
-TOLD_S = 0.2  # a launcher takes longer to end the others after a rank has failed
-QUIET_S = 2.0  # so long after an exception a rank may still speak, before it is taken to have continued
-HANGS_S = 3.0  # a rank that still lives so long after an exception hangs in its exit
-SUSPECT_S = 300.0  # so long after a traceback that something may have caught a living rank is suspected for it
-LAST_LINES = 60  # where a peer's failure is looked for in the output of a process that left no traceback
-MAX_QUOTE = 200
 
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|\[Errno 28\]|\[Errno 122\]")
 _NO_SCRIPT = re.compile(r"can't open file '?(?P<file>.+?)'?: \[Errno 2\]")
@@ -149,7 +150,7 @@ def _of_death(one: _Death, seen: Evidence) -> Failure:
     raised = own.traceback is not None and (one.signal is None or final)
     peers = None
     if raised or one.signal in (None, "SIGABRT"):  # torch's watchdog ends a rank whose peers are gone by an abort
-        peers = words.peer_words(own.error if raised else "\n".join(own.rest[-LAST_LINES:]))
+        peers = words.peer_words(own.error if raised else "\n".join(own.rest[-PEER_FAILURE_LINES:]))
     ended = one.signal == "SIGTERM" and not one.root and not raised
     died = seen.deaths.get(one.local, (0, None))[1] if one.local is not None else None
     reason, detail = _reason(one, seen, own, raised, seen.now if died is None else died, peers, text)
@@ -178,7 +179,7 @@ def _reason(
         reason = DISK_FULL if _NO_SPACE.search(own.error) else SIGNALED if one.signal else EXITED
         return reason, "%s%s %s" % (how, " after" if one.signal else ":", _shown(own.error))
     if one.signal == "SIGKILL":
-        if any(start <= at and at - OOM_S <= end for start, end in seen.oom):
+        if any(start <= at and at - OOM_BEFORE_DEATH_S <= end for start, end in seen.oom):
             return OOM, how + ": the kernel ran out of memory and killed it"
         how += ", not by ddpctl (the OOM killer? see dmesg)"
     reason = SIGNALED if one.signal else EXITED
@@ -194,9 +195,14 @@ def _living(seen: Evidence, dead: Set[Optional[int]]) -> List[Failure]:
     found = []
     for local, at in seen.tracebacks.items():
         own = words.read(seen.tails.get((local, STDERR), ""))
-        if local in dead or not _ended_it(own, local, seen) or words.peer_words(own.error) or seen.now - at < HANGS_S:
+        if (
+            local in dead
+            or not _ended_it(own, local, seen)
+            or words.peer_words(own.error)
+            or seen.now - at < HUNG_EXIT_S
+        ):
             continue
-        went_on = seen.said.get((local, STDOUT), 0.0) > at + QUIET_S or seen.now - at > SUSPECT_S
+        went_on = seen.said.get((local, STDOUT), 0.0) > at + EXCEPTION_QUIET_S or seen.now - at > SUSPECT_TRACEBACK_S
         if went_on and not own.uncaught:
             continue
         rank = seen.ranks.get(local)
@@ -219,13 +225,15 @@ def _ended_early(seen: Evidence) -> List[Failure]:
     One that ended later may have been told to by its launcher.
     """
     failed = min([at for status, at in seen.deaths.values() if status != 0], default=seen.now)
-    done = [(at, local) for local, (status, at) in seen.deaths.items() if status == 0 and at <= failed + TOLD_S]
+    done = [
+        (at, local) for local, (status, at) in seen.deaths.items() if status == 0 and at <= failed + LAUNCHER_SIGNALS_S
+    ]
     return [_early(seen.ranks.get(local), at) for at, local in sorted(done)[:1]]
 
 
 def _ended_it(own: Words, local: Optional[int], seen: Evidence) -> bool:
     at = None if local is None else seen.tracebacks.get(local)
-    return own.ended_it(local is None or at is None or seen.said.get((local, STDERR), 0.0) <= at + QUIET_S)
+    return own.ended_it(local is None or at is None or seen.said.get((local, STDERR), 0.0) <= at + EXCEPTION_QUIET_S)
 
 
 def _shown(error: str) -> str:
@@ -274,7 +282,7 @@ def _last_line(seen: Evidence, local: Optional[int], own: Words) -> str:
         said = words.read(seen.tails[local, STDERR]).rest or words.read(seen.tails.get((local, STDOUT), "")).rest
     else:  # anybody's
         said = [] if words.ROOT.search(seen.tails.get((None, STDERR), "")) else own.rest
-    return words.one_line(said[-1], MAX_QUOTE) if said else ""
+    return words.one_line(said[-1], QUOTE_CHARACTERS) if said else ""
 
 
 def _from_error_file(content: Optional[Dict[str, Any]], own: Words) -> Words:

@@ -19,17 +19,18 @@ from ddpctl_worker.record import record
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.run import notifying
 from ddpctl_worker.run.lease import GUARDIAN, Lease
+from ddpctl_worker.run.limits import (
+    BEAT_S,
+    CLEAN_UP_PAUSE_S,
+    FIRST_TURN_S,
+    GUARDIAN_LOOK_S,
+    LEASE_OVER_S,
+    LEFTOVERS_GRACE_S,
+    LISTENER_ASLEEP_S,
+    REPLACEMENT_PAUSE_S,
+    STUCK_LOOP_S,
+)
 from ddpctl_worker.run.stopper import Stopper, reap, run_to_end
-
-BEAT_S = 1.0
-STILL_S = 20.0  # a loop that has not turned for so long will not
-UP_S = 120.0  # nor will one that has never turned, unless the run may take longer to start
-NAP_S = 5.0  # a listener that comes back later than this was itself asleep: a suspended machine
-GRACE_S = 10.0
-LOOK_S = 1.0
-OVER_S = 1.0  # what a supervisor has to end the ranks when their lease is over; it takes a tenth of that
-PAUSE_S = 10.0  # at most, between two attempts to clean up
-RESTART_S = 5.0
 
 
 class Tether:
@@ -68,7 +69,7 @@ class Tether:
 class TetherListener:
     """The other end: ``words`` is what it was told."""
 
-    def __init__(self, fd: int, up: float = UP_S) -> None:
+    def __init__(self, fd: int, up: float = FIRST_TURN_S) -> None:
         self._reader = child.MessageReader(fd)
         self._beat: Optional[float] = None
         self._begun = self._listened = time.monotonic()
@@ -80,7 +81,7 @@ class TetherListener:
         messages = self._reader.receive(timeout)
         now = time.monotonic()
         nap, self._listened = now - self._listened - timeout, now
-        if nap > NAP_S:
+        if nap > LISTENER_ASLEEP_S:
             self._begun += nap
             self._beat = None if self._beat is None else self._beat + nap
         for message in messages:
@@ -91,11 +92,11 @@ class TetherListener:
     def stands_still(self) -> bool:
         """Whether the supervisor's loop has stopped turning, or will never begin to: it may wait for a hung disk."""
         now = time.monotonic()
-        return now - self._begun > self._up if self._beat is None else now - self._beat > STILL_S
+        return now - self._begun > self._up if self._beat is None else now - self._beat > STUCK_LOOP_S
 
     def how_still(self) -> str:
         if self._beat is not None:
-            return "was stuck for %d s" % STILL_S
+            return "was stuck for %d s" % STUCK_LOOP_S
         return "could not start the launcher within %g s (is its folder or its Python on a disk that hangs?)" % (
             self._up
         )
@@ -115,11 +116,11 @@ class Leftovers:
         roots: Sequence[int],
         supervisor: Optional[processes.ProcessId],
         words: Dict[str, Any],
-        lease: float = GRACE_S,
+        lease: float = LEFTOVERS_GRACE_S,
     ) -> None:
         self.cookie, self.known, self.roots, self.supervisor = cookie, known, roots, supervisor
         self.launcher = processes.from_json(words.get("launcher"))
-        self.grace = min(float(words.get("grace") or GRACE_S), GRACE_S, max(0.0, lease))
+        self.grace = min(float(words.get("grace") or LEFTOVERS_GRACE_S), LEFTOVERS_GRACE_S, max(0.0, lease))
         self.end: Optional[Dict[str, Any]] = words.get("end")
         self.recorded = bool(words.get("recorded"))
         self._stuck = [processes.from_json(one) for one in words.get("stuck") or ()]  # not the job's: tool.py
@@ -138,15 +139,15 @@ def wait_until_gone(
 ) -> Optional[str]:
     """Until the supervisor is gone; one whose loop is stuck is killed, and one that has not ended all processes of the
     job by the end of their lease. Returns what to say of its end."""
-    pause = LOOK_S
+    pause = GUARDIAN_LOOK_S
     while listener.listen(pause):
-        left = lease.left() + OVER_S
+        left = lease.left() + LEASE_OVER_S
         overdue = left <= 0 and not listener.words.get("ended")
         if (overdue or listener.stands_still()) and supervisor is not None:
             processes.send(supervisor, 9)
             how = "had not ended the ranks when their lease was over" if overdue else listener.how_still()
             return "the supervisor %s and was killed; the processes that it left were killed" % how
-        pause = min(LOOK_S, left) if left > 0 else LOOK_S
+        pause = min(GUARDIAN_LOOK_S, left) if left > 0 else GUARDIAN_LOOK_S
         look()
     died = listener.words.get("died")
     return "the supervisor failed (%s); the processes that it left were killed" % died if died else None
@@ -164,7 +165,7 @@ def clean_up(paths: RunPaths, left: Leftovers, detail: Optional[str] = None) -> 
         except Exception as error:
             notes.note(notes.trace(error))
             time.sleep(pause)
-            pause = min(PAUSE_S, pause * 2)
+            pause = min(CLEAN_UP_PAUSE_S, pause * 2)
     ended = stopper
     if left.group is not None:
         left.group.remove()
@@ -190,12 +191,12 @@ class Deputy:
         self._tether, self._lease = tether, lease
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._start_at: Optional[float] = None  # when one is to be started; None: none is missing
-        self._started_at = -RESTART_S
+        self._started_at = -REPLACEMENT_PAUSE_S
         self._trouble = ""
 
     def take_over(self) -> None:
         """Start (again) a deputy: the guardian, or the last deputy, is gone."""
-        self._start_at = max(time.monotonic(), self._started_at + RESTART_S)
+        self._start_at = max(time.monotonic(), self._started_at + REPLACEMENT_PAUSE_S)
         self.look()
 
     def look(self) -> None:
@@ -203,7 +204,7 @@ class Deputy:
         if self._start_at is None or time.monotonic() < self._start_at:
             return
         self._started_at = time.monotonic()
-        self._start_at = self._started_at + RESTART_S
+        self._start_at = self._started_at + REPLACEMENT_PAUSE_S
         try:
             self._process = self._start()
         except OSError as error:

@@ -11,12 +11,8 @@ from ddpctl_worker.machine.system import CLOCK, HostClock
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.ranks import Roster
+from ddpctl_worker.run.limits import EXIT_BARRIER_S, HUB_FIRST_S, LONE_LAUNCHER_S, LOOP_ASLEEP_S
 from ddpctl_worker.wire.contract import EXITED, LINK_LOST, RENDEZVOUS_TIMEOUT, SILENCE, SUPERVISOR_LOST
-
-NAP_S = 10.0  # asked every second; a process that was not asked for that long was asleep
-LINGER_S = 20.0  # how long a launcher may stay after its last rank
-BARRIER_S = 330.0  # the same where torch's exit barrier waits for other nodes: that takes up to 300 s
-HUB_FIRST_S = 3.0  # the hub knows which nodes are missing, so the others let it speak first
 
 
 class Deadlines:
@@ -28,7 +24,7 @@ class Deadlines:
         self._host: str = run["host"]
         self._start: Optional[float] = limits.get("start")
         self._silence: Optional[float] = limits.get("silence") if limits.get("silence_enforced") else None
-        self._linger = BARRIER_S if int(run.get("nnodes") or 1) > 1 else LINGER_S
+        self._linger = EXIT_BARRIER_S if int(run.get("nnodes") or 1) > 1 else LONE_LAUNCHER_S
         self._begun = self._looked = self._clock.boot()
         self._alone_since: Optional[float] = None  # the launcher, without a rank
 
@@ -39,7 +35,7 @@ class Deadlines:
         ``diagnosis`` says why the run is stuck, where the doctor knows that."""
         now = self._clock.boot()
         nap, self._looked = now - self._looked, now
-        if nap > NAP_S:  # a suspended machine: no deadline runs while nothing can
+        if nap > LOOP_ASLEEP_S:  # a suspended machine: no deadline runs while nothing can
             self._begun = now if ranks.any else self._begun + nap
             self._alone_since = None
         stuck = self._stuck(gang)

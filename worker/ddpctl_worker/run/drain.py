@@ -15,12 +15,14 @@ from ddpctl_worker.machine.notes import boottime, note
 from ddpctl_worker.machine.wakeup import WakePipe
 from ddpctl_worker.record import lines
 from ddpctl_worker.record.logs import Writer
+from ddpctl_worker.run.limits import (
+    DRAIN_FAULT_PAUSE_S,
+    DRAIN_READ_BYTES,
+    ENDLESS_WRITER_S,
+    TAIL_BYTES,
+    UNFINISHED_LINE_S,
+)
 
-READ_BYTES = 256 << 10
-FLUSH_S = 0.2  # an unfinished line is shown after this
-LAST_S = 20.0  # how long it takes what is left in the pipes of somebody who writes on and on
-FAULT_S = 0.05
-TAIL_BYTES = 64 << 10  # kept in memory of each stream, to explain a failure
 _TRACEBACK = b"Traceback (most recent call last)"
 
 
@@ -97,9 +99,9 @@ class Drain:
                 self._turn()
             except Exception as error:
                 note("drain: %r" % error)
-                time.sleep(FAULT_S)
+                time.sleep(DRAIN_FAULT_PAUSE_S)
         try:
-            self._empty(time.monotonic() + LAST_S)
+            self._empty(time.monotonic() + ENDLESS_WRITER_S)
             for source in self._sources.values():
                 self._record(source, source.splitter.flush(final=True))
         finally:
@@ -128,7 +130,7 @@ class Drain:
     def _ready(self, source: OutputPipe) -> bool:
         """Read what is there, once; True when there was something."""
         try:
-            data = os.read(source.fd, READ_BYTES)
+            data = os.read(source.fd, DRAIN_READ_BYTES)
         except BlockingIOError:
             return False
         if not data:
@@ -138,7 +140,7 @@ class Drain:
         with self._lock:
             source.remember(data)
         self._record(source, source.splitter.feed(data))
-        source.flush_at = time.monotonic() + FLUSH_S if source.splitter.pending else None
+        source.flush_at = time.monotonic() + UNFINISHED_LINE_S if source.splitter.pending else None
         return True
 
     def _until_flush(self) -> Optional[float]:
@@ -151,7 +153,7 @@ class Drain:
         for source in self._sources.values():
             if source.flush_at is not None and now >= source.flush_at:
                 self._record(source, source.splitter.flush())
-                source.flush_at = now + FLUSH_S if source.splitter.pending else None
+                source.flush_at = now + UNFINISHED_LINE_S if source.splitter.pending else None
 
     def tails(self) -> Dict[Tuple[Optional[int], str], str]:
         """(local rank or None for the launcher, stream) -> the end of what it said."""

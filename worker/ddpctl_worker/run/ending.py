@@ -11,9 +11,8 @@ from ddpctl_worker.machine.system import CLOCK, HostClock
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.run.findings import Findings
+from ddpctl_worker.run.limits import VERDICT_S
 from ddpctl_worker.wire.contract import SUCCEEDED
-
-VERDICT_S = 12.0  # how long a node that failed waits for the gang to agree on the cause
 
 
 class Ending:

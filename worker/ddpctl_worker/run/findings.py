@@ -14,13 +14,10 @@ from ddpctl_worker.record.ranks import Roster
 from ddpctl_worker.run import cause as causes
 from ddpctl_worker.run.cause import Failure
 from ddpctl_worker.run.drain import Drain
+from ddpctl_worker.run.limits import CATCH_UP_S, CULPRIT_S, LAUNCHER_REPORT_S
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.rendezvous import given_up
 from ddpctl_worker.wire.contract import PLAIN
-
-LAUNCHER_S = 1.0  # how long a launcher may take to report a rank that has failed
-EARLY_S = 3.0  # how long victims wait for a culprit here, before a rank that ended early is suspected
-CATCH_UP_S = 1.0  # how long the last words of a rank may take to come through its pipe
 
 
 class Findings:
@@ -41,7 +38,7 @@ class Findings:
         """What has failed, once the launcher has ended (``status``), or a rank has died and its launcher takes its time
         to say so: torch before 2.1 may take minutes."""
         since = self._roster.first_failure()
-        slow = since is not None and time.monotonic() - since > LAUNCHER_S
+        slow = since is not None and time.monotonic() - since > LAUNCHER_REPORT_S
         if not status and not slow:
             return None
         self._look = self._look or self._recorder.look()
@@ -62,7 +59,7 @@ class Findings:
         first = next(iter(self.candidates(None)), None)
         if first is None or first.victim:
             return None
-        if first.early and known is not None and (known.early or time.time() - known.when < EARLY_S):
+        if first.early and known is not None and (known.early or time.time() - known.when < CULPRIT_S):
             return None
         if first.early or first.code is None:
             return self.outcome(first)

@@ -16,13 +16,17 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ddpctl_worker.machine import child, notes, processes, tool
 from ddpctl_worker.run.averaged import Averaged
+from ddpctl_worker.run.limits import (
+    FIRST_GPU_WATCH_S,
+    GPU_AVERAGE_S,
+    GPU_AVERAGES,
+    GPU_PROCESS_S,
+    GPU_READING_S,
+    GPU_READING_SHARE,
+    MOST_GPU_WATCH_S,
+)
 from ddpctl_worker.wire.contract import SCHEMA
 
-EVERY_S = 2.0  # from one reading to the next: the driver averages over the last second or less
-FIRST_S, MOST_S = 4.0, 30.0  # of reading, until the process says what it saw: short runs have a beginning as well
-PATIENCE_S = 15.0  # for the process to start and to end
-SHARE = 0.004  # of a core: with a driver that makes it expensive, GPUs are read less often
-KEPT, LENGTH_S = 240, 10.0  # averages in the record, and the time that one stands for at first
 _SECONDS = "DDPCTL_READ_S"  # not in the command line: tool.py knows what hangs by its arguments
 _MB = 1 << 20
 
@@ -43,7 +47,7 @@ class GpuWatch:
         self._thread.start()
 
     def _run(self) -> None:
-        seconds = FIRST_S
+        seconds = FIRST_GPU_WATCH_S
         while True:
             begun = time.monotonic()
             said = self._ask(seconds)
@@ -52,14 +56,14 @@ class GpuWatch:
             else:
                 return  # there is no GPU
             cost = 0.0 if said is None else float(said["cost"])
-            seconds = min(MOST_S, 2 * seconds)
-            least = MOST_S if said is None else EVERY_S
-            time.sleep(max(least, begun + cost / SHARE - time.monotonic()))
+            seconds = min(MOST_GPU_WATCH_S, 2 * seconds)
+            least = MOST_GPU_WATCH_S if said is None else GPU_READING_S
+            time.sleep(max(least, begun + cost / GPU_READING_SHARE - time.monotonic()))
 
     def _ask(self, seconds: float) -> Optional[Dict[str, Any]]:
         """What the process says; None where it says nothing in time."""
         try:
-            said = tool.run(self._argv, seconds + PATIENCE_S, env={_SECONDS: str(seconds)})
+            said = tool.run(self._argv, seconds + GPU_PROCESS_S, env={_SECONDS: str(seconds)})
             found: Dict[str, Any] = json.loads(said["stdout"])
         except (OSError, ValueError):
             return None
@@ -100,7 +104,7 @@ class GpuRecord:
 class _Gpu:
     def __init__(self, gpu: Dict[str, Any]) -> None:
         self._name, self._total = gpu["name"], gpu["memory_total"]
-        self._use, self._memory = Averaged(KEPT, LENGTH_S), Averaged(KEPT, LENGTH_S)
+        self._use, self._memory = Averaged(GPU_AVERAGES, GPU_AVERAGE_S), Averaged(GPU_AVERAGES, GPU_AVERAGE_S)
         self._held = False
         self._most: Dict[str, Optional[float]] = {"memory": None, "temperature": None, "power_w": None}
 
@@ -154,7 +158,7 @@ def look(read: Callable[[], Dict[str, Any]], seconds: float) -> Dict[str, Any]:
     until = time.monotonic() + seconds
     readings = [read()]
     while readings[-1]["gpus"]:
-        pause = max(EVERY_S, _cost() / len(readings) / SHARE)
+        pause = max(GPU_READING_S, _cost() / len(readings) / GPU_READING_SHARE)
         if time.monotonic() + pause > until:
             break
         time.sleep(pause)

@@ -6,8 +6,8 @@ import os
 from typing import Dict, Iterator, Optional, Tuple
 
 from ddpctl_worker.rules.entries import FOLDER as MANIFESTS
+from ddpctl_worker.run.limits import GROWING_FILES
 
-MOST_FILES = 20_000  # that are looked at
 File = Tuple[str, int]  # path below the folder, and bytes
 
 
@@ -28,7 +28,7 @@ class GrowingFiles:
         return (most, self._sizes[most]) if most is not None and grown[most] > 0 else None
 
     def _files(self) -> Iterator[File]:
-        left = MOST_FILES
+        left = GROWING_FILES
         for folder, folders, names in os.walk(self._folder):
             folders[:] = [name for name in folders if name != MANIFESTS]
             for name in names[:left]:

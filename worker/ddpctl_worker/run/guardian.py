@@ -19,12 +19,10 @@ from typing import Any, Dict, Optional
 from ddpctl_worker.machine import child, notes, processes
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.run import notifying
-from ddpctl_worker.run.cleanup import UP_S, Leftovers, TetherListener, clean_up, wait_until_gone
+from ddpctl_worker.run.cleanup import Leftovers, TetherListener, clean_up, wait_until_gone
 from ddpctl_worker.run.lease import GUARDIAN, SUPERVISOR, Lease
+from ddpctl_worker.run.limits import FIRST_TURN_S, LEASED_SUPERVISOR_END_S, SUPERVISOR_END_S
 from ddpctl_worker.run.supervisor import Supervisor
-
-END_S = 5.0  # how long a supervisor that has ended, or was killed, may take to be gone
-LEASED_END_S = 0.5  # where other hosts wait for the end of a lease, and start their ranks soon after that
 
 
 def launch(order: Dict[str, Any]) -> Dict[str, Any]:
@@ -52,9 +50,9 @@ def main(reply_fd: str, *_: str) -> None:
     theirs.close()
     os.close(reply)
     cookie, notifiers = order["cookie"], order["notify"]
-    limit = float((order["run"].get("timeouts") or {}).get("start") or UP_S)
+    limit = float((order["run"].get("timeouts") or {}).get("start") or FIRST_TURN_S)
     lease = Lease(order.get("lease"), GUARDIAN)
-    patience = LEASED_END_S if order.get("lease") else END_S
+    patience = LEASED_SUPERVISOR_END_S if order.get("lease") else SUPERVISOR_END_S
     del order  # the secrets, but those that notifiers need
     supervisor = processes.identify(supervisor_pid)
     listener = TetherListener(ours.fileno(), limit)

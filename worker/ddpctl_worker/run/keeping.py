@@ -24,15 +24,16 @@ from ddpctl_worker.record.lag import Lag
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.rules.attempts import attempt_of
 from ddpctl_worker.rules.entries import FOLDER
+from ddpctl_worker.run.limits import (
+    FILE_TIME_S,
+    KEEPER_GONE_S,
+    KEEPER_LINGER_S,
+    KEEPERS_MEET_S,
+    LAST_KEEPER_LOOK_S,
+)
 from ddpctl_worker.wire.channel import WorkerError
 
-LINGER_S = 3600.0  # at most, for the copies of what was written right before the end, with nobody waiting for them
-MEET_S = 5.0  # at the end of a run, for the hosts to hear where each of them serves
-LAST_S = 30.0  # for the last look, after which a checkpoint written right before the end has its manifest
-COARSE_S = 1.0  # a file's time may be that much before the clock's
-LAST_KILLED_S = 3.0  # the same after a kill: somebody waits for the proof
 ASKED = "asked"  # beside the manifests: it changes when ranks are asked to save
-GONE_S = 0.5  # how long the process may take to go, once it is killed
 
 
 class Keeping:
@@ -43,7 +44,7 @@ class Keeping:
         self._strangers = RunPaths(order["top"]).strangers("keeper")
         copying = (self._order or {}).get("copying") or {}
         self._others = len(copying.get("hosts") or ()) - 1  # who copy from each other
-        self._since = time.time() - COARSE_S
+        self._since = time.time() - FILE_TIME_S
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._until: Optional[float] = None  # of the last look
         self._killed_at: Optional[float] = None
@@ -104,7 +105,7 @@ class Keeping:
         known = self.port is not None and len(servers) >= self._others
         if self._process is None or self._others < 1 or known:
             return True
-        self._meet_until = self._meet_until or time.monotonic() + MEET_S
+        self._meet_until = self._meet_until or time.monotonic() + KEEPERS_MEET_S
         return time.monotonic() > self._meet_until
 
     def tell(self, died: Optional[float], restarted: float) -> None:
@@ -120,7 +121,7 @@ class Keeping:
             self._note_deaf(error)
             self._ranks = (died, restarted)
 
-    def settled(self, succeeded: bool, linger: bool = False, seconds: float = LAST_S) -> bool:
+    def settled(self, succeeded: bool, linger: bool = False, seconds: float = LAST_KEEPER_LOOK_S) -> bool:
         """Whether the last look is over, or too late. The first call asks for it. With ``linger`` the process stays
         after it, until other hosts have copies of what it found; after a success also until all of it is hashed."""
         self.listen()
@@ -142,7 +143,7 @@ class Keeping:
             self._killed_at = now
             notes.note("the last look at the checkpoints took too long and was ended; the next start has another")
             os.kill(self._process.pid, signal.SIGKILL)
-        return now - self._killed_at > GONE_S
+        return now - self._killed_at > KEEPER_GONE_S
 
     def ended(self, pid: int) -> None:
         """``pid`` was just reaped: its number may be another process's from now on."""
@@ -160,7 +161,7 @@ class Keeping:
 
     def stuck(self) -> List[int]:
         """It outlives the run: it waits for a disk that hangs, and cannot be ended, or it lingers."""
-        late = self._killed_at is not None and time.monotonic() - self._killed_at > GONE_S
+        late = self._killed_at is not None and time.monotonic() - self._killed_at > KEEPER_GONE_S
         return self.pids() if late or self.lingers else []
 
     def _send(self, message: child.Message) -> None:
@@ -228,7 +229,7 @@ class _Looks:
         if self._replication is not None and self._end is not None and self._end.get("linger"):
             with contextlib.suppress(BrokenPipeError):  # the supervisor did not wait for this look
                 _say(lingers=True)
-            self._replication.finish(LINGER_S)
+            self._replication.finish(KEEPER_LINGER_S)
 
     @property
     def _ended(self) -> Optional[bool]:

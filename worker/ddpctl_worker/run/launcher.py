@@ -18,9 +18,9 @@ from ddpctl_worker.record.lines import STDERR, STDOUT
 from ddpctl_worker.record.paths import RunPaths, job_id
 from ddpctl_worker.record.record import attempt_of
 from ddpctl_worker.run.drain import Drain
+from ddpctl_worker.run.limits import PIPE_BYTES
 from ddpctl_worker.wire import contract
 
-PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 
 # The ranks' interpreter, as the launcher sees it: connects the rank to its own pipes and becomes the real one, with

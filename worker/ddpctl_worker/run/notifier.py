@@ -23,12 +23,10 @@ from ddpctl_worker.machine import fs, notes, proc, processes
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.run.cause import code_of
 from ddpctl_worker.run.launcher import BeforeExec
+from ddpctl_worker.run.limits import NOTIFIER_GRACE_S, NOTIFIER_OUTPUT_BYTES, NOTIFIER_READ_BYTES, TICK_S
 from ddpctl_worker.run.notifying import variables
-from ddpctl_worker.run.stopper import TICK_S, Stopper, reap, run_to_end
+from ddpctl_worker.run.stopper import Stopper, reap, run_to_end
 
-GRACE_S = 1.0  # from SIGTERM to SIGKILL
-KEPT = 8 << 10  # bytes of a notifier's output
-READ = 1 << 20  # bytes of it that are read at all; who writes more waits for a reader until the deadline
 _POST = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.run.notifier import post; post()"
 
 
@@ -116,8 +114,8 @@ class _Program:
         except BlockingIOError:
             return True
         self._read += len(data)
-        self._output += data[: KEPT - len(self._output)]
-        return bool(data) and self._read < READ
+        self._output += data[: NOTIFIER_OUTPUT_BYTES - len(self._output)]
+        return bool(data) and self._read < NOTIFIER_READ_BYTES
 
     def ended(self, statuses: Dict[int, int]) -> None:
         if self._process is not None and self._status is None and self._process.pid in statuses:
@@ -171,7 +169,7 @@ def _run(programs: List[_Program], seconds: float) -> List[str]:
         _serve(selector, TICK_S)
         collect()
     _serve(selector, 0.0)  # what the last of them wrote
-    stopper = run_to_end(Stopper(_below, None, GRACE_S, proof=proof), collect)
+    stopper = run_to_end(Stopper(_below, None, NOTIFIER_GRACE_S, proof=proof), collect)
     words = []
     if stopper.signalled:
         words.append("processes that still ran after %g s and were ended: %d" % (seconds, stopper.signalled))

@@ -12,6 +12,7 @@ from typing import Any, Dict, Optional, Sequence
 
 from ddpctl_worker.machine import child, fs, notes
 from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.run.limits import NOTIFIERS_S, VARIABLE_CHARACTERS
 from ddpctl_worker.wire.contract import (
     ENV_HOST,
     ENV_JOB,
@@ -23,9 +24,7 @@ from ddpctl_worker.wire.contract import (
     SUPERVISOR_LOST,
 )
 
-DEADLINE_S = 30.0
 ENDED, RESTART, CUT_OFF = "ended", "restart", "cut_off"
-MAX_VALUE = 4000  # characters of a variable
 _GONE = (NODE_LOST, NODE_REBOOTED, SUPERVISOR_LOST)
 
 
@@ -86,11 +85,11 @@ def variables(said: Dict[str, Any], folder: str) -> Dict[str, str]:
 
 def _passable(text: str) -> str:
     """As an environment can hold it: the message of a cause comes from a script, and anything may be in that."""
-    return text[:MAX_VALUE].replace("\0", "").encode("utf-8", "replace").decode("utf-8")
+    return text[:VARIABLE_CHARACTERS].replace("\0", "").encode("utf-8", "replace").decode("utf-8")
 
 
 def notify(
-    paths: RunPaths, run: Dict[str, Any], how: Dict[str, Any], event: Dict[str, Any], seconds: float = DEADLINE_S
+    paths: RunPaths, run: Dict[str, Any], how: Dict[str, Any], event: Dict[str, Any], seconds: float = NOTIFIERS_S
 ) -> int:
     """Have every notifier of ``how`` (start.py) run, for at most ``seconds``; returns the pid of the process that sees
     to it. That and what is below it are not the job's: a caller that stays must not end them with it.

@@ -21,11 +21,9 @@ from ddpctl_worker.machine.desk import Desk
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.ranks import Roster
 from ddpctl_worker.run.drain import Drain
+from ddpctl_worker.run.limits import DUMPS_S, LAST_RANK_LOOK_S
 from ddpctl_worker.run.recorder import Recorder
 from ddpctl_worker.wire.contract import SCHEMA
-
-LAST_S = 0.5  # for the last look at ranks that are about to be stopped
-DUMPS_S = 5.0  # for torch's dumps, once all have ended
 
 
 class _Once:
@@ -76,7 +74,7 @@ class Observer:
         self._paths, self._roster, self._drain, self._recorder = paths, roster, drain, recorder
         self._began = time.time()
         self._stems = order.get("dump_stems") or ()
-        self._last = _Once("last look", self._look_last, LAST_S, changed)
+        self._last = _Once("last look", self._look_last, LAST_RANK_LOOK_S, changed)
         self._dumps = _Once("copy of torch's dumps", self._keep_dumps, DUMPS_S, changed)
         alone = int(run.get("nnodes") or 1) == 1
         hosts = [run["host"]] if alone else list(run["hosts"]) if gang is not None else None
@@ -124,8 +122,10 @@ class Observer:
         return {"looks": fitting(self._watch.look(asked=True)), "slow": self._watch.slow}
 
     def last_look(self) -> bool:
-        """Whether the ranks may be stopped: where they stand is known, or as much of it as is to be had in LAST_S.
-        Asked again and again; the first call begins the look."""
+        """Return whether the ranks may be stopped: the last look is complete, or ``LAST_RANK_LOOK_S`` are over.
+
+        The first call begins the look; the supervisor calls again until the answer is True.
+        """
         if self._looks is None:
             self._watch.stop()
             self._looks = self._watch.last_looks()
@@ -136,7 +136,7 @@ class Observer:
 
     def _look_last(self) -> None:
         if self._looks is not None:
-            self._looks.run(LAST_S)
+            self._looks.run(LAST_RANK_LOOK_S)
 
     def _keep_last(self, looks: Looks) -> None:
         try:

@@ -18,18 +18,15 @@ from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record import record
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.run.limits import DISK_ANSWER_S, RECORDER_LOOK_S, WAITING_NOTES
 from ddpctl_worker.wire.contract import SUPERVISOR_LOST
-
-ANSWER_S = 2.0  # how long the supervisor waits for a look before it continues without
-NOTES = 1000  # lines for supervisor.log that may wait
-LOOK_S = 1.0
 
 
 class Look:
     """What others have written, as asked for by the supervisor: the word of a stop, torch's account of a failure."""
 
     def __init__(self) -> None:
-        self._until = time.monotonic() + ANSWER_S
+        self._until = time.monotonic() + DISK_ANSWER_S
         self.done = False
         self.stop: Dict[str, Any] = {}
 
@@ -51,7 +48,7 @@ class Recorder:
         self._exit_writer = record.ExitWriter(paths)
         self._cond = threading.Condition()
         self._values: Dict[str, Tuple[Dict[str, Any], bool]] = {}  # by path; with whether it must be durable
-        self._notes: Deque[bytes] = deque(maxlen=NOTES)
+        self._notes: Deque[bytes] = deque(maxlen=WAITING_NOTES)
         self._looks: List[Look] = []
         self._end: Optional[Dict[str, Any]] = None
         self._beat_at = 0.0
@@ -109,7 +106,7 @@ class Recorder:
         for look in looks:
             self._answer(look)
         if time.monotonic() >= self._beat_at:
-            self._beat_at = time.monotonic() + LOOK_S
+            self._beat_at = time.monotonic() + RECORDER_LOOK_S
             self._heartbeat_file.write(self._heartbeat())
             self._write_notes()
             if self._end is None:
@@ -160,7 +157,7 @@ class Recorder:
                 trouble = error.strerror or str(error)
                 with self._cond:
                     self._values.setdefault(path, (value, durable))
-                    self._retry_at = time.monotonic() + LOOK_S
+                    self._retry_at = time.monotonic() + RECORDER_LOOK_S
             if trouble and trouble != self.wrote.get(path):
                 notes.note("%s not saved: %s" % (os.path.basename(path), trouble))
             before, self.wrote[path] = self.wrote.get(path), trouble
@@ -188,7 +185,7 @@ class FolderWatch:
         now = time.monotonic()
         if now < self._look_at:
             return None
-        self._look_at = now + LOOK_S
+        self._look_at = now + RECORDER_LOOK_S
         return self._told_over() or self._removed(now)
 
     def _told_over(self) -> Optional[Outcome]:

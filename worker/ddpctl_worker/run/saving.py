@@ -16,9 +16,8 @@ from ddpctl_worker.gang.base import Gang
 from ddpctl_worker.machine import notes
 from ddpctl_worker.record.ranks import Roster
 from ddpctl_worker.run import ask
+from ddpctl_worker.run.limits import SAVED_LOOK_S, SHUTDOWN_SAVE_S
 
-SHUTDOWN_S = 60.0  # systemd gives a service 90 s; the stop comes after this
-LOOK_S = 0.5
 SAVE, SAVING, SAVED = "save", "saving", "saved"  # what nodes say to each other
 
 
@@ -55,7 +54,7 @@ class Saving:
     def _ask_here(self) -> None:
         if self._until is not None or not self._settings or not self._folder:
             return
-        self._until = time.monotonic() + min(float(self._settings["timeout"]), SHUTDOWN_S)
+        self._until = time.monotonic() + min(float(self._settings["timeout"]), SHUTDOWN_SAVE_S)
         try:
             Thread(target=self._run, name="saving", daemon=True).start()  # it looks at a disk, which may hang
         except RuntimeError as error:  # the user may start no more threads
@@ -97,7 +96,7 @@ class Saving:
             found = dict(self._nodes)
             if SAVED in found.values() and SAVING not in found.values():
                 self._end("saved on %s" % ", ".join(sorted(found)))
-            time.sleep(LOOK_S)
+            time.sleep(SAVED_LOOK_S)
 
     def _tell(self, what: str) -> None:
         """The other nodes, when it changes."""

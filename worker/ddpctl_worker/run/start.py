@@ -25,6 +25,7 @@ from ddpctl_worker.record.paths import RunPaths, job_id
 from ddpctl_worker.record.status import node_status, unfinished
 from ddpctl_worker.rules.attempts import AttemptId
 from ddpctl_worker.run import guardian, launcher
+from ddpctl_worker.run.limits import FAILED_START_S, OTHER_START_S, PY_SPY_S, STOP_BYTES
 from ddpctl_worker.run.outputs import make_output_folders
 from ddpctl_worker.store.remove import prune_later
 from ddpctl_worker.store.tools import program
@@ -44,10 +45,6 @@ from ddpctl_worker.wire.contract import (
 )
 
 NAMES = ".names.lock"  # in base_dir: held by a start that may be the only one of its name
-OTHER_START_S = 60.0  # how long to wait for a start of the same run that is under way
-CLEAN_UP_S = 3.0  # how long to wait for the guardian of a supervisor that did not come up
-PY_SPY_S = 5.0  # py-spy says its version in milliseconds
-STOP_BYTES = 4 << 10  # room for the word of a stop
 
 
 def start(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
@@ -119,7 +116,7 @@ def start_attempt(request: Dict[str, Any], base: str, found: RunPaths, umask: in
 
 def _failed(found: RunPaths, why: str) -> None:
     """The run did not begin: make sure that its record says so, and says why."""
-    deadline = time.monotonic() + CLEAN_UP_S
+    deadline = time.monotonic() + FAILED_START_S
     while fs.read_json(found.exit) is None:
         if time.monotonic() > deadline:
             record.write(found, outcomes.failed(outcomes.cause(found.host, SPAWN_FAILED, why)))

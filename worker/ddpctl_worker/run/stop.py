@@ -33,15 +33,17 @@ from ddpctl_worker.record.status import (
     whereabouts,
 )
 from ddpctl_worker.run.growing import GrowingFiles
-from ddpctl_worker.run.stopper import GIVE_UP_S, Stopper, run_to_end
+from ddpctl_worker.run.limits import (
+    HUNG_SUPERVISOR_S,
+    STOP_LOOK_S,
+    STOP_REPORT_S,
+    STOP_WRITE_S,
+    UNKILLABLE_S,
+    WATCHERS_END_S,
+)
+from ddpctl_worker.run.stopper import Stopper, run_to_end
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import NO_SUCH_RUN, STOP_GRACE_S, STOPPING, TERMINAL
-
-LOOK_S = 0.02
-TELL_S = 2.0  # how often a stop looks for files that grow, and whether another stop gives more time
-WORD_S = 2.0  # for the disk to take the word of a stop
-FAREWELL_S = 2.0  # for supervisor and guardian to end once the run has; with a node cut off they stay a little longer
-HANGS_S = 2.0  # a supervisor without a heartbeat gets this much beyond the grace
 
 
 def stop(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
@@ -164,9 +166,9 @@ def _ask_supervisor(paths: RunPaths, word: Dict[str, Any], tell: Callable[[float
     and give it more time."""
     beat = record.read_heartbeat(paths.heartbeat)
     hangs = beat is not None and notes.boottime() - beat.at > STALE_S
-    beyond = HANGS_S if hangs else GIVE_UP_S + 5.0
+    beyond = HUNG_SUPERVISOR_S if hangs else UNKILLABLE_S + 5.0
     deadline = time.monotonic() + word["grace"] + beyond
-    told, tell_at = None, time.monotonic() + TELL_S
+    told, tell_at = None, time.monotonic() + STOP_REPORT_S
     while time.monotonic() < deadline:
         if fs.read_json(paths.exit) is not None:
             return
@@ -175,7 +177,7 @@ def _ask_supervisor(paths: RunPaths, word: Dict[str, Any], tell: Callable[[float
             if newest.get("longer") and newest != word:
                 word, deadline = newest, time.monotonic() + float(newest.get("grace") or 0.0) + beyond
             tell(deadline - beyond - time.monotonic())
-            tell_at = time.monotonic() + TELL_S
+            tell_at = time.monotonic() + STOP_REPORT_S
         state = holders(paths)
         alive = watchers(state)
         supervisor = processes.from_json(state.get("supervisor"))
@@ -186,7 +188,7 @@ def _ask_supervisor(paths: RunPaths, word: Dict[str, Any], tell: Callable[[float
                 told = supervisor
         elif not alive and not processes.is_alive(processes.from_json(state.get("starter"))):
             return
-        time.sleep(LOOK_S)
+        time.sleep(STOP_LOOK_S)
     if _only_writes(paths):
         return
     for who in watchers(holders(paths)):
@@ -208,7 +210,7 @@ def _leave_word(paths: RunPaths, word: Dict[str, Any]) -> None:
     grace."""
     writer = threading.Thread(target=_write_word, args=(paths, word), daemon=True)
     writer.start()
-    writer.join(WORD_S)
+    writer.join(STOP_WRITE_S)
 
 
 def _write_word(paths: RunPaths, word: Dict[str, Any]) -> None:
@@ -230,9 +232,9 @@ def _wake(paths: RunPaths) -> None:
 def _let_watchers_end(paths: RunPaths) -> None:
     """Nothing of the run is left when this answers, ddpctl's own processes included."""
     state = holders(paths)
-    deadline = time.monotonic() + FAREWELL_S
+    deadline = time.monotonic() + WATCHERS_END_S
     while watchers(state) and time.monotonic() < deadline:
-        time.sleep(LOOK_S)
+        time.sleep(STOP_LOOK_S)
 
 
 def _cut_off(paths: RunPaths) -> bool:

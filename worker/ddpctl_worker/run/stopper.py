@@ -23,6 +23,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ddpctl_worker.machine.proc import Stat, boot_id, command_line
 from ddpctl_worker.machine.processes import ProcessId, Proof, send
+from ddpctl_worker.run.limits import STUCK_LAUNCHER_S, STUCK_LAUNCHER_SHARE, TICK_S, UNKILLABLE_S
 
 Find = Callable[[], Dict[int, Stat]]
 
@@ -37,10 +38,6 @@ class Ranks(NamedTuple):
 
 
 NO_RANKS = Ranks(set(), False, True, False)
-ALONE_S = 2.0  # a launcher without any process left that ignores SIGTERM sits in torch's exit barrier
-WAITS = 0.1  # of a processor, at most: who uses more does not sit there, but is on its way out on a busy machine
-GIVE_UP_S = 10.0  # after SIGKILL: what is still there cannot be killed (uninterruptible in the kernel)
-TICK_S = 0.04
 TICKS = os.sysconf("SC_CLK_TCK")  # of processor time, a second
 
 
@@ -125,7 +122,7 @@ class Stopper:
                 send(ProcessId(self._boot, one.pid, one.start), signal.SIGKILL)
         elif now >= self.deadline:
             self._kill(found)
-            if now >= self.deadline + GIVE_UP_S:
+            if now >= self.deadline + UNKILLABLE_S:
                 left = sorted(set(found) | self._proof.pids())
                 self.survivors = [{"pid": pid, "cmd": command_line(pid)} for pid in left]
                 self.done = True
@@ -163,7 +160,7 @@ class Stopper:
             return False
         ticks = next(iter(found.values())).ticks
         since, before = self._alone = self._alone or (now, ticks)
-        return now - since > ALONE_S and (ticks - before) / TICKS < WAITS * (now - since)
+        return now - since > STUCK_LAUNCHER_S and (ticks - before) / TICKS < STUCK_LAUNCHER_SHARE * (now - since)
 
     def _kill(self, found: Dict[int, Stat]) -> None:
         for one in found.values():

@@ -29,12 +29,24 @@ from ddpctl_worker.run.deadlines import Deadlines
 from ddpctl_worker.run.drain import Drain
 from ddpctl_worker.run.ending import Ending
 from ddpctl_worker.run.findings import Findings
-from ddpctl_worker.run.keeping import LAST_KILLED_S, LAST_S, Keeping
+from ddpctl_worker.run.keeping import Keeping
 from ddpctl_worker.run.launcher import Launching, way_in_stands
 from ddpctl_worker.run.lease import SUPERVISOR, Lease
+from ddpctl_worker.run.limits import (
+    KILLED_KEEPER_LOOK_S,
+    LAST_KEEPER_LOOK_S,
+    LAST_OUTPUT_S,
+    LEASED_GRACE_S,
+    LEFTOVER_GRACE_S,
+    LEFTOVER_S,
+    LOG_WRITTEN_S,
+    SCAN_RUNNING_S,
+    SCAN_STARTING_S,
+    TICK_S,
+)
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.saving import Saving
-from ddpctl_worker.run.stopper import TICK_S, Ranks, Stopper, reap
+from ddpctl_worker.run.stopper import Ranks, Stopper, reap
 from ddpctl_worker.wire.contract import (
     ENV_CHECKPOINT_DIR,
     EXITED,
@@ -54,12 +66,6 @@ from ddpctl_worker.wire.contract import (
 if TYPE_CHECKING:
     from ddpctl_worker.run.observer import Observer
 
-LEFTOVER_S = 10.0  # what a launcher that has ended left running may continue for so long, unless the job says otherwise
-LEFTOVER_GRACE_S = 3.0  # and then has this from SIGTERM to SIGKILL
-DRAIN_S = 30.0  # how long the last output of a run may take to come out of its pipes
-LOG_S = 30.0  # how long the exit record waits for the log, so that who follows sees the last line
-LEASED_GRACE_S = 2.0  # what a dead supervisor left has less time where other hosts wait for its lease to end
-SCAN_STARTING_S, SCAN_RUNNING_S = 0.2, 3.0
 ONLY_OUTSIDE = (
     "doctor: the ranks here are only seen from outside, without their collectives: %s is on a disk that is full or "
     "mounted noexec, or has a colon in its name; set `base_dir:` to another place"
@@ -419,13 +425,13 @@ class Supervisor:
             if self.outcome.state == SUCCEEDED and not self._keeping.acquainted(self._gang.servers):
                 return
             self._gang.leave(self.outcome)
-        self._drain_until = self._drain_until or time.monotonic() + DRAIN_S
+        self._drain_until = self._drain_until or time.monotonic() + LAST_OUTPUT_S
         if not self._drain.over and time.monotonic() < self._drain_until:
             return
         if self._observer and not self._observer.dumps_kept():
             return
         killed = self.outcome.state == KILLED
-        seconds = LAST_KILLED_S if killed else LAST_S
+        seconds = KILLED_KEEPER_LOOK_S if killed else LAST_KEEPER_LOOK_S
         if not self._keeping.settled(self.outcome.state == SUCCEEDED, linger=not killed, seconds=seconds):
             return
         if self._log_until is None:
@@ -434,7 +440,7 @@ class Supervisor:
             self._recorder.end(self._exit_record(self.outcome))
 
     def _close_log(self) -> None:
-        self._log_until = time.monotonic() + LOG_S
+        self._log_until = time.monotonic() + LOG_WRITTEN_S
         self._writer.close()
         if self._leftover is not None and self._stopper is not None and self._stopper.signalled:
             text = "%d processes that outlived the launcher were killed; timeouts.leftover gives them %g s"

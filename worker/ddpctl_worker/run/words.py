@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
+from ddpctl_worker.run.limits import ERROR_LINES, NOTICE_LINES, TRACEBACK_CHARACTERS
 from ddpctl_worker.wire.contract import VICTIM_WORDS
-
-MAX_TRACEBACK = 16 << 10
-NOTICE_LINES = 15
-MAX_ERROR_LINES = 60  # of one exception: NCCL's and those of state dicts are long
 
 TRACEBACK = "Traceback (most recent call last):"
 _CHAIN = (
@@ -82,8 +79,8 @@ def read(text: str) -> Words:
     if block is None:
         return Words(None, "", False, _plain(lines))
     trace = "\n".join(lines[block.start : block.end]).rstrip()
-    if len(trace) > MAX_TRACEBACK:
-        trace = "...\n" + trace[-MAX_TRACEBACK:]
+    if len(trace) > TRACEBACK_CHARACTERS:
+        trace = "...\n" + trace[-TRACEBACK_CHARACTERS:]
     error = "\n".join(lines[block.error : block.end]).rstrip()
     return Words(trace, error, hooked[block.error], _plain(lines[block.end :]))
 
@@ -117,7 +114,7 @@ def _end_of(lines: Sequence[str], hooked: Sequence[bool], error: int) -> int:
 
     Torch's hook marks them all. Without it they end at an empty line, or where something else begins.
     """
-    stop = min(len(lines), error + MAX_ERROR_LINES)
+    stop = min(len(lines), error + ERROR_LINES)
     for at in range(error + 1, stop):
         line = lines[at]
         if line.startswith(TRACEBACK) or line in _CHAIN or _LOG.match(line) or _CHATTER.match(line):
