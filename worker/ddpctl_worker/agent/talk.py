@@ -19,7 +19,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, MemberWire, Wire
 from ddpctl_worker.machine import net
-from ddpctl_worker.machine.acceptor import BACKLOG, IDLE_S, Acceptor, Session
+from ddpctl_worker.machine.acceptor import Acceptor, Session
+from ddpctl_worker.machine.limits import BACKLOG, IDLE_S
 from ddpctl_worker.machine.notes import note, trace
 from ddpctl_worker.machine.strangers import Stranger
 from ddpctl_worker.wire.contract import AGENT_PORTS

@@ -10,8 +10,9 @@ from typing import Any, Dict, List, Optional, Tuple
 from ddpctl_worker.gang.base import BEAT_S, IDLE_S, LEAVE_S, Gang, Wake
 from ddpctl_worker.gang.council import Council
 from ddpctl_worker.gang.wire import MAX_HELLO, HubWire, from_wire, to_wire
-from ddpctl_worker.machine.acceptor import BACKLOG, HELLO_S, MOST_STRANGERS, PROOF_S, NoRoom, at_most, take
+from ddpctl_worker.machine.acceptor import NoRoom, at_most, take
 from ddpctl_worker.machine.clocks import Clock, Offset, Sample
+from ddpctl_worker.machine.limits import BACKLOG, HELLO_S, MOST_STRANGERS, PROOF_S
 from ddpctl_worker.machine.notes import note, now_iso
 from ddpctl_worker.machine.strangers import TALLY, Places, Stranger
 from ddpctl_worker.record import outcome as outcomes

@@ -17,9 +17,9 @@ import sys
 from typing import Any, Dict, List, Optional, Sequence
 
 import ddpctl_worker
+from ddpctl_worker.machine.limits import MESSAGE_READ_BYTES
 
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.machine.child import run; run(sys.argv[2:])"
-READ_BYTES = 64 << 10  # of messages, in one read: as much as a pipe holds
 
 Message = Dict[str, Any]
 
@@ -161,7 +161,7 @@ class MessageReader:
         if not self._poll.poll(None if timeout is None else timeout * 1000):
             return []
         try:
-            data = os.read(self._fd, READ_BYTES)
+            data = os.read(self._fd, MESSAGE_READ_BYTES)
         except ConnectionResetError:  # a socket whose other end was closed with bytes unread
             data = b""
         self.ended = not data
