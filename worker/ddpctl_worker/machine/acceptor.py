@@ -19,7 +19,6 @@ from typing import Callable, Deque, Dict, Optional, Set, Tuple
 
 from ddpctl_worker.machine.limits import (
     ACCEPTS_AT_ONCE,
-    BACKLOG,
     HELLO_S,
     IDLE_LOOP_S,
     IDLE_S,
