@@ -108,8 +108,8 @@ class TetherListener:
 class Leftovers:
     """The processes that a dead supervisor left, and how to find them without a disk.
 
-    ``known``: [pid, start] of processes seen earlier. ``words``: the supervisor's facts. ``lease``: the seconds for which
-    the processes may still run. The supervisor may still exist: a thread that waits for a hung disk keeps it.
+    ``known``: [pid, start] of processes seen earlier. ``words``: the supervisor's facts. ``lease``: the seconds for
+    which the processes may still run. The supervisor may still exist: a thread that waits for a hung disk keeps it.
     """
 
     def __init__(

@@ -27,8 +27,7 @@ from ddpctl_worker.wire.contract import SCHEMA
 
 
 class _Once:
-    """Work in a thread of its own, begun by the first question whether it is over; it counts as over after ``most``
-    seconds."""
+    """Work in a thread of its own. The first call of ``over`` starts it; after ``most`` seconds it counts as over."""
 
     def __init__(self, name: str, work: Callable[[], None], most: float, changed: Callable[[], None]) -> None:
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -41,7 +40,7 @@ class _Once:
             self._until = time.monotonic() + self._most
             try:
                 self._thread.start()
-            except RuntimeError as error:  # the user may start no more threads
+            except RuntimeError as error:  # the user's limit of threads
                 notes.note("doctor: no %s: %s" % (self._name, error))
                 self._done = True
         return self._done or time.monotonic() >= self._until
@@ -57,7 +56,7 @@ class _Once:
 
 
 class Observer:
-    """``settings`` is the job's ``doctor``: {"stall": seconds}. ``gpus``: those of this node as they were last."""
+    """The doctor's part in the supervisor of ``order``. ``gpus``: returns the last readings of this node's GPUs."""
 
     def __init__(
         self,
@@ -94,31 +93,33 @@ class Observer:
         if gang is not None:
             gang.on_word(self._watch.hear)
         self._desk = Desk(paths.doctor_socket, self._answer)
-        self._looks: Optional[Looks] = None  # the last ones
+        self._looks: Optional[Looks] = None  # the last look at each rank
         self._last_kept = False
 
     @property
     def diagnosis(self) -> Optional[Dict[str, Any]]:
-        """Why the run is stuck, while it is."""
+        """The doctor's diagnosis while the run is stuck, else None."""
         return self._watch.diagnosis
 
     def hung(self, causes: Iterable[Dict[str, Any]]) -> Optional[Hung]:
-        """The rank that the others waited for in vain, where all ``causes`` so far are failures of peers and some are
-        time-outs. Asked again and again; the first call begins the search."""
+        """Return the rank that the other ranks waited for until they timed out, once it is found.
+
+        ``causes``: the failures so far. The first call with time-outs among them begins the search.
+        """
         causes = list(causes)
-        if not timed_out(str(one.get("message")) for one in causes):
+        if not timed_out(str(cause.get("message")) for cause in causes):
             return None
-        self._watch.search([int(one["rank"]) for one in causes if one.get("rank") is not None])
+        self._watch.search([int(cause["rank"]) for cause in causes if cause.get("rank") is not None])
         return self._watch.hung
 
     def start(self) -> None:
         self._watch.start()
-        with contextlib.suppress(OSError):  # it is there already; where it cannot be made, the desk says so
+        with contextlib.suppress(OSError):  # it exists already; the socket reports any other trouble
             os.mkdir(self._paths.doctor, 0o700)
         self._desk.open()
 
     def _answer(self) -> Dict[str, Any]:
-        """For the doctor verb."""
+        """Answer the doctor verb."""
         return {"looks": fitting(self._watch.look(asked=True)), "slow": self._watch.slow}
 
     def last_look(self) -> bool:
@@ -131,7 +132,7 @@ class Observer:
             self._looks = self._watch.last_looks()
         if self._last.over() and not self._last_kept:
             self._last_kept = True
-            self._keep_last(self._looks)  # now: ranks that are stopped may end at once, and after them the record
+            self._keep_last(self._looks)  # before the stop: ranks and record may end right after
         return self._last_kept
 
     def _look_last(self) -> None:
@@ -147,7 +148,7 @@ class Observer:
             notes.note("doctor: the last look failed: %r" % error)
 
     def dumps_kept(self) -> bool:
-        """Whether torch's dumps have been looked after, once no process of the run is left."""
+        """Return whether torch's dumps were copied, or DUMPS_S are over. Called once no process of the job is left."""
         return self._dumps.over()
 
     def _keep_dumps(self) -> None:
@@ -159,7 +160,7 @@ class Observer:
         return [Subject(one.rank, one.local_rank, one.pid) for one in self._roster.alive()]
 
     def _gone(self) -> List[Dict[str, Any]]:
-        """Ranks that have ended, as a look would show them."""
+        """Return the ranks that have ended, in the shape of a look."""
         now = time.monotonic()
         return [
             dict(
@@ -169,7 +170,7 @@ class Observer:
         ]
 
     def _ages(self) -> Dict[int, float]:
-        """local rank -> seconds since its last output."""
+        """Return local rank -> seconds since its last output."""
         found: Dict[int, float] = {}
         for (local, _), at in self._drain.said().items():
             if at:
