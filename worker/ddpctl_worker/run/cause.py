@@ -68,7 +68,7 @@ class Failure(NamedTuple):
 
 
 class _Death(NamedTuple):
-    """A process that failed: a rank, or with ``local`` None a process that may be the launcher itself."""
+    """A process that failed: a rank, or with ``local`` ``None`` a process that may be the launcher itself."""
 
     local: Optional[int]
     rank: Optional[int]
@@ -152,7 +152,7 @@ def _of_death(one: _Death, seen: Evidence) -> Failure:
     final = _ended_it(own, one.local, seen)
     raised = own.traceback is not None and (one.signal is None or final)
     peers = None
-    if raised or one.signal in (None, "SIGABRT"):  # torch's watchdog aborts a rank whose peers are gone
+    if raised or one.signal in (None, "SIGABRT"):  # torch's watchdog aborts a rank after the loss of a peer
         peers = words.peer_words(own.error if raised else "\n".join(own.rest[-PEER_FAILURE_LINES:]))
     ended = one.signal == "SIGTERM" and not one.root and not raised
     died = seen.deaths.get(one.local, (0, None))[1] if one.local is not None else None
@@ -223,7 +223,7 @@ def _early(rank: Optional[int], at: float) -> Failure:
 
 
 def _ended_early(seen: Evidence) -> List[Failure]:
-    """Return the first rank that ended with exit code 0 before the others failed: they waited for it in a collective.
+    """Return the first rank that ended with exit code 0 before the other ranks failed in a collective with it.
 
     A rank that ended later may have been signalled by its launcher.
     """
@@ -257,7 +257,7 @@ def signal_name(number: int) -> str:
 
 
 def _guess_local(seen: Evidence) -> Optional[int]:
-    """Return the only local rank with a traceback; None if there are more. The launcher's report names no rank."""
+    """Return the only local rank with a traceback; ``None`` if there are more. The launcher's report names no rank."""
     found = [local for (local, stream), text in seen.tails.items() if local is not None and words.TRACEBACK in text]
     return found[0] if len(found) == 1 else None
 

@@ -52,7 +52,7 @@ class Tether:
         self._send(words)
 
     def beat(self) -> None:
-        """Send a heartbeat if one is due, and everything that still waits."""
+        """Send a heartbeat if its time has come, and the waiting messages."""
         with contextlib.suppress(OSError):  # as in _send
             self._writer.flush()
             if time.monotonic() < self._beat_at:
@@ -140,7 +140,7 @@ class Leftovers:
 def wait_until_gone(
     listener: TetherListener, supervisor: Optional[processes.ProcessId], look: Callable[[], None], lease: Lease
 ) -> Optional[str]:
-    """Wait until the supervisor is gone; return the detail for the run's cause, or None.
+    """Wait until the supervisor is gone; return the detail for the run's cause, or ``None``.
 
     A supervisor is killed if its loop is stuck, or if processes of the job outlive their lease. ``look`` is called
     about once a second.
@@ -274,7 +274,7 @@ def main() -> None:
 def _note(cookie: str, supervisor: processes.ProcessId) -> Optional[Set[Tuple[int, int]]]:
     """Return (pid, start) of each process of the run.
 
-    None: the supervisor died during the look, so its descendants may have been missed.
+    ``None``: the supervisor died during the look, so its descendants may have been missed.
     """
     found = processes.members(cookie, [supervisor.pid], [supervisor.pid])
     return {(stat.pid, stat.start) for stat in found.values()} if processes.is_alive(supervisor) else None

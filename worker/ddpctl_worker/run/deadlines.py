@@ -1,6 +1,7 @@
 """The deadlines of a run.
 
-Ranks that do not start, nodes that cannot watch each other, ranks without output, and a launcher that outlives its ranks.
+Four faults have a deadline: ranks that do not start, nodes that cannot watch each other, ranks without output, and a
+launcher that outlives its ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Deadlines:
     ) -> Optional[Outcome]:
         """Return the failure if a deadline has passed.
 
-        ``last_output``: seconds since boot, 0.0 before the first output. ``diagnosis``: the doctor's, if the run is stuck.
+        ``last_output``: seconds since boot, 0.0 before the first output. ``diagnosis``: the doctor's, for a stuck run.
         """
         now = self._clock.boot()
         nap, self._looked = now - self._looked, now
@@ -80,7 +81,7 @@ class Deadlines:
         return outcomes.failed(outcomes.cause(host, RENDEZVOUS_TIMEOUT, text))
 
     def _not_watched(self, gang: Optional[Gang]) -> Optional[Outcome]:
-        """Return a failure if the nodes cannot watch each other: the loss of a node would leave the others hanging."""
+        """Return a failure if the nodes cannot watch each other: the loss of a node would go unnoticed."""
         missing: List[str] = gang.missing() if gang is not None and gang.talking else []
         if gang is None or not missing or not self._start_is_over(gang):
             return None

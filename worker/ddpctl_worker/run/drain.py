@@ -28,7 +28,7 @@ _TRACEBACK = b"Traceback (most recent call last)"
 
 
 class OutputPipe:
-    """One pipe of the launcher or of a rank: its unfinished line, and the end of its output."""
+    """A pipe of the launcher or of a rank: its unfinished line, and the end of its output."""
 
     def __init__(self, fd: int, local_rank: Optional[int], stream: str) -> None:
         self.fd, self.local_rank, self.stream = fd, local_rank, stream
@@ -68,7 +68,7 @@ class Drain:
         self._lock = threading.Lock()  # guards the tails, and ``_asked``
         self._asked: List[threading.Event] = []
         self._closing = False
-        self.last_output = 0.0  # seconds since boot; 0.0: none yet
+        self.last_output = 0.0  # seconds since boot; 0.0: no output yet
         self.over = False  # closed, and the pipes are empty
         self._thread = threading.Thread(target=self._run, name="drain", daemon=True)
 
@@ -156,7 +156,7 @@ class Drain:
                 source.flush_at = now + UNFINISHED_LINE_S if source.splitter.pending else None
 
     def tails(self) -> Dict[Tuple[Optional[int], str], str]:
-        """Return (local rank, or None for the launcher; stream) -> the end of its output."""
+        """Return (local rank, or ``None`` for the launcher; stream) -> the end of its output."""
         with self._lock:
             return {(one.local_rank, one.stream): one.tail() for one in self._sources.values()}
 

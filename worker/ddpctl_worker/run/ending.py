@@ -18,7 +18,7 @@ from ddpctl_worker.wire.contract import SUCCEEDED
 class Ending:
     """``outcome``: the final outcome. ``candidate``: this node's own view until the gang has agreed.
 
-    ``tell`` sends either of them to the guardian, before any disk write. ``hung`` takes this node's view and returns
+    ``tell`` sends both to the guardian, before any disk write. ``hung`` takes this node's view and returns
     the failure of the rank that the victims waited for, once that rank is found.
     """
 

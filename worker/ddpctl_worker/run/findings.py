@@ -21,7 +21,7 @@ from ddpctl_worker.wire.contract import PLAIN
 
 
 class Findings:
-    """``kept``: the possible failures from before the stop, whose signals look like failures too."""
+    """``kept``: the possible failures from before the stop: deaths by its signals look like failures too."""
 
     def __init__(self, run: Dict[str, Any], drain: Drain, roster: Roster, recorder: Recorder) -> None:
         self._run, self._drain, self._roster, self._recorder = run, drain, roster, recorder
@@ -56,7 +56,7 @@ class Findings:
         return self.outcome(found[0]) if found else None
 
     def closer(self, known: Optional[Outcome]) -> Optional[Outcome]:
-        """Return the failure of a rank here that is slow to die, or hangs in its exit; None if there is none.
+        """Return the failure of a rank here that is slow to die, or hangs in its exit, else ``None``.
 
         Called once a second while all known failures are victims. ``known``: this node's view so far.
         """

@@ -1,7 +1,7 @@
-"""How busy a node's GPUs are while a run lives: for its report, and for what the doctor says of a slow host.
+"""Watches a node's GPUs during a run, for the run's report and for the doctor's search for slow hosts.
 
-They are read in a process of their own, which is not the job's: a driver may hang. It reads for a while and says at its
-end what it saw, so no reading is held up by a pipe, and one that hangs is left behind (tool.py).
+A process of its own reads the GPUs, since a driver may hang. It does not belong to the job. The process reads for a
+while and prints one report at its end, so a full pipe delays no reading. A process that hangs is left behind (tool.py).
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from ddpctl_worker.run.limits import (
 )
 from ddpctl_worker.wire.contract import SCHEMA
 
-_SECONDS = "DDPCTL_READ_S"  # not in the command line: tool.py knows what hangs by its arguments
+_SECONDS = "DDPCTL_READ_S"  # not in the command line: tool.py recognizes a hung program by its arguments
 _MB = 1 << 20
 
 Seen = List[Dict[str, Any]]
 
 
 class GpuWatch:
-    """``save`` gets what belongs into the record."""
+    """Watches the GPUs in a thread. ``save`` is called with the record."""
 
     def __init__(self, run: str, save: Callable[[Dict[str, Any]], None]) -> None:
         self._argv = child.command(__name__)
         self._save = save
         self._record = GpuRecord(run)
-        self.newest: Seen = []  # every GPU as it was last; empty where that is not known
+        self.newest: Seen = []  # the last report; empty if unknown
         self._thread = Thread(target=self._run, name="gpus", daemon=True)
 
     def start(self) -> None:
@@ -61,7 +61,7 @@ class GpuWatch:
             time.sleep(max(least, begun + cost / GPU_READING_SHARE - time.monotonic()))
 
     def _ask(self, seconds: float) -> Optional[Dict[str, Any]]:
-        """What the process says; None where it says nothing in time."""
+        """Return the report of a new process; ``None`` if it does not arrive in time."""
         try:
             said = tool.run(self._argv, seconds + GPU_PROCESS_S, env={_SECONDS: str(seconds)})
             found: Dict[str, Any] = json.loads(said["stdout"])
@@ -77,21 +77,21 @@ class GpuWatch:
 
 
 class GpuRecord:
-    """The GPUs of a node over an attempt of ``run``."""
+    """The averages of a node's GPUs over an attempt of ``run``."""
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._began = notes.now_iso()  # the first reading begins now, and is heard of seconds later
+        self._began = notes.now_iso()  # the first reading begins now; its report comes later
         self._first: Optional[float] = None
         self._gpus: Dict[int, _Gpu] = {}
 
     def add(self, at: float, gpus: Seen) -> None:
-        """What was seen at ``at``, in seconds of any one clock; nothing for a GPU that is not in it."""
+        """Add a report of time ``at`` (monotonic seconds). A GPU that it lacks gets no value."""
         if self._first is None:
             self._first = at
         for gpu in gpus:
-            one = self._gpus.setdefault(gpu["index"], _Gpu(gpu))
-            one.add(at - self._first, gpu, self._run)
+            record = self._gpus.setdefault(gpu["index"], _Gpu(gpu))
+            record.add(at - self._first, gpu, self._run)
 
     def to_json(self) -> Dict[str, Any]:
         return {
@@ -115,7 +115,7 @@ class _Gpu:
         self._most = {name: _most([value, gpu[name]]) for name, value in self._most.items()}
 
     def to_json(self) -> Dict[str, Any]:
-        """Use in percent, memory in MiB, each averaged over ``every_s`` seconds."""
+        """Return the GPU's record: use in percent and memory in MiB, averaged over ``every_s`` seconds."""
         return {
             "name": self._name,
             "memory_total_mb": _mb(self._total),
@@ -143,8 +143,8 @@ def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
 
 
 def main() -> None:
-    """The process: read for $DDPCTL_READ_S seconds, print what was seen, and what that cost."""
-    from ddpctl_worker.facts.gpus import Gpus  # the supervisor needs none of it
+    """Run the process: read for $DDPCTL_READ_S seconds, then print the report and its cost."""
+    from ddpctl_worker.facts.gpus import Gpus  # not needed in the supervisor
 
     processes.die_with_parent(signal.SIGKILL)
     seen = look(Gpus().read, float(os.environ[_SECONDS]))
@@ -153,8 +153,7 @@ def main() -> None:
 
 
 def look(read: Callable[[], Dict[str, Any]], seconds: float) -> Dict[str, Any]:
-    """``gpus``: each as it was on average over this time, with the ``runs`` whose ranks were on it; ``error`` of the
-    last reading."""
+    """Return {"gpus", "error"}: averages over ``seconds`` with the ``runs`` on each GPU; the last reading's error."""
     until = time.monotonic() + seconds
     readings = [read()]
     while readings[-1]["gpus"]:
@@ -167,7 +166,7 @@ def look(read: Callable[[], Dict[str, Any]], seconds: float) -> Dict[str, Any]:
 
 
 def together(readings: Sequence[Seen]) -> Seen:
-    """Each GPU over several readings: use and power are averaged, of the rest the highest counts."""
+    """Merge several readings: use and power are averaged; of memory and temperature the highest value counts."""
     by_index: Dict[int, Seen] = {}
     for reading in readings:
         for gpu in reading:
@@ -184,6 +183,6 @@ def _one(seen: Seen) -> Dict[str, Any]:
 
 
 def _cost() -> float:
-    """Seconds of processor time that this process and its helpers have used."""
+    """Return the processor time of this process and its helpers in seconds."""
     below = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + below.ru_utime + below.ru_stime

@@ -1,4 +1,4 @@
-"""Files of a job's checkpoints that grow while the run is being stopped: a save that SIGKILL would cut off."""
+"""Finds checkpoint files that grow while the run is being stopped: SIGKILL would cut off this save."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ File = Tuple[str, int]  # path below the folder, and bytes
 
 
 class GrowingFiles:
-    """Looks at a folder; each look compares with the one before."""
+    """The files of a folder. Each look compares their sizes with the last look."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._sizes: Optional[Dict[str, int]] = None
 
     def look(self) -> Optional[File]:
-        """Return the file that has grown most since the last look; None at the first look, and if none has grown."""
+        """Return the file that has grown most since the last look; None at the first look, and if no file has grown."""
         before, self._sizes = self._sizes, dict(self._files())
         if before is None:
             return None

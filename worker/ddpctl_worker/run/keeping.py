@@ -37,7 +37,7 @@ ASKED = "asked"  # a file beside the manifests, rewritten when ranks are asked t
 
 
 class Keeping:
-    """The supervisor's handle on the keeper. ``order["keeper"]`` is None for a run without checkpoints."""
+    """The supervisor's handle on the keeper. ``order["keeper"]`` is ``None`` for a run without checkpoints."""
 
     def __init__(self, order: Dict[str, Any]) -> None:
         self._order: Optional[Dict[str, Any]] = order.get("keeper")
@@ -329,7 +329,7 @@ class _Words:
         self._waiting: List[child.Message] = []
 
     def wait(self, timeout: Optional[float] = None) -> Optional[child.Message]:
-        """Return the next message; ``{}`` if no message arrives in time, None after the end of the pipe."""
+        """Return the next message; ``{}`` if no message arrives in time, ``None`` after the end of the pipe."""
         while not self._waiting and not self._reader.ended:
             self._waiting = self._reader.receive(timeout)
             if timeout is not None:

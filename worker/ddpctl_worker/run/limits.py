@@ -12,9 +12,9 @@ PIPE_BYTES = 1 << 20  # each pipe of a rank: the rank writes on while the superv
 # --- the supervisor's loop (supervisor.py, drain.py)
 TICK_S = 0.04  # between two turns of a loop that ends processes
 SCAN_STARTING_S, SCAN_RUNNING_S = 0.2, 3.0  # between two looks at all processes of the run
-DRAIN_READ_BYTES = 256 << 10  # of one pipe, before the other pipes have their turn
+DRAIN_READ_BYTES = 256 << 10  # of a pipe, before the other pipes have their turn
 UNFINISHED_LINE_S = 0.2  # then a line without its end is shown: a prompt, a progress bar
-ENDLESS_WRITER_S = 20.0  # for the rest in a pipe whose writer never stops
+ENDLESS_WRITER_S = 20.0  # for the rest in a pipe with a writer that never stops
 DRAIN_FAULT_PAUSE_S = 0.05  # after a fault of the drain
 TAIL_BYTES = 64 << 10  # of each stream, kept in memory to explain a failure
 
@@ -57,7 +57,7 @@ PEER_FAILURE_LINES = 60  # of output without a traceback, in which a peer's fail
 QUOTE_CHARACTERS = 200  # of a line that a message quotes
 TRACEBACK_CHARACTERS = 16 << 10  # of the traceback in a record
 NOTICE_LINES = 15  # that follow torch's notice and belong to it
-ERROR_LINES = 60  # of one exception: NCCL's and these of state dicts are long
+ERROR_LINES = 60  # of an exception: NCCL's and these of state dicts are long
 
 # --- the end of a job's processes (stopper.py)
 STUCK_LAUNCHER_S = 2.0  # a launcher without ranks that ignores SIGTERM for so long sits in torch's exit barrier
@@ -78,7 +78,7 @@ STOP_REPORT_S = 2.0  # between two reports of files that grow, and two looks for
 STOP_WRITE_S = 2.0  # for the disk to take the file of a stop
 WATCHERS_END_S = 2.0  # supervisor and guardian end once the run has; with a node cut off they stay a little longer
 HUNG_SUPERVISOR_S = 2.0  # beyond the grace, for a supervisor without a heartbeat
-GROWING_FILES = 20_000  # at most, in one look for files that grow
+GROWING_FILES = 20_000  # at most, in a look for files that grow
 
 # --- the keeper of checkpoints (keeping.py)
 KEEPER_LINGER_S = 3600.0  # at most, after the run, to copy what was written right before its end; nothing waits for it
@@ -94,14 +94,14 @@ SAVED_LOOK_S = 0.5  # between two looks for a new checkpoint
 
 # --- GPUs (gpuwatch.py)
 GPU_READING_S = 2.0  # between two readings: the driver averages over the last second or less
-FIRST_GPU_WATCH_S, MOST_GPU_WATCH_S = 4.0, 30.0  # of readings, for one report: short runs have a beginning as well
+FIRST_GPU_WATCH_S, MOST_GPU_WATCH_S = 4.0, 30.0  # of readings, for a report: short runs have a beginning as well
 GPU_PROCESS_S = 15.0  # for the process that reads to start and to end
 GPU_READING_SHARE = 0.004  # of a core, at most: where the driver makes readings expensive, they are rarer
-GPU_AVERAGES, GPU_AVERAGE_S = 240, 10.0  # averages in the record; the time that each of them covers at first
+GPU_AVERAGES, GPU_AVERAGE_S = 240, 10.0  # averages in the record; the seconds in each average at first
 
 # --- notifiers (notifying.py, notifier.py)
 NOTIFIERS_S = 30.0  # for all notifiers of an event together: they run at the same time
 NOTIFIER_GRACE_S = 1.0  # from SIGTERM to SIGKILL
 NOTIFIER_OUTPUT_BYTES = 8 << 10  # of a notifier's output, for the log
-NOTIFIER_READ_BYTES = 1 << 20  # of it that are read; a notifier that writes more blocks until its deadline
+NOTIFIER_READ_BYTES = 1 << 20  # of the output that are read; a notifier that writes more blocks until its deadline
 VARIABLE_CHARACTERS = 4000  # of an environment variable

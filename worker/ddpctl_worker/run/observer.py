@@ -1,4 +1,4 @@
-"""The doctor's part in a supervisor: who it watches, whom it tells, and the last look before a stop."""
+"""The doctor's part in a supervisor: it watches the ranks, answers questions, and looks once more before a stop."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Observer:
 
     @property
     def diagnosis(self) -> Optional[Dict[str, Any]]:
-        """The doctor's diagnosis while the run is stuck, else None."""
+        """The doctor's diagnosis while the run is stuck, else ``None``."""
         return self._watch.diagnosis
 
     def hung(self, causes: Iterable[Dict[str, Any]]) -> Optional[Hung]:

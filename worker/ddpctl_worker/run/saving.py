@@ -1,8 +1,9 @@
 """Has the ranks of all nodes save a checkpoint before a machine shuts down.
 
 A machine that shuts down sends its supervisor SIGTERM. The supervisor asks the ranks of its node to save, and has the
-supervisors of the other nodes do the same. Then it waits until a node has a new checkpoint and no node is still writing,
-or until the time that a shutdown leaves is over. A rank that does not handle the signal never gets it (ask.py).
+supervisors of the other nodes do the same. Then it waits until a node has a new checkpoint and no node is still
+writing, or until the time that a shutdown leaves is over. A rank that does not handle the signal never gets it
+(ask.py).
 """
 
 from __future__ import annotations

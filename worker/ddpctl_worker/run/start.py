@@ -241,7 +241,7 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
 
 
 def notifiers(request: Dict[str, Any], cwd: str, umask: int) -> Optional[Dict[str, Any]]:
-    """Return the order for the job's notifiers; None without notifiers.
+    """Return the order for the job's notifiers; ``None`` without notifiers.
 
     Their environment has no cookie: notifiers do not belong to the job, and a kill must not find them.
     """
@@ -254,7 +254,7 @@ def notifiers(request: Dict[str, Any], cwd: str, umask: int) -> Optional[Dict[st
 def _keeper(
     run: Dict[str, Any], base: str, folder: Optional[str], cwd: str, again: bool, credentials: Optional[Dict[str, str]]
 ) -> Tuple[Optional[Dict[str, Any]], Optional[str]]:
-    """Return the keeper's order (None without one), and why the run cannot be started (None if it can).
+    """Return the keeper's order (``None`` without one), and why the run cannot be started (``None`` if it can).
 
     A benchmark saves to a folder of its own, which has no keeper.
     """
@@ -282,7 +282,7 @@ def _keeper(
 
 
 def _py_spy(request: Dict[str, Any], base: str) -> Optional[str]:
-    """Return the path of py-spy, or None: a run starts without it too."""
+    """Return the path of py-spy, or ``None``: a run starts without it too."""
     tool = request.get("py_spy")
     if not tool:
         return None
@@ -304,7 +304,7 @@ def _environment(request: Dict[str, Any], base: str, found: RunPaths, cookie: st
 
 
 def _make_folders(run: Dict[str, Any], base: str, found: RunPaths, env: Dict[str, str]) -> Optional[str]:
-    """Make the folder for checkpoints and unpack the code; return why either failed, or None."""
+    """Make the folder for checkpoints and unpack the code; return why either failed, or ``None``."""
     try:
         what = "the folder for checkpoints could not be made"
         if ENV_CHECKPOINT_DIR in env:

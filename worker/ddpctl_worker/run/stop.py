@@ -79,7 +79,7 @@ def _has_something(attempt: RunPaths) -> bool:
 
 
 def _growth(base: str, run: Dict[str, Any]) -> Optional[GrowingFiles]:
-    """Return the watch over the job's checkpoints; None if a damaged record does not name them."""
+    """Return the watch over the job's checkpoints; ``None`` if a damaged record does not name them."""
     try:
         return GrowingFiles(checkpoint_dir(base, job_id(run), str(run.get("host"))))
     except WorkerError as error:
@@ -112,7 +112,7 @@ def stop_here(
     limits = run.get("timeouts") or {}
     grace = float(limits.get("stop") or STOP_GRACE_S) if grace is None else max(0.0, grace)
     refuse_elsewhere(paths)
-    settle(paths)  # a run that was lost, or whose host rebooted, before this stop was not killed
+    settle(paths)  # this stop did not kill a run that was lost, or ended by a reboot, before
     before = fs.read_json(paths.exit)
     if before is None:
         if not holders(paths).get("supervisor"):

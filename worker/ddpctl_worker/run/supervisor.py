@@ -82,7 +82,7 @@ Reply = Callable[[Optional[str]], None]
 class Supervisor:
     """One run on this node, from the launcher's start to the exit record.
 
-    ``reply`` is called once: with None when the run is on record, or with the reason why it could not be started.
+    ``reply`` is called once: with ``None`` when the run is on record, or with the reason why it could not be started.
     """
 
     def __init__(self, order: Dict[str, Any], guardian: processes.ProcessId, guardian_fd: int, reply: Reply) -> None:
@@ -414,7 +414,7 @@ class Supervisor:
         return [*self._deputy.pids(), *self._keeping.pids(), *tool.started()]
 
     def _conclude(self) -> None:
-        """Leave the gang, empty the pipes, close the log, write the exit record: at most one step a turn.
+        """Leave the gang, empty the pipes, close the log, write the exit record: a step or less in each turn.
 
         A step may take as long as the disk is away. The other nodes do not wait for it.
         """

@@ -47,7 +47,7 @@ class Words(NamedTuple):
     traceback: Optional[str]  # the last traceback, with the chain of exceptions before it
     error: str  # all lines of its exception; "" without a traceback
     uncaught: bool  # torch's hook for uncaught exceptions printed the traceback
-    rest: List[str]  # the lines after the traceback (all lines without one), less warnings and log lines
+    rest: List[str]  # the lines after the traceback (without a traceback: all lines), less warnings and log lines
 
     def ended_it(self, quiet: bool) -> bool:
         """Return whether the exception ended the process.
@@ -111,7 +111,7 @@ def _error_of(lines: Sequence[str], index: int) -> Optional[int]:
 
 
 def _end_of(lines: Sequence[str], hooked: Sequence[bool], error: int) -> int:
-    """Return the line after the exception. A message may have many lines, with the reason in the last of them.
+    """Return the line after the exception. A message may have many lines, with the reason at its end.
 
     Torch's hook marks every line. Without the hook the message ends at an empty line or at the next log line.
     """
@@ -192,7 +192,7 @@ def first_failure(text: str) -> Optional[Tuple[int, int]]:
 
 
 def old_exit_code(text: str) -> Optional[int]:
-    """Return the exit code (negative for a signal) in the report of a launcher before torch 1.9, or None."""
+    """Return the exit code (negative for a signal) in the report of a launcher before torch 1.9, or ``None``."""
     old = _OLD_EXIT.search(text)
     if old:
         return int(old.group(1))
