@@ -15,7 +15,8 @@ from ddpctl_worker.machine import notes
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.run.deadlines import Deadlines
-from ddpctl_worker.run.ending import VERDICT_S, Ending
+from ddpctl_worker.run.ending import Ending
+from ddpctl_worker.run.limits import VERDICT_S
 from ddpctl_worker.wire.contract import (
     EXITED,
     FAILED,

@@ -10,7 +10,7 @@ from tests.worker.node import WORKER, Node
 
 
 def shorten(node: Node, file: str, **constants: float) -> None:
-    """``shorten(node, "run/limits.py", STILL_S=5.0)``; to be called before the node has started anything."""
+    """``shorten(node, "run/limits.py", STUCK_LOOP_S=5.0)``; to be called before the node has started anything."""
     copy = node.scratch / "worker"
     if not copy.exists():
         shutil.copytree(Path(WORKER, "ddpctl_worker"), copy / "ddpctl_worker")  # with what is compiled already

@@ -10,7 +10,7 @@ from ddpctl_worker.agent import raft
 from ddpctl_worker.agent.limits import AUTHORITY_S, ELECTION_S, GRACE_S, KILL_S
 from ddpctl_worker.agent.state import Report, State
 from ddpctl_worker.record.document import Ballot
-from ddpctl_worker.run import cleanup, guardian, supervisor
+from ddpctl_worker.run import limits
 from tests.worker.agreement import agent, ask_leader, at, attempt
 
 VOTE = {"k": "vote", "term": 2, "have": (1, 1)}
@@ -28,7 +28,7 @@ def propose(leader: State, number: int = 2) -> State:
 def test_the_time_to_kill_covers_all_that_happens_after_a_lease() -> None:
     """The supervisor's turn and its grace, or the guardian's, and then the kill itself."""
     assert AUTHORITY_S < ELECTION_S
-    assert max(supervisor.LEASED_GRACE_S, cleanup.OVER_S) + guardian.LEASED_END_S <= KILL_S
+    assert max(limits.LEASED_GRACE_S, limits.LEASE_OVER_S) + limits.LEASED_SUPERVISOR_END_S <= KILL_S
 
 
 def test_who_heard_the_leader_votes_for_nobody_else() -> None:

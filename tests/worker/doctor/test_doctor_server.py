@@ -130,7 +130,7 @@ def test_a_server_that_is_slow_is_left_alone_in_time(tmp_path: Path, pieces: Ite
 
 
 def test_a_huge_answer_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desks, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(desks, "ANSWER_BYTES", 1 << 20)
     assert ask(tmp_path, [b"HTTP/1.1 200 OK\r\n\r\n", *[b"x" * (1 << 16)] * 40]) is None
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl_worker.machine import clocks
-from ddpctl_worker.machine.clocks import DRIFT, SAMPLES, Clock, Sample, measured, trip
+from ddpctl_worker.machine.clocks import Clock, Sample, measured, trip
+from ddpctl_worker.machine.limits import CLOCK_DRIFT, CLOCK_SAMPLES
 
 START = 1_800_000_000.0  # Unix seconds, where a float resolves 0.24 us
 RESOLUTION = 1e-6
@@ -43,16 +44,16 @@ def test_the_true_offset_is_within_the_error(ways: list[tuple[float, float, floa
     found = clock.offset(START + len(ways))
     assert found is not None
     assert abs(found.seconds - offset) <= found.error + RESOLUTION
-    shortest = min(there + back for there, back, _ in ways[-SAMPLES:]) + 2e-5
-    assert found.error <= shortest / 2 + DRIFT * (len(ways) + 1) + RESOLUTION
+    shortest = min(there + back for there, back, _ in ways[-CLOCK_SAMPLES:]) + 2e-5
+    assert found.error <= shortest / 2 + CLOCK_DRIFT * (len(ways) + 1) + RESOLUTION
 
 
 def test_only_the_last_samples_count() -> None:
     clock = Clock()
     clock.add(sample(START, 0.0, 0.0001, 0.0001))
-    for number in range(SAMPLES - 1):
+    for number in range(CLOCK_SAMPLES - 1):
         clock.add(sample(START + number, 0.0, 0.01, 0.01))
-    now = START + SAMPLES
+    now = START + CLOCK_SAMPLES
     assert (clock.offset(now) or (0, 1))[1] < 0.001
     clock.add(sample(now, 0.0, 0.01, 0.01))
     assert (clock.offset(now) or (0, 0))[1] >= 0.009
@@ -63,7 +64,7 @@ def test_the_error_grows_with_the_age_of_the_sample() -> None:
     clock.add(sample(START, 0.0, 0.001, 0.001))
     old = clock.offset(START + 100.002)
     assert old is not None
-    assert old.error == pytest.approx(0.001 + 100 * DRIFT, abs=RESOLUTION)
+    assert old.error == pytest.approx(0.001 + 100 * CLOCK_DRIFT, abs=RESOLUTION)
 
 
 @pytest.mark.parametrize("step", [0.5, -0.5])

@@ -22,7 +22,8 @@ from ddpctl_worker.gang.hub import HubGang
 from ddpctl_worker.gang.member import MemberGang
 from ddpctl_worker.machine import acceptor, fs, net
 from ddpctl_worker.machine.acceptor import Acceptor, Plain
-from ddpctl_worker.machine.strangers import MOST_ADDRESSES, OTHERS, Places, Tally, network_of
+from ddpctl_worker.machine.limits import MOST_ADDRESSES
+from ddpctl_worker.machine.strangers import OTHERS, Places, Tally, network_of
 from ddpctl_worker.mesh import wire as mesh_wire
 from ddpctl_worker.mesh.listener import Listener
 from ddpctl_worker.store.relay import Serving, connect, context, send_line

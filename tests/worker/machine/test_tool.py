@@ -26,7 +26,7 @@ SLEEP = ["sleep", "301"]
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(tool, "GONE_S", 0.1)
+    monkeypatch.setattr(tool, "KILLED_TOOL_GONE_S", 0.1)
     monkeypatch.setattr(tool, "_stopped", False)
     yield
     for pid in tool.started():
@@ -137,7 +137,7 @@ from ddpctl_worker.machine import tool
 from ddpctl_worker.machine import processes
 processes.become_subreaper()
 subprocess.Popen.kill = lambda process: None
-tool.GONE_S = 0.1
+tool.KILLED_TOOL_GONE_S = 0.1
 tool.run(["sleep", "302"], 0.1)
 proof = processes.Proof(subreaper=True, spare=tool.started)
 (pid,) = tool.started()

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.run.cause import HANGS_S, OOM_S, SUSPECT_S, Evidence, Failure, candidates
+from ddpctl_worker.run.cause import Evidence, Failure, candidates
+from ddpctl_worker.run.limits import HUNG_EXIT_S, OOM_BEFORE_DEATH_S, SUSPECT_TRACEBACK_S
 from ddpctl_worker.run.words import read
 
 REPORT = """E1121 03:46:19.400000 28627 torch/distributed/elastic/api.py] failed (exitcode: {code}) local_rank: 1
@@ -84,7 +85,7 @@ def test_killed_by_a_signal() -> None:
 
 def test_killed_for_memory_only_where_the_kernel_did_so_just_before() -> None:
     launcher, died = REPORT.format(code=-9), {1: (signal.SIGKILL, 900.0)}
-    for oom in ((899.0, 900.5), (900 - OOM_S - 1, 900 - OOM_S)):
+    for oom in ((899.0, 900.5), (900 - OOM_BEFORE_DEATH_S - 1, 900 - OOM_BEFORE_DEATH_S)):
         assert explained(launcher=launcher, ranks={1: ""}, deaths=died, oom=[oom]).reason == "oom"
     for others in ([], [(100.0, 101.0), (880.0, 881.0)], [(901.0, 902.0)]):
         plain = explained(launcher=launcher, ranks={1: ""}, deaths=died, oom=others)
@@ -281,8 +282,8 @@ def test_a_rank_that_raised_and_hangs_in_its_exit_comes_before_its_victims(mark:
     "more",
     [
         {"said": {(0, "o"): 995.0}},
-        {"tracebacks": {0: 1000 - SUSPECT_S - 1}},
-        {"tracebacks": {0: 1000 - HANGS_S + 1}},
+        {"tracebacks": {0: 1000 - SUSPECT_TRACEBACK_S - 1}},
+        {"tracebacks": {0: 1000 - HUNG_EXIT_S + 1}},
         {"ranks": {0: raised("ValueError: boom") + "went on\n"}, "said": {(0, "e"): 995.0}},
         {"ranks": {0: VICTIM}},
         {"deaths": {0: (0, 995.0)}},

@@ -232,7 +232,7 @@ def _removed(group: Path) -> bool:
 
 
 def test_an_oom_kill_of_something_else_some_time_ago_does_not_explain_a_kill(small: Node) -> None:
-    shorten(small, "run/cause.py", OOM_S=1.0)
+    shorten(small, "run/limits.py", OOM_BEFORE_DEATH_S=1.0)
     run = small.start(both(OOM_EARLIER, SLEEP))
     status = small.wait_state(run, seconds=60)
     assert b"the child ended with -9" in small.text(run, 0)

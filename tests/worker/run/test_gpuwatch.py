@@ -12,6 +12,7 @@ import pytest
 
 from ddpctl_worker.run import gpuwatch
 from ddpctl_worker.run.gpuwatch import GpuRecord, look, together
+from ddpctl_worker.run.limits import GPU_READING_S
 from tests.worker import nvml_library
 from tests.worker.node import Node, eventually, processes_of
 
@@ -92,10 +93,10 @@ def test_a_window_is_read_several_times(monkeypatch: pytest.MonkeyPatch) -> None
     now = [100.0]
     monkeypatch.setattr("ddpctl_worker.run.gpuwatch.time.monotonic", lambda: now[0])
     monkeypatch.setattr("ddpctl_worker.run.gpuwatch.time.sleep", lambda seconds: now.append(now.pop() + seconds))
-    monkeypatch.setattr(gpuwatch, "SHARE", 1e6)
+    monkeypatch.setattr(gpuwatch, "GPU_READING_SHARE", 1e6)
     uses = [10.0, 20.0, 60.0, 30.0]
     readings = iter(uses)
-    found = look(lambda: {"gpus": [gpu(use=next(readings))], "error": None}, 3.5 * gpuwatch.EVERY_S)
+    found = look(lambda: {"gpus": [gpu(use=next(readings))], "error": None}, 3.5 * GPU_READING_S)
     assert found["gpus"][0]["use"] == sum(uses) / len(uses)
     assert found["error"] is None
     assert list(readings) == []

@@ -142,7 +142,7 @@ def waits_for_a_disk(pid: int) -> bool:
 def test_a_rank_never_waits_for_a_hung_disk(disk: Disk, node: Node, when: str) -> None:
     """Nor does anything take its supervisor for stuck, however long that lasts."""
     assert node.base == disk.folder
-    shorten(node, "run/cleanup.py", STILL_S=8.0)
+    shorten(node, "run/limits.py", STUCK_LOOP_S=8.0)
     made = node.record(nproc=1, ranks=[0])
     run = made["run"]
     node.started.append(run)
@@ -267,7 +267,7 @@ LOOP = "tests/worker/run/test_standstill.py::test_a_supervisor_whose_loop_stands
     "how", [pytest.param("the process", marks=pytest.mark.full(covered_by=LOOP)), "its main thread"]
 )
 def test_a_supervisor_whose_loop_stands_still_is_ended_by_its_guardian(node: Node, how: str) -> None:
-    shorten(node, "run/cleanup.py", STILL_S=4.0)
+    shorten(node, "run/limits.py", STUCK_LOOP_S=4.0)
     run = node.start(SLEEP)
     node.wait_state(run, "running")
     pid = node.pid(run, "supervisor")
@@ -285,7 +285,7 @@ def test_a_supervisor_whose_loop_stands_still_is_ended_by_its_guardian(node: Nod
 
 def test_a_launcher_that_outlives_its_ranks_is_stopped(node: Node) -> None:
     """All ranks have returned 0, and the launcher hangs."""
-    shorten(node, "run/deadlines.py", LINGER_S=3.0)
+    shorten(node, "run/limits.py", LONE_LAUNCHER_S=3.0)
     request = node.request(WAITS)
     path = node.scratch / "hangs.py"
     path.write_text(Path(request["argv"][1]).read_text() + "import time; time.sleep(300)\n")

@@ -7,7 +7,7 @@ not depend on the clock of another host.
 
 from __future__ import annotations
 
-from ddpctl_worker.machine.acceptor import IDLE_S
+from ddpctl_worker.machine.limits import IDLE_S
 
 # --- elections and leases (raft.py)
 ELECTION_S = 8.0  # a host that has heard the leader votes for no other host within this time

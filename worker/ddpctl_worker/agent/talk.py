@@ -21,7 +21,8 @@ from ddpctl_worker.agent.limits import ASK_S, AT_ONCE, KEPT_S, MOST_OPEN, SERVE_
 from ddpctl_worker.gang.limits import MAX_HELLO
 from ddpctl_worker.gang.wire import HubWire, MemberWire, Wire
 from ddpctl_worker.machine import net
-from ddpctl_worker.machine.acceptor import BACKLOG, Acceptor, Session
+from ddpctl_worker.machine.acceptor import Acceptor, Session
+from ddpctl_worker.machine.limits import BACKLOG
 from ddpctl_worker.machine.notes import note, trace
 from ddpctl_worker.machine.strangers import Stranger
 from ddpctl_worker.wire.contract import AGENT_PORTS

@@ -11,8 +11,9 @@ from ddpctl_worker.gang.base import Gang, Wake
 from ddpctl_worker.gang.council import Council
 from ddpctl_worker.gang.limits import ACCEPTS, BEAT_S, GOODBYE_S, LOOP_S, MAX_HELLO, MAX_OUT, START_S
 from ddpctl_worker.gang.wire import HubWire, from_wire, to_wire
-from ddpctl_worker.machine.acceptor import BACKLOG, HELLO_S, MOST_STRANGERS, PROOF_S, NoRoom, at_most, take
+from ddpctl_worker.machine.acceptor import NoRoom, at_most, take
 from ddpctl_worker.machine.clocks import Clock, Offset, Sample
+from ddpctl_worker.machine.limits import BACKLOG, HELLO_S, MOST_STRANGERS, PROOF_S
 from ddpctl_worker.machine.notes import note, now_iso
 from ddpctl_worker.machine.strangers import TALLY, Places, Stranger
 from ddpctl_worker.record import outcome as outcomes

@@ -17,20 +17,21 @@ import time
 from collections import deque
 from typing import Callable, Deque, Dict, Optional, Set, Tuple
 
+from ddpctl_worker.machine.limits import (
+    ACCEPTS_AT_ONCE,
+    HELLO_S,
+    IDLE_LOOP_S,
+    IDLE_S,
+    MOST_AT_WORK,
+    MOST_IDLE,
+    MOST_STRANGERS,
+    NO_DESCRIPTOR_PAUSE_S,
+    PROOF_S,
+)
 from ddpctl_worker.machine.notes import note, trace
 from ddpctl_worker.machine.strangers import TALLY, Places, Stranger
 from ddpctl_worker.machine.wakeup import WakePipe
 
-BACKLOG = 1024  # connections that the kernel holds: more than a flood brings while this process does not run
-HELLO_S = 1.0  # for the first bytes
-PROOF_S = 5.0  # for the whole proof, over a slow link too
-IDLE_S = 30.0  # a proved connection on which nothing was asked for so long is closed; a peer asks every other second
-MOST_STRANGERS = 128
-MOST_AT_WORK = 256  # threads
-MOST_IDLE = 1024  # proved connections that wait for the next question: one for each host that polls
-AT_ONCE = 64  # connections that are taken before those that are there already are read
-PAUSE_S = 0.2  # without a descriptor for a connection
-LONG_S = 3600.0
 _WITHOUT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
@@ -136,7 +137,7 @@ class Acceptor:
                 if repr(error) != fault:
                     note("%s: %s" % (self._name, trace(error)))
                 fault = repr(error)
-                time.sleep(PAUSE_S)
+                time.sleep(NO_DESCRIPTOR_PAUSE_S)
         for session in [*self._places, *self._idle, *(session for session, _ in self._back)]:
             session.sock.close()
         self._listener.close()
@@ -161,7 +162,7 @@ class Acceptor:
 
     def _pause(self, now: float) -> float:
         """Until the next deadline."""
-        due = [HELLO_S / 4 if len(self._places) else LONG_S]
+        due = [HELLO_S / 4 if len(self._places) else IDLE_LOOP_S]
         due += [since + IDLE_S - now for since in list(self._idle.values())[:1]]
         if self._listens_at is not None:
             due.append(self._listens_at - now)
@@ -173,7 +174,7 @@ class Acceptor:
             self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _take_some(self) -> None:
-        for _ in range(AT_ONCE):
+        for _ in range(ACCEPTS_AT_ONCE):
             try:
                 taken = take(self._listener)
             except NoRoom as error:
@@ -192,7 +193,7 @@ class Acceptor:
         if worst is not None:
             self._drop(worst, why)
         self._selector.unregister(self._listener)
-        self._listens_at = time.monotonic() + PAUSE_S
+        self._listens_at = time.monotonic() + NO_DESCRIPTOR_PAUSE_S
 
     def _welcome(self, sock: socket.socket, address: str) -> None:
         try:

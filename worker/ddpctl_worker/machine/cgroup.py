@@ -16,9 +16,9 @@ from collections import deque
 from typing import Any, Deque, Iterator, List, Optional, Set, Tuple
 
 from ddpctl_worker.machine.fs import read_text
+from ddpctl_worker.machine.limits import OOM_LOOK_S
 
 ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")  # of version 2 alone, and beside version 1
-OOM_LOOK_S = 0.5
 
 
 class ControlGroup:

@@ -1,7 +1,8 @@
-"""Starts processes of ddpctl's own that run code of this worker: agent, guardian, keeper, notifier and so on.
+"""Starts the helper processes of ddpctl and talks to them: agent, guardian, keeper, notifier and so on.
 
-``command`` is the command line of every one of them. ``launch``, ``read_order`` and ``detach`` are for the processes
-that outlive the login that starts them: the guardian of a run, and the agent of a run with restarts.
+``command`` is the command line of each of them. ``launch``, ``read_order`` and ``detach`` are for the processes that
+outlive the login that starts them: the guardian of a run, and the agent of a run with restarts. ``MessageWriter`` and
+``MessageReader`` are the two ends of a pipe between two such processes: one JSON object a line.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import ddpctl_worker
+from ddpctl_worker.machine.limits import MESSAGE_READ_BYTES
 
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.machine.child import run; run(sys.argv[2:])"
+
+Message = Dict[str, Any]
 
 
 def code_path() -> str:
@@ -85,3 +90,80 @@ def detach(log: str) -> None:
     os.dup2(debug, 2)
     os.close(null)
     os.close(debug)
+
+
+def encode(message: Message) -> bytes:
+    """Return the line for ``message``. An empty message is an empty line: a heartbeat that costs one byte."""
+    return (json.dumps(message).encode("ascii") if message else b"") + b"\n"
+
+
+class MessageWriter:
+    """The writing end of a pipe or a socket. No call waits for the reader: the rest of a message waits here.
+
+    Raises (each method): OSError: the reader has closed its end.
+    """
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd, self._rest = fd, b""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the pipe has not taken everything yet."""
+        return bool(self._rest)
+
+    def send(self, message: Message) -> None:
+        """Write ``message`` after all earlier messages. A later call writes the part for which the pipe is too full."""
+        self._rest += encode(message)
+        self.flush()
+
+    def offer(self, message: Message) -> bool:
+        """Write ``message`` if the pipe has room for it now; return whether it had.
+
+        A message of at most ``select.PIPE_BUF`` bytes is written as a whole or not at all.
+        """
+        self.flush()
+        if self._rest:
+            return False
+        line = self._rest = encode(message)
+        self.flush()
+        if self._rest == line:
+            self._rest = b""
+            return False
+        return True
+
+    def flush(self) -> None:
+        """Write as much as the pipe takes."""
+        try:
+            while self._rest:
+                self._rest = self._rest[os.write(self._fd, self._rest) :]
+        except BlockingIOError:
+            pass  # the pipe is full: its reader is busy, or stopped
+
+
+class MessageReader:
+    """The reading end. ``ended``: the writer has closed its end, so no message will come any more."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._rest = fd, b""
+        self._poll = select.poll()  # unlike select(2) it takes descriptors above 1023
+        self._poll.register(fd, select.POLLIN)
+        self.ended = False
+
+    def receive(self, timeout: Optional[float]) -> List[Message]:
+        """Wait up to ``timeout`` seconds (None: without limit) for bytes; return the messages that they complete.
+
+        An empty list means silence, half a message, or, with ``ended``, the end of the pipe.
+
+        Raises:
+            ValueError: a line is no JSON.
+        """
+        if not self._poll.poll(None if timeout is None else timeout * 1000):
+            return []
+        try:
+            data = os.read(self._fd, MESSAGE_READ_BYTES)
+        except ConnectionResetError:  # a socket whose other end was closed with bytes unread
+            data = b""
+        self.ended = not data
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) if line else {} for line in lines]

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Deque, NamedTuple, Optional
 
-SAMPLES = 30
-DRIFT = 15e-6  # seconds that a clock may gain or lose in a second (PHI of RFC 5905)
+from ddpctl_worker.machine.limits import CLOCK_DRIFT, CLOCK_SAMPLES
 
 
 class Sample(NamedTuple):
@@ -32,7 +31,7 @@ class Clock:
     """The clock of one member, as the hub sees it."""
 
     def __init__(self) -> None:
-        self._samples: Deque[Sample] = deque(maxlen=SAMPLES)
+        self._samples: Deque[Sample] = deque(maxlen=CLOCK_SAMPLES)
 
     def add(self, sample: Sample) -> None:
         """A new sample, not older than those before.
@@ -49,7 +48,7 @@ class Clock:
         self._samples.append(sample)
 
     def offset(self, now: float) -> Optional[Offset]:
-        """By the sample with the shortest round trip among the last ``SAMPLES``; None when there is none.
+        """By the sample with the shortest round trip among the last ``CLOCK_SAMPLES``; None when there is none.
 
         ``now``: Unix seconds by the hub's clock. The error grows with the age of the sample.
         """
@@ -57,7 +56,7 @@ class Clock:
         if best is None:
             return None
         seconds, error = measured(best)
-        return Offset(seconds, error + DRIFT * max(0.0, now - best.t3))
+        return Offset(seconds, error + CLOCK_DRIFT * max(0.0, now - best.t3))
 
 
 def measured(sample: Sample) -> Offset:

@@ -13,11 +13,8 @@ import time
 from typing import Any, Callable, Dict, List, Optional
 
 from ddpctl_worker.machine.acceptor import Acceptor, Plain
+from ddpctl_worker.machine.limits import ANSWER_BYTES, ANSWER_S, MOST_QUESTIONS
 from ddpctl_worker.machine.notes import note
-
-MOST_AT_ONCE = 16  # questions: each costs a look at the ranks
-MOST_BYTES = 16 << 20  # of an answer
-ANSWER_S = 5.0  # a look at the ranks takes a second, and three where a rank does not answer
 
 
 def ask(path: str, seconds: float = ANSWER_S) -> Optional[Dict[str, Any]]:
@@ -33,11 +30,11 @@ def ask(path: str, seconds: float = ANSWER_S) -> Optional[Dict[str, Any]]:
 
 
 def read_all(sock: socket.socket, seconds: float) -> bytes:
-    """All that comes until the other side closes. Raises OSError: it takes too long, or is more than MOST_BYTES."""
+    """All that comes until the other side closes. Raises OSError: it takes too long, or is more than ANSWER_BYTES."""
     until = time.monotonic() + seconds
     pieces: List[bytes] = []
     size = 0
-    while size < MOST_BYTES:
+    while size < ANSWER_BYTES:
         left = until - time.monotonic()
         if left <= 0:
             raise socket.timeout("the answer takes too long")
@@ -83,7 +80,7 @@ class Desk:
             sock.close()
             note("nobody can ask here: %s" % error)
             return
-        self._acceptor = Acceptor(sock, lambda line: Plain(line, self._answer), "desk", MOST_AT_ONCE)
+        self._acceptor = Acceptor(sock, lambda line: Plain(line, self._answer), "desk", MOST_QUESTIONS)
         self._acceptor.start()
 
     def close(self) -> None:

@@ -12,12 +12,12 @@ import stat
 import time
 from typing import Any, ContextManager, Dict, Iterator, Optional
 
+from ddpctl_worker.machine.limits import LOCK_PAUSE_S
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BUSY, CORRUPT, INTERRUPTED, UNSAFE_PATH
 
 ENVS = ".gc.lock"  # in the folder of environments: shared by all who install, for a gc alone
 FOREVER = float("inf")
-_PAUSE_S = 0.1
 
 
 def own_folder(base_dir: str, *names: str) -> str:
@@ -228,7 +228,7 @@ def _locked(path: str, how: int, channel: Channel, patience: float) -> Iterator[
         while not _taken(fd, how):
             if time.monotonic() >= deadline:
                 raise WorkerError(BUSY, "an environment is being installed here", "try again when it is done")
-            if channel.closed.wait(_PAUSE_S):
+            if channel.closed.wait(LOCK_PAUSE_S):
                 raise WorkerError(INTERRUPTED, "the controller disconnected")
         yield
     finally:

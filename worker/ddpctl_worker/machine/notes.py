@@ -9,10 +9,9 @@ import traceback
 from datetime import datetime, timezone
 from typing import Callable, Optional
 
+from ddpctl_worker.machine.limits import FAULT_PATIENCE_S, FAULT_PAUSE_S
 from ddpctl_worker.machine.system import CLOCK, HostClock
 
-PATIENCE_S = 30.0  # a fault without a break for so long will not pass
-PAUSE_S = 0.1
 _to: Optional[Callable[[bytes], object]] = None  # where notes go; None: straight to stderr
 
 
@@ -25,7 +24,7 @@ def trace(error: BaseException) -> str:
 class Faults:
     """Runs one turn of a loop at a time and lets it fail for a while."""
 
-    def __init__(self, patience: float = PATIENCE_S, clock: HostClock = CLOCK) -> None:
+    def __init__(self, patience: float = FAULT_PATIENCE_S, clock: HostClock = CLOCK) -> None:
         self._patience, self._clock = patience, clock
         self._since: Optional[float] = None
         self._told = ""
@@ -42,7 +41,7 @@ class Faults:
                 note(trace(error))
             if now - self._since > self._patience:
                 raise
-            self._clock.sleep(PAUSE_S)
+            self._clock.sleep(FAULT_PAUSE_S)
         else:
             self._since = None
 

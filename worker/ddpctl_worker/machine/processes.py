@@ -16,12 +16,12 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 
 from ddpctl_worker.machine import proc
 from ddpctl_worker.machine.cgroup import ControlGroup
+from ddpctl_worker.machine.limits import CHASE_S
 from ddpctl_worker.wire.contract import ENV_COOKIE
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
-CHASE_S = 0.02
 
 
 class ProcessId(NamedTuple):

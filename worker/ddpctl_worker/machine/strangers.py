@@ -14,12 +14,9 @@ import time
 from typing import Any, Dict, Generic, Hashable, Iterator, List, Optional, TypeVar
 
 from ddpctl_worker.machine import fs
+from ddpctl_worker.machine.limits import MOST_ADDRESSES, SHOWN_ADDRESSES, STRANGERS_LOG_S, STRANGERS_RECORD_S
 from ddpctl_worker.machine.notes import iso, note
 
-MOST_ADDRESSES = 1000  # that are counted by themselves; a flood may come from millions
-SHOWN = 3  # addresses in the record and in the log
-RECORD_S = 5.0  # how often the record is written while strangers come
-LOG_S = 60.0  # how often the log mentions them
 OTHERS = "other addresses"
 T = TypeVar("T", bound=Hashable)
 
@@ -115,7 +112,7 @@ class Tally:
             return {
                 "count": sum(self._counts.values()),
                 "addresses": len(self._counts),
-                "most": {one: self._counts[one] for one in most[:SHOWN]},
+                "most": {one: self._counts[one] for one in most[:SHOWN_ADDRESSES]},
                 "last": iso(self._last),
                 "why": self._why,
             }
@@ -126,18 +123,18 @@ class Tally:
             threading.Thread(target=self._run, args=(path,), name="strangers", daemon=True).start()
 
     def _run(self, path: str) -> None:
-        logged, before = -LOG_S, 0
+        logged, before = -STRANGERS_LOG_S, 0
         while True:
             self._news.wait()
             self._news.clear()
             told = self.told()
-            if time.monotonic() - logged >= LOG_S:
+            if time.monotonic() - logged >= STRANGERS_LOG_S:
                 text = "strangers: %d connections closed in all, %d of them new, most from %s; the last one for %s"
                 note(text % (told["count"], told["count"] - before, ", ".join(told["most"]), told["why"]))
                 logged, before = time.monotonic(), told["count"]
             with contextlib.suppress(OSError):  # a full disk: the log has it
                 fs.write_json(path, told, durable=False)
-            time.sleep(RECORD_S)
+            time.sleep(STRANGERS_RECORD_S)
 
 
 TALLY = Tally()  # of this process

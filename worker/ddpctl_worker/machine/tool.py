@@ -13,13 +13,12 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ddpctl_worker.machine import proc
 from ddpctl_worker.machine.fs import read_text
+from ddpctl_worker.machine.limits import KILLED_TOOL_GONE_S, OUTPUT_BYTES
 
 # Where administrators' tools live; a login over SSH often lacks them in PATH.
 ADMIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Where nvidia-smi is in WSL2, and in containers of some clouds.
 GPU_PATH = "/usr/lib/wsl/lib:/usr/local/nvidia/bin"
-OUTPUT_LIMIT = 256 * 1024
-GONE_S = 0.5  # how long a killed program may take to go
 
 
 class _Running:
@@ -27,7 +26,7 @@ class _Running:
 
     def __init__(self, argv: List[str], timeout: float) -> None:
         self.argv = argv
-        self._late_at = time.monotonic() + timeout + GONE_S
+        self._late_at = time.monotonic() + timeout + KILLED_TOOL_GONE_S
         self._thread = threading.get_native_id()
         self.process: Optional[subprocess.Popen[bytes]] = None  # once it has been started
         self.start = -1  # its start time: its number may be another process's later
@@ -92,7 +91,7 @@ def run(
     env: Optional[Dict[str, str]] = None,
     cwd: Optional[str] = None,
     replace_env: Optional[Dict[str, str]] = None,
-    limit: int = OUTPUT_LIMIT,
+    limit: int = OUTPUT_BYTES,
 ) -> Dict[str, Any]:
     """The program's ``code`` (None when it had to be killed), ``stdout``, ``stderr``, ``timed_out`` and ``seconds``.
 
@@ -158,7 +157,7 @@ def _give_up(process: "subprocess.Popen[bytes]") -> None:
         if pipe is not None:
             pipe.close()
     with contextlib.suppress(subprocess.TimeoutExpired):  # one that is stuck in the kernel stays
-        process.wait(GONE_S)
+        process.wait(KILLED_TOOL_GONE_S)
 
 
 def last_words(said: Dict[str, Any]) -> str:

@@ -1,8 +1,8 @@
-"""Asks the ranks of a run to save a checkpoint: by a signal, to ranks only.
+"""Asks the ranks of a run to save a checkpoint, by a signal that only ranks get.
 
-Most signals end a process that does not handle them. So before one is sent, the kernel is asked whether every rank here
-handles it; if one does not, none of them gets it. ``ask_checkpoint`` is asked twice: first every node whether its ranks
-handle the signal, then, if all do, to send it.
+Most signals end a process that does not handle them. So the worker first asks the kernel whether every rank here
+handles the signal. If a rank does not, no rank gets the signal. The controller calls ``ask_checkpoint`` twice: first on
+every node to ask whether its ranks handle the signal, then, if all do, to send it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ from ddpctl_worker.wire.contract import BAD_REQUEST
 
 
 def ask_checkpoint(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: {"ranks": the ranks that run here, "deaf": [{"rank", "pid"}] that do not handle ``signal``, "absent":
-    how many more there are to be, "sent": whether they were asked, "newest": when the latest checkpoint was written
-    before that}. Without ``send`` it only looks."""
+    """The verb. It sends ``signal`` only with ``send``, and if no rank is deaf or absent.
+
+    Returns:
+        "ranks": the ranks that run here; "deaf": [{"rank", "pid"}] of the ranks that do not handle the signal;
+        "absent": how many ranks are missing; "sent": whether the signal was sent; "newest": the time of the latest
+        checkpoint before that.
+    """
     paths, run = named_by(request)
     paths = paths.newest()
     run = fs.read_json(paths.run) or run
@@ -41,10 +45,9 @@ def ask_checkpoint(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     if sent:
         hurry(folder)
         deaf = send(found, number)
-    told = [{"rank": one.rank, "pid": one.pid} for one in deaf]
     return {
-        "ranks": [one.rank for one in found],
-        "deaf": told,
+        "ranks": [rank.rank for rank in found],
+        "deaf": [{"rank": rank.rank, "pid": rank.pid} for rank in deaf],
         "absent": absent,
         "sent": sent,
         "newest": notes.iso(before / 1e9) if before else None,
@@ -52,10 +55,10 @@ def ask_checkpoint(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def number_of(name: Any) -> int:
-    """The number of a signal by its name.
+    """Return the number of the signal called ``name``.
 
     Raises:
-        WorkerError: BAD_REQUEST.
+        WorkerError: BAD_REQUEST, there is no such signal.
     """
     try:
         return int(signal.Signals[name])
@@ -64,16 +67,16 @@ def number_of(name: Any) -> int:
 
 
 def deaf_of(found: Sequence[RankProcess], number: int) -> List[RankProcess]:
-    """Those that do not handle the signal."""
-    return [one for one in found if not proc.catches(one.pid, number)]
+    """Return the ranks that do not handle the signal."""
+    return [rank for rank in found if not proc.catches(rank.pid, number)]
 
 
 def send(found: Sequence[RankProcess], number: int) -> List[RankProcess]:
-    """Send it to those that handle it, each looked at right before; the ranks that did not get it."""
+    """Send the signal to each rank that handles it, checked right before; return the ranks that did not get it."""
     boot = proc.boot_id()
     return [
-        one
-        for one in found
-        if not proc.catches(one.pid, number)
-        or not processes.send(processes.ProcessId(boot, one.pid, one.start), number)
+        rank
+        for rank in found
+        if not proc.catches(rank.pid, number)
+        or not processes.send(processes.ProcessId(boot, rank.pid, rank.start), number)
     ]

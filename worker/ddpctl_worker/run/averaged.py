@@ -1,4 +1,4 @@
-"""A quantity over a time of any length as a bounded number of averages."""
+"""Keeps a quantity over time as a bounded number of averages."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import List, Optional, Tuple
 
 
 class Averaged:
-    """``most`` stretches, each ``length`` seconds long. Where there would be more, each two of them become one."""
+    """At most ``most`` intervals of ``length`` seconds. When they are full, neighbours merge and ``length`` doubles."""
 
     def __init__(self, most: int, length: float) -> None:
         self._most = most
         self.length = length
-        self._sums: List[Tuple[float, int]] = []  # of each stretch: the sum of its values, and how many there are
+        self._sums: List[Tuple[float, int]] = []  # of each interval: the sum and the number of its values
 
     def add(self, at: float, value: Optional[float]) -> None:
-        """``at``: seconds since the beginning. None stands for a value that is not known."""
+        """Add the value at ``at`` seconds from the beginning; ``None``: unknown."""
         while at >= self._most * self.length:
             self._join()
         index = max(0, int(at / self.length))
@@ -24,7 +24,7 @@ class Averaged:
             self._sums[index] = total + value, count + 1
 
     def values(self) -> List[Optional[float]]:
-        """The average of each stretch so far; None where nothing is known."""
+        """Return the average of each interval so far; ``None`` for an interval without values."""
         return [total / count if count else None for total, count in self._sums]
 
     def _join(self) -> None:

@@ -1,4 +1,4 @@
-"""Why a run failed on a node, read from what its processes left behind. Pure."""
+"""Decides why a run failed on a node, from the output and the wait statuses of its processes. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ddpctl_worker.record.lines import STDERR, STDOUT
 from ddpctl_worker.run import words
+from ddpctl_worker.run.limits import (
+    EXCEPTION_QUIET_S,
+    HUNG_EXIT_S,
+    LAUNCHER_SIGNALS_S,
+    OOM_BEFORE_DEATH_S,
+    PEER_FAILURE_LINES,
+    QUOTE_CHARACTERS,
+    SUSPECT_TRACEBACK_S,
+)
 from ddpctl_worker.run.words import Words
 from ddpctl_worker.wire.contract import DISK_FULL, EXITED, OOM, SIGNALED
-
-OOM_S = 5.0  # so long before a death the kernel may have sent the signal: large memory takes a while to be freed
-TOLD_S = 0.2  # a launcher takes longer to end the others after a rank has failed
-QUIET_S = 2.0  # so long after an exception a rank may still speak, before it is taken to have continued
-HANGS_S = 3.0  # a rank that still lives so long after an exception hangs in its exit
-SUSPECT_S = 300.0  # so long after a traceback that something may have caught a living rank is suspected for it
-LAST_LINES = 60  # where a peer's failure is looked for in the output of a process that left no traceback
-MAX_QUOTE = 200
 
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|\[Errno 28\]|\[Errno 122\]")
 _NO_SCRIPT = re.compile(r"can't open file '?(?P<file>.+?)'?: \[Errno 2\]")
@@ -26,22 +27,22 @@ _LAUNCHER_ERROR = re.compile(r"^\S*?(?:run|launch)\.py: error: (.+)$", re.M)
 
 
 class Evidence(NamedTuple):
-    """What is known when a launcher has ended, or a rank."""
+    """The evidence once a launcher or a rank has ended. Times are Unix seconds."""
 
-    status: Optional[int]  # wait status of the launcher, as os.waitpid gives it; None: it still runs
+    status: Optional[int]  # wait status of the launcher; None: it still runs
     tails: Mapping[Tuple[Optional[int], str], str]  # (local rank or None, stream) -> the end of its output
     ranks: Mapping[int, int]  # local rank -> rank
-    error_file: Optional[Dict[str, Any]]  # what torch wrote to TORCHELASTIC_ERROR_FILE
-    now: float  # wall clock, as all times here
-    oom: Sequence[Tuple[float, float]] = ()  # between which times the kernel has killed something for memory
-    deaths: Mapping[int, Tuple[Optional[int], float]] = {}  # local rank -> wait status (None: not known), time
-    tracebacks: Mapping[int, float] = {}  # local rank -> when it wrote its last traceback
-    said: Mapping[Tuple[int, str], float] = {}  # (local rank, stream) -> when it last wrote there
-    plain: bool = False  # no launcher of torch's stands above the rank: nothing here has ended it
+    error_file: Optional[Dict[str, Any]]  # the content of TORCHELASTIC_ERROR_FILE
+    now: float
+    oom: Sequence[Tuple[float, float]] = ()  # intervals in which the kernel killed a process for memory
+    deaths: Mapping[int, Tuple[Optional[int], float]] = {}  # local rank -> (wait status, None: unknown; time)
+    tracebacks: Mapping[int, float] = {}  # local rank -> time of its last traceback
+    said: Mapping[Tuple[int, str], float] = {}  # (local rank, stream) -> time of its last output
+    plain: bool = False  # the rank has no launcher of torch above it, so no launcher has ended it
 
 
 class Failure(NamedTuple):
-    """A cause in the contract's fields, less host and time."""
+    """A cause in the contract's fields, without the host."""
 
     rank: Optional[int]
     exit_code: Optional[int]
@@ -49,24 +50,25 @@ class Failure(NamedTuple):
     reason: str
     message: str
     traceback: Optional[str]
-    victim: bool  # another rank's failure brought it about
-    when: Optional[float] = None  # wall clock of the failure itself, where it is known
-    suspect: bool = False  # a rank that has not failed, as far as can be told
+    victim: bool  # caused by another rank's failure
+    when: Optional[float] = None  # Unix seconds of the failure, if known
+    suspect: bool = False  # no failure is proved
 
     @property
-    def early(self) -> bool:  # it did not fail: it ended too early for the others
+    def early(self) -> bool:
+        """Return whether the rank did not fail, but ended while the other ranks still needed it."""
         return self.suspect and self.exit_code == 0
 
     @property
     def code(self) -> Optional[int]:
-        """As a shell's parent sees it: negative for a signal."""
+        """Return the exit code, or the negative number of the signal."""
         if self.signal is None:
             return self.exit_code
         return -getattr(signal, self.signal, 0) or None
 
 
 class _Death(NamedTuple):
-    """A process that failed: a rank, or (``local`` is None) one that cannot be told from the launcher."""
+    """A process that failed: a rank, or with ``local`` ``None`` a process that may be the launcher itself."""
 
     local: Optional[int]
     rank: Optional[int]
@@ -83,9 +85,9 @@ class _Death(NamedTuple):
 
 
 def candidates(seen: Evidence) -> List[Failure]:
-    """Everything that may have been the failure of this node, the likeliest first, or a rank that ended too early.
+    """Return all possible failures of this node, the likeliest first. A rank that ended too early is possible too.
 
-    Not simply the one that torch names: it looks at its ranks in turns, and may see the victims first.
+    The rank that torch names is not always the first to fail: torch polls its ranks, and may see the victims first.
     """
     seen = seen._replace(deaths=_completed(seen))
     failed = _failed_ranks(seen)
@@ -99,8 +101,10 @@ def candidates(seen: Evidence) -> List[Failure]:
 
 
 def _completed(seen: Evidence) -> Dict[int, Tuple[Optional[int], float]]:
-    """The deaths; a rank that its launcher collected before its wait status could be read had ended with 0 when the
-    launcher's report names others only."""
+    """Return the deaths with wait statuses completed.
+
+    If the launcher reaped a rank first, its status is unknown. It is 0 if the launcher's report names only other ranks.
+    """
     reported = {local for _, local, _, _ in words.failures(seen.tails.get((None, STDERR), ""))}
     return {
         local: (0 if status is None and reported and local not in reported else status, at)
@@ -113,13 +117,13 @@ def _or_late(when: Optional[float]) -> float:
 
 
 def _failed_ranks(seen: Evidence) -> List[_Death]:
-    """Every rank that is known to have failed: by torch's report, or by how its process ended."""
+    """Return the ranks that failed according to torch's report or to their wait status."""
     found: Dict[int, _Death] = {}
     for local, (status, _) in seen.deaths.items():
         if status:
             found[local] = _Death(local, seen.ranks.get(local), code_of(status), seen.plain)
     first = words.first_failure(seen.tails.get((None, STDERR), ""))
-    if first is not None and seen.deaths.get(first[0], (0, 0.0))[0] is None:  # its launcher was quicker to collect it
+    if first is not None and seen.deaths.get(first[0], (0, 0.0))[0] is None:  # the launcher reaped it first
         found[first[0]] = _Death(first[0], seen.ranks.get(first[0]), first[1])
     for rank, local, code, root in words.failures(seen.tails.get((None, STDERR), "")):
         found[local] = _Death(local, rank, code, root)
@@ -127,7 +131,7 @@ def _failed_ranks(seen: Evidence) -> List[_Death]:
 
 
 def _of_launcher(seen: Evidence) -> List[Failure]:
-    """For a launcher that ended before its ranks said anything."""
+    """Return the failure of a launcher that ended although no rank failed."""
     if not seen.status:
         return []
     code = code_of(seen.status)
@@ -144,12 +148,12 @@ def _of_death(one: _Death, seen: Evidence) -> Failure:
     own = words.read(text)
     if own.traceback is None and one.root:
         own = _from_error_file(seen.error_file, own)
-    # A process that a signal has ended did not end of an exception that it survived.
+    # If a signal ended the process, its traceback may be of an exception that it had handled.
     final = _ended_it(own, one.local, seen)
     raised = own.traceback is not None and (one.signal is None or final)
     peers = None
-    if raised or one.signal in (None, "SIGABRT"):  # torch's watchdog ends a rank whose peers are gone by an abort
-        peers = words.peer_words(own.error if raised else "\n".join(own.rest[-LAST_LINES:]))
+    if raised or one.signal in (None, "SIGABRT"):  # torch's watchdog aborts a rank after the loss of a peer
+        peers = words.peer_words(own.error if raised else "\n".join(own.rest[-PEER_FAILURE_LINES:]))
     ended = one.signal == "SIGTERM" and not one.root and not raised
     died = seen.deaths.get(one.local, (0, None))[1] if one.local is not None else None
     reason, detail = _reason(one, seen, own, raised, seen.now if died is None else died, peers, text)
@@ -172,13 +176,13 @@ def _of_death(one: _Death, seen: Evidence) -> Failure:
 def _reason(
     one: _Death, seen: Evidence, own: Words, raised: bool, at: float, peers: Optional[str], text: str
 ) -> Tuple[str, str]:
-    """The reason, and what became of the process."""
+    """Return the contract's reason, and the end of the message."""
     how = " was killed by %s" % one.signal if one.signal else " exited with code %s" % one.code
     if raised:
         reason = DISK_FULL if _NO_SPACE.search(own.error) else SIGNALED if one.signal else EXITED
         return reason, "%s%s %s" % (how, " after" if one.signal else ":", _shown(own.error))
     if one.signal == "SIGKILL":
-        if any(start <= at and at - OOM_S <= end for start, end in seen.oom):
+        if any(start <= at and at - OOM_BEFORE_DEATH_S <= end for start, end in seen.oom):
             return OOM, how + ": the kernel ran out of memory and killed it"
         how += ", not by ddpctl (the OOM killer? see dmesg)"
     reason = SIGNALED if one.signal else EXITED
@@ -190,13 +194,18 @@ def _reason(
 
 
 def _living(seen: Evidence, dead: Set[Optional[int]]) -> List[Failure]:
-    """Ranks that have raised an exception and hang in their exit, while others die of it."""
+    """Return the ranks that raised an exception and hang in their exit while their peers die."""
     found = []
     for local, at in seen.tracebacks.items():
         own = words.read(seen.tails.get((local, STDERR), ""))
-        if local in dead or not _ended_it(own, local, seen) or words.peer_words(own.error) or seen.now - at < HANGS_S:
+        if (
+            local in dead
+            or not _ended_it(own, local, seen)
+            or words.peer_words(own.error)
+            or seen.now - at < HUNG_EXIT_S
+        ):
             continue
-        went_on = seen.said.get((local, STDOUT), 0.0) > at + QUIET_S or seen.now - at > SUSPECT_S
+        went_on = seen.said.get((local, STDOUT), 0.0) > at + EXCEPTION_QUIET_S or seen.now - at > SUSPECT_TRACEBACK_S
         if went_on and not own.uncaught:
             continue
         rank = seen.ranks.get(local)
@@ -214,27 +223,29 @@ def _early(rank: Optional[int], at: float) -> Failure:
 
 
 def _ended_early(seen: Evidence) -> List[Failure]:
-    """The first rank that had ended with exit code 0 when the others failed: they waited for it in a collective.
+    """Return the first rank that ended with exit code 0 before the other ranks failed in a collective with it.
 
-    One that ended later may have been told to by its launcher.
+    A rank that ended later may have been signalled by its launcher.
     """
     failed = min([at for status, at in seen.deaths.values() if status != 0], default=seen.now)
-    done = [(at, local) for local, (status, at) in seen.deaths.items() if status == 0 and at <= failed + TOLD_S]
+    done = [
+        (at, local) for local, (status, at) in seen.deaths.items() if status == 0 and at <= failed + LAUNCHER_SIGNALS_S
+    ]
     return [_early(seen.ranks.get(local), at) for at, local in sorted(done)[:1]]
 
 
 def _ended_it(own: Words, local: Optional[int], seen: Evidence) -> bool:
     at = None if local is None else seen.tracebacks.get(local)
-    return own.ended_it(local is None or at is None or seen.said.get((local, STDERR), 0.0) <= at + QUIET_S)
+    return own.ended_it(local is None or at is None or seen.said.get((local, STDERR), 0.0) <= at + EXCEPTION_QUIET_S)
 
 
 def _shown(error: str) -> str:
-    """An exception without the C++ stack that torch hangs below it."""
+    """Return the exception without the C++ stack that torch appends."""
     return error.split("\nException raised from")[0]
 
 
 def code_of(status: int) -> int:
-    """The exit code of a wait status, negative for a signal."""
+    """Return the exit code of a wait status, or the negative number of the signal."""
     return -(status & 0x7F) or status >> 8 & 0xFF
 
 
@@ -246,13 +257,13 @@ def signal_name(number: int) -> str:
 
 
 def _guess_local(seen: Evidence) -> Optional[int]:
-    """The local rank with a traceback when exactly one has one: the launcher's report does not name it."""
+    """Return the only local rank with a traceback; ``None`` if there are more. The launcher's report names no rank."""
     found = [local for (local, stream), text in seen.tails.items() if local is not None and words.TRACEBACK in text]
     return found[0] if len(found) == 1 else None
 
 
 def _text_of(seen: Evidence, local: Optional[int]) -> str:
-    """Where to look for words: the failed rank's stderr, or the launcher's when ranks have no pipes of their own."""
+    """Return the failed rank's stderr, or the launcher's where ranks have no pipes of their own."""
     own = seen.tails.get((local, STDERR), "") if local is not None else ""
     if own.strip():
         return own
@@ -260,7 +271,7 @@ def _text_of(seen: Evidence, local: Optional[int]) -> str:
 
 
 def _known_words(text: str, seen: Evidence) -> Optional[str]:
-    """What caused a failure without a traceback, where that is clear."""
+    """Return the cause of a failure without a traceback, if the output names it."""
     missing = _NO_SCRIPT.search(text)
     if missing:
         return "there is no script %s on this node" % missing.group("file")
@@ -269,16 +280,16 @@ def _known_words(text: str, seen: Evidence) -> Optional[str]:
 
 
 def _last_line(seen: Evidence, local: Optional[int], own: Words) -> str:
-    """The last thing that the process said; of a rank that said nothing on stderr, on stdout."""
+    """Return the last line that the process wrote: on stderr, or on stdout if a rank's stderr is empty."""
     if local is not None and (local, STDERR) in seen.tails:
         said = words.read(seen.tails[local, STDERR]).rest or words.read(seen.tails.get((local, STDOUT), "")).rest
-    else:  # anybody's
+    else:  # any rank may have written it
         said = [] if words.ROOT.search(seen.tails.get((None, STDERR), "")) else own.rest
-    return words.one_line(said[-1], MAX_QUOTE) if said else ""
+    return words.one_line(said[-1], QUOTE_CHARACTERS) if said else ""
 
 
 def _from_error_file(content: Optional[Dict[str, Any]], own: Words) -> Words:
-    """The traceback that a script decorated with torch's @record left."""
+    """Return the traceback that torch's @record decorator saved, else ``own``."""
     message = (content or {}).get("message")
     if not isinstance(message, dict):
         return own

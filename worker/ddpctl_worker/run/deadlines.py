@@ -1,5 +1,7 @@
-"""Deadlines of a run: ranks that do not start, nodes that nobody can watch, ranks that fall silent, and a launcher that
-stays when its ranks are gone.
+"""The deadlines of a run.
+
+Four faults have a deadline: ranks that do not start, nodes that cannot watch each other, ranks without output, and a
+launcher that outlives its ranks.
 """
 
 from __future__ import annotations
@@ -11,12 +13,8 @@ from ddpctl_worker.machine.system import CLOCK, HostClock
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.ranks import Roster
+from ddpctl_worker.run.limits import EXIT_BARRIER_S, HUB_FIRST_S, LONE_LAUNCHER_S, LOOP_ASLEEP_S
 from ddpctl_worker.wire.contract import EXITED, LINK_LOST, RENDEZVOUS_TIMEOUT, SILENCE, SUPERVISOR_LOST
-
-NAP_S = 10.0  # asked every second; a process that was not asked for that long was asleep
-LINGER_S = 20.0  # how long a launcher may stay after its last rank
-BARRIER_S = 330.0  # the same where torch's exit barrier waits for other nodes: that takes up to 300 s
-HUB_FIRST_S = 3.0  # the hub knows which nodes are missing, so the others let it speak first
 
 
 class Deadlines:
@@ -28,18 +26,20 @@ class Deadlines:
         self._host: str = run["host"]
         self._start: Optional[float] = limits.get("start")
         self._silence: Optional[float] = limits.get("silence") if limits.get("silence_enforced") else None
-        self._linger = BARRIER_S if int(run.get("nnodes") or 1) > 1 else LINGER_S
+        self._linger = EXIT_BARRIER_S if int(run.get("nnodes") or 1) > 1 else LONE_LAUNCHER_S
         self._begun = self._looked = self._clock.boot()
-        self._alone_since: Optional[float] = None  # the launcher, without a rank
+        self._alone_since: Optional[float] = None  # when all ranks had ended
 
     def overdue(
         self, ranks: Roster, last_output: float, gang: Optional[Gang], diagnosis: Optional[Dict[str, Any]] = None
     ) -> Optional[Outcome]:
-        """A failure when a deadline has passed; ``last_output`` is seconds since boot, 0.0 for none yet, and
-        ``diagnosis`` says why the run is stuck, where the doctor knows that."""
+        """Return the failure if a deadline has passed.
+
+        ``last_output``: seconds since boot, 0.0 before the first output. ``diagnosis``: the doctor's, for a stuck run.
+        """
         now = self._clock.boot()
         nap, self._looked = now - self._looked, now
-        if nap > NAP_S:  # a suspended machine: no deadline runs while nothing can
+        if nap > LOOP_ASLEEP_S:  # the machine was suspended, which counts for no deadline
             self._begun = now if ranks.any else self._begun + nap
             self._alone_since = None
         stuck = self._stuck(gang)
@@ -62,7 +62,7 @@ class Deadlines:
             return None
         text = "every rank on %s has ended%s, but the launcher kept running for %g s without them: it hangs" % (
             self._host,
-            "" if any(one.status is None for one in ranks.deaths.values()) else " with exit code 0",
+            "" if any(death.status is None for death in ranks.deaths.values()) else " with exit code 0",
             self._linger,
         )
         return outcomes.failed(outcomes.cause(self._host, EXITED, text))
@@ -81,7 +81,7 @@ class Deadlines:
         return outcomes.failed(outcomes.cause(host, RENDEZVOUS_TIMEOUT, text))
 
     def _not_watched(self, gang: Optional[Gang]) -> Optional[Outcome]:
-        """The ranks run, but a node that is lost now would leave the others hanging: better to say so at the start."""
+        """Return a failure if the nodes cannot watch each other: the loss of a node would go unnoticed."""
         missing: List[str] = gang.missing() if gang is not None and gang.talking else []
         if gang is None or not missing or not self._start_is_over(gang):
             return None
@@ -98,7 +98,7 @@ class Deadlines:
         return outcomes.failed(outcomes.cause(missing[0], RENDEZVOUS_TIMEOUT, "%s: %s" % (text, why)))
 
     def _apart(self, gang: Gang, head: str) -> Outcome:
-        """This node has never got an answer from the hub's host."""
+        """Return the failure of a node that never got an answer from the hub's host."""
         text = (
             "%s: no connection of %s to port %d of %s was answered for %g s: check the switch, cable and firewall "
             "between them, and whether %s is up"

@@ -1,5 +1,6 @@
-"""Empties the pipes of the launcher and its ranks into memory, from a thread of its own: it touches no disk and waits
-for nothing but output, so no rank ever waits for anything else that happens here.
+"""Empties the pipes of the launcher and its ranks into memory.
+
+The drain has a thread of its own, touches no disk, and waits only for output. So no rank ever waits for a disk.
 """
 
 from __future__ import annotations
@@ -15,25 +16,27 @@ from ddpctl_worker.machine.notes import boottime, note
 from ddpctl_worker.machine.wakeup import WakePipe
 from ddpctl_worker.record import lines
 from ddpctl_worker.record.logs import Writer
+from ddpctl_worker.run.limits import (
+    DRAIN_FAULT_PAUSE_S,
+    DRAIN_READ_BYTES,
+    ENDLESS_WRITER_S,
+    TAIL_BYTES,
+    UNFINISHED_LINE_S,
+)
 
-READ_BYTES = 256 << 10
-FLUSH_S = 0.2  # an unfinished line is shown after this
-LAST_S = 20.0  # how long it takes what is left in the pipes of somebody who writes on and on
-FAULT_S = 0.05
-TAIL_BYTES = 64 << 10  # kept in memory of each stream, to explain a failure
 _TRACEBACK = b"Traceback (most recent call last)"
 
 
 class OutputPipe:
-    """One pipe: whose it is, what is unfinished of it, and the end of what it said."""
+    """A pipe of the launcher or of a rank: its unfinished line, and the end of its output."""
 
     def __init__(self, fd: int, local_rank: Optional[int], stream: str) -> None:
         self.fd, self.local_rank, self.stream = fd, local_rank, stream
         self.splitter = lines.Splitter()
         self.flush_at: Optional[float] = None
         self.open = True
-        self.traceback_at: Optional[float] = None  # wall clock; when the last traceback came
-        self.said_at = 0.0  # wall clock; the last output
+        self.traceback_at: Optional[float] = None  # Unix seconds of the last traceback
+        self.said_at = 0.0  # Unix seconds of the last output
         self._tail: Deque[bytes] = deque()
         self._tail_size = 0
 
@@ -47,12 +50,12 @@ class OutputPipe:
             self._tail_size -= len(self._tail.popleft())
 
     def tail(self) -> str:
-        """The last 64 KiB, as text."""
+        """Return the last ``TAIL_BYTES`` as text."""
         return b"".join(self._tail)[-TAIL_BYTES:].decode("utf-8", "replace")
 
 
 class Drain:
-    """All pipes of a run; ``changed`` is called when it is over."""
+    """All pipes of a run. ``changed`` is called once when the drain is over."""
 
     def __init__(
         self, writer: Writer, rank_of: Callable[[int], Optional[int]], changed: Callable[[], None], attempt: int = 1
@@ -62,15 +65,15 @@ class Drain:
         self._selector = selectors.DefaultSelector()
         self._pipe = WakePipe()
         self._selector.register(self._pipe, selectors.EVENT_READ)
-        self._lock = threading.Lock()  # over what the sources remember, and who asked
+        self._lock = threading.Lock()  # guards the tails, and ``_asked``
         self._asked: List[threading.Event] = []
         self._closing = False
-        self.last_output = 0.0  # seconds since boot; 0.0: none yet
-        self.over = False  # closed, and nothing is left in the pipes
+        self.last_output = 0.0  # seconds since boot; 0.0: no output yet
+        self.over = False  # closed, and the pipes are empty
         self._thread = threading.Thread(target=self._run, name="drain", daemon=True)
 
     def add(self, fd: int, local_rank: Optional[int], stream: str) -> None:
-        """Before the start."""
+        """Add a pipe; called before ``start``."""
         self._sources[fd] = OutputPipe(fd, local_rank, stream)
         self._selector.register(fd, selectors.EVENT_READ)
 
@@ -78,7 +81,7 @@ class Drain:
         self._thread.start()
 
     def catch_up(self, timeout: float) -> None:
-        """What is in the pipes now will be in the tails, unless it takes too long."""
+        """Wait until everything that is in the pipes now is in the tails, at most ``timeout`` seconds."""
         done = threading.Event()
         with self._lock:
             self._asked.append(done)
@@ -86,7 +89,7 @@ class Drain:
         done.wait(timeout)
 
     def close(self) -> None:
-        """Nobody writes any more: take all that is left, and be ``over``. Does not wait for it."""
+        """Begin to read the rest; no process writes any more. ``over`` is set later: this call does not wait."""
         if not self._closing:
             self._closing = True
             self._pipe.wake()
@@ -97,9 +100,9 @@ class Drain:
                 self._turn()
             except Exception as error:
                 note("drain: %r" % error)
-                time.sleep(FAULT_S)
+                time.sleep(DRAIN_FAULT_PAUSE_S)
         try:
-            self._empty(time.monotonic() + LAST_S)
+            self._empty(time.monotonic() + ENDLESS_WRITER_S)
             for source in self._sources.values():
                 self._record(source, source.splitter.flush(final=True))
         finally:
@@ -111,8 +114,8 @@ class Drain:
             asked, self._asked = self._asked, []
         if asked:
             self._empty(time.monotonic() + 1.0)
-            for one in asked:
-                one.set()
+            for done in asked:
+                done.set()
         for key, _ in self._selector.select(self._until_flush()):
             if key.fileobj is self._pipe:
                 self._pipe.clear()
@@ -126,9 +129,9 @@ class Drain:
                 pass
 
     def _ready(self, source: OutputPipe) -> bool:
-        """Read what is there, once; True when there was something."""
+        """Read once without waiting; return whether the pipe had data."""
         try:
-            data = os.read(source.fd, READ_BYTES)
+            data = os.read(source.fd, DRAIN_READ_BYTES)
         except BlockingIOError:
             return False
         if not data:
@@ -138,7 +141,7 @@ class Drain:
         with self._lock:
             source.remember(data)
         self._record(source, source.splitter.feed(data))
-        source.flush_at = time.monotonic() + FLUSH_S if source.splitter.pending else None
+        source.flush_at = time.monotonic() + UNFINISHED_LINE_S if source.splitter.pending else None
         return True
 
     def _until_flush(self) -> Optional[float]:
@@ -146,20 +149,19 @@ class Drain:
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _flush(self) -> None:
-        """Write unfinished lines that are old enough."""
         now = time.monotonic()
         for source in self._sources.values():
             if source.flush_at is not None and now >= source.flush_at:
                 self._record(source, source.splitter.flush())
-                source.flush_at = now + FLUSH_S if source.splitter.pending else None
+                source.flush_at = now + UNFINISHED_LINE_S if source.splitter.pending else None
 
     def tails(self) -> Dict[Tuple[Optional[int], str], str]:
-        """(local rank or None for the launcher, stream) -> the end of what it said."""
+        """Return (local rank, or ``None`` for the launcher; stream) -> the end of its output."""
         with self._lock:
             return {(one.local_rank, one.stream): one.tail() for one in self._sources.values()}
 
     def tracebacks(self) -> Dict[int, float]:
-        """local rank -> when it wrote its last traceback, wall clock."""
+        """Return local rank -> Unix seconds of its last traceback."""
         return {
             one.local_rank: one.traceback_at
             for one in self._sources.values()
@@ -167,7 +169,7 @@ class Drain:
         }
 
     def said(self) -> Dict[Tuple[int, str], float]:
-        """(local rank, stream) -> when it last wrote there, wall clock."""
+        """Return (local rank, stream) -> Unix seconds of its last output."""
         own = (one for one in self._sources.values() if one.local_rank is not None)
         return {(one.local_rank or 0, one.stream): one.said_at for one in own}
 

@@ -1,4 +1,4 @@
-"""How a run ends on this node: what failed here, and what the nodes have agreed on."""
+"""Decides how a run ends on this node: by this node's own failure, or by the verdict of all nodes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from ddpctl_worker.machine.system import CLOCK, HostClock
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.run.findings import Findings
+from ddpctl_worker.run.limits import VERDICT_S
 from ddpctl_worker.wire.contract import SUCCEEDED
-
-VERDICT_S = 12.0  # how long a node that failed waits for the gang to agree on the cause
 
 
 class Ending:
-    """``outcome`` is settled; ``candidate`` is this node's own view, until the gang has agreed.
+    """``outcome``: the final outcome. ``candidate``: this node's own view until the gang has agreed.
 
-    ``tell`` hands either to the guardian, who knows it before any disk does. ``hung`` is given this node's view, and
-    names the rank that the victims waited for, once that is known.
+    ``tell`` sends both to the guardian, before any disk write. ``hung`` takes this node's view and returns
+    the failure of the rank that the victims waited for, once that rank is found.
     """
 
     def __init__(
@@ -44,18 +43,18 @@ class Ending:
         return self.outcome or self.candidate
 
     def settle(self, outcome: Outcome) -> None:
-        """That is the outcome."""
+        """Make ``outcome`` final."""
         self.outcome = outcome
         self._tell()
 
     def end_with(self, outcome: Outcome) -> None:
-        """That is how it ends, whatever the other nodes think; they are told."""
+        """Make ``outcome`` final without the other nodes' consent, and send it to them."""
         self.settle(outcome)
         if self._gang:
             self._gang.down(outcome)
 
     def propose(self, candidate: Outcome) -> None:
-        """This node's view of a failure; with a gang all nodes agree on one cause first."""
+        """Set this node's view of the failure. With a gang, all nodes first agree on one cause."""
         self.candidate = candidate
         self._candidate_until = self._clock.now() + VERDICT_S
         self._tell()
@@ -63,7 +62,7 @@ class Ending:
             self._gang.down(candidate)
 
     def obey(self, by: str) -> None:
-        """Somebody asks for the end. What had failed before stands; a stop need not wait for the others' word."""
+        """End the run as killed by user ``by``, unless a rank here had failed before. Does not wait for a verdict."""
         if self.outcome is None:
             own = self.candidate
             if own is None or own.victim or own.early:  # a rank that ended with 0 is no failure of its own
@@ -72,10 +71,10 @@ class Ending:
                 self.outcome = own
 
     def look(self, status: Optional[int], stopping: bool, overdue: Callable[[], Optional[Outcome]]) -> None:
-        """See what has failed.
+        """Look for failures and for the gang's verdict.
 
-        ``status``: the launcher's, once it has ended; ``stopping``: its processes are being ended, so nothing here says
-        any more what failed first; ``overdue``: asked while nothing else is known.
+        ``status``: the launcher's wait status, once it has ended. ``stopping``: signals are being sent, so a death here
+        proves no failure. ``overdue``: called while no failure is known.
         """
         if self.known is None:
             self._find_failure(status)
@@ -83,7 +82,7 @@ class Ending:
             self._look_closer()
             self._look_finally(status)
         if self.outcome is None:
-            self._name_hung()
+            self._name_hung()  # during a stop too: the rank may be on another node
         if self.known is None:
             found = overdue()
             if found is not None:
@@ -100,19 +99,17 @@ class Ending:
 
     @property
     def _only_victims(self) -> bool:
-        """Whether failures of peers are all that this node knows of."""
+        """Return whether all failures that this node knows are victims of a peer's failure."""
         if self.candidate is None:
             return self._gang is not None and self._gang.asked
         return self.candidate.victim or self.candidate.early
 
     def _name_hung(self) -> None:
-        """Also while the processes here are being ended: the rank may be on another node."""
         found = self._hung(self.candidate) if self._only_victims else None
         if found is not None:
             self.propose(found)
 
     def _look_closer(self) -> None:
-        """While victims are all that is known of, once a second."""
         now = self._clock.now()
         if now < self._closer_at or not self._only_victims:
             return
@@ -122,8 +119,10 @@ class Ending:
             self.propose(found)
 
     def _look_finally(self, status: Optional[int]) -> None:
-        """Once, when the launcher has ended after a victim was reported: its report may clear a rank, and nothing else
-        can fail here any more, so that a rank which ended early counts."""
+        """Look again after the launcher has ended, if this node's view is a victim.
+
+        The launcher's report may name the culprit. No rank can fail any more, so a rank that ended early counts.
+        """
         if not status or self.candidate is None or not self.candidate.victim:
             return
         found = self._findings.likeliest(status)
@@ -140,7 +139,7 @@ class Ending:
             self.outcome = self.candidate
 
     def _patience(self, status: Optional[int]) -> float:
-        """How much longer than VERDICT_S there may be something to wait for."""
+        """Return the seconds beyond VERDICT_S for which the verdict, or a culprit, may still come."""
         if self._gang is not None:
             return self._gang.patience()
         alone = self.candidate is not None and self.candidate.victim and status is None

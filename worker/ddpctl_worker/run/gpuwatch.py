@@ -1,7 +1,7 @@
-"""How busy a node's GPUs are while a run lives: for its report, and for what the doctor says of a slow host.
+"""Watches a node's GPUs during a run, for the run's report and for the doctor's search for slow hosts.
 
-They are read in a process of their own, which is not the job's: a driver may hang. It reads for a while and says at its
-end what it saw, so no reading is held up by a pipe, and one that hangs is left behind (tool.py).
+A process of its own reads the GPUs, since a driver may hang. It does not belong to the job. The process reads for a
+while and prints one report at its end, so a full pipe delays no reading. A process that hangs is left behind (tool.py).
 """
 
 from __future__ import annotations
@@ -16,34 +16,38 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ddpctl_worker.machine import child, notes, processes, tool
 from ddpctl_worker.run.averaged import Averaged
+from ddpctl_worker.run.limits import (
+    FIRST_GPU_WATCH_S,
+    GPU_AVERAGE_S,
+    GPU_AVERAGES,
+    GPU_PROCESS_S,
+    GPU_READING_S,
+    GPU_READING_SHARE,
+    MOST_GPU_WATCH_S,
+)
 from ddpctl_worker.wire.contract import SCHEMA
 
-EVERY_S = 2.0  # from one reading to the next: the driver averages over the last second or less
-FIRST_S, MOST_S = 4.0, 30.0  # of reading, until the process says what it saw: short runs have a beginning as well
-PATIENCE_S = 15.0  # for the process to start and to end
-SHARE = 0.004  # of a core: with a driver that makes it expensive, GPUs are read less often
-KEPT, LENGTH_S = 240, 10.0  # averages in the record, and the time that one stands for at first
-_SECONDS = "DDPCTL_READ_S"  # not in the command line: tool.py knows what hangs by its arguments
+_SECONDS = "DDPCTL_READ_S"  # not in the command line: tool.py recognizes a hung program by its arguments
 _MB = 1 << 20
 
 Seen = List[Dict[str, Any]]
 
 
 class GpuWatch:
-    """``save`` gets what belongs into the record."""
+    """Watches the GPUs in a thread. ``save`` is called with the record."""
 
     def __init__(self, run: str, save: Callable[[Dict[str, Any]], None]) -> None:
         self._argv = child.command(__name__)
         self._save = save
         self._record = GpuRecord(run)
-        self.newest: Seen = []  # every GPU as it was last; empty where that is not known
+        self.newest: Seen = []  # the last report; empty if unknown
         self._thread = Thread(target=self._run, name="gpus", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def _run(self) -> None:
-        seconds = FIRST_S
+        seconds = FIRST_GPU_WATCH_S
         while True:
             begun = time.monotonic()
             said = self._ask(seconds)
@@ -52,14 +56,14 @@ class GpuWatch:
             else:
                 return  # there is no GPU
             cost = 0.0 if said is None else float(said["cost"])
-            seconds = min(MOST_S, 2 * seconds)
-            least = MOST_S if said is None else EVERY_S
-            time.sleep(max(least, begun + cost / SHARE - time.monotonic()))
+            seconds = min(MOST_GPU_WATCH_S, 2 * seconds)
+            least = MOST_GPU_WATCH_S if said is None else GPU_READING_S
+            time.sleep(max(least, begun + cost / GPU_READING_SHARE - time.monotonic()))
 
     def _ask(self, seconds: float) -> Optional[Dict[str, Any]]:
-        """What the process says; None where it says nothing in time."""
+        """Return the report of a new process; ``None`` if it does not arrive in time."""
         try:
-            said = tool.run(self._argv, seconds + PATIENCE_S, env={_SECONDS: str(seconds)})
+            said = tool.run(self._argv, seconds + GPU_PROCESS_S, env={_SECONDS: str(seconds)})
             found: Dict[str, Any] = json.loads(said["stdout"])
         except (OSError, ValueError):
             return None
@@ -73,21 +77,21 @@ class GpuWatch:
 
 
 class GpuRecord:
-    """The GPUs of a node over an attempt of ``run``."""
+    """The averages of a node's GPUs over an attempt of ``run``."""
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._began = notes.now_iso()  # the first reading begins now, and is heard of seconds later
+        self._began = notes.now_iso()  # the first reading begins now; its report comes later
         self._first: Optional[float] = None
         self._gpus: Dict[int, _Gpu] = {}
 
     def add(self, at: float, gpus: Seen) -> None:
-        """What was seen at ``at``, in seconds of any one clock; nothing for a GPU that is not in it."""
+        """Add a report of time ``at`` (monotonic seconds). A GPU that it lacks gets no value."""
         if self._first is None:
             self._first = at
         for gpu in gpus:
-            one = self._gpus.setdefault(gpu["index"], _Gpu(gpu))
-            one.add(at - self._first, gpu, self._run)
+            record = self._gpus.setdefault(gpu["index"], _Gpu(gpu))
+            record.add(at - self._first, gpu, self._run)
 
     def to_json(self) -> Dict[str, Any]:
         return {
@@ -100,7 +104,7 @@ class GpuRecord:
 class _Gpu:
     def __init__(self, gpu: Dict[str, Any]) -> None:
         self._name, self._total = gpu["name"], gpu["memory_total"]
-        self._use, self._memory = Averaged(KEPT, LENGTH_S), Averaged(KEPT, LENGTH_S)
+        self._use, self._memory = Averaged(GPU_AVERAGES, GPU_AVERAGE_S), Averaged(GPU_AVERAGES, GPU_AVERAGE_S)
         self._held = False
         self._most: Dict[str, Optional[float]] = {"memory": None, "temperature": None, "power_w": None}
 
@@ -111,7 +115,7 @@ class _Gpu:
         self._most = {name: _most([value, gpu[name]]) for name, value in self._most.items()}
 
     def to_json(self) -> Dict[str, Any]:
-        """Use in percent, memory in MiB, each averaged over ``every_s`` seconds."""
+        """Return the GPU's record: use in percent and memory in MiB, averaged over ``every_s`` seconds."""
         return {
             "name": self._name,
             "memory_total_mb": _mb(self._total),
@@ -139,8 +143,8 @@ def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
 
 
 def main() -> None:
-    """The process: read for $DDPCTL_READ_S seconds, print what was seen, and what that cost."""
-    from ddpctl_worker.facts.gpus import Gpus  # the supervisor needs none of it
+    """Run the process: read for $DDPCTL_READ_S seconds, then print the report and its cost."""
+    from ddpctl_worker.facts.gpus import Gpus  # not needed in the supervisor
 
     processes.die_with_parent(signal.SIGKILL)
     seen = look(Gpus().read, float(os.environ[_SECONDS]))
@@ -149,12 +153,11 @@ def main() -> None:
 
 
 def look(read: Callable[[], Dict[str, Any]], seconds: float) -> Dict[str, Any]:
-    """``gpus``: each as it was on average over this time, with the ``runs`` whose ranks were on it; ``error`` of the
-    last reading."""
+    """Return {"gpus", "error"}: averages over ``seconds`` with the ``runs`` on each GPU; the last reading's error."""
     until = time.monotonic() + seconds
     readings = [read()]
     while readings[-1]["gpus"]:
-        pause = max(EVERY_S, _cost() / len(readings) / SHARE)
+        pause = max(GPU_READING_S, _cost() / len(readings) / GPU_READING_SHARE)
         if time.monotonic() + pause > until:
             break
         time.sleep(pause)
@@ -163,7 +166,7 @@ def look(read: Callable[[], Dict[str, Any]], seconds: float) -> Dict[str, Any]:
 
 
 def together(readings: Sequence[Seen]) -> Seen:
-    """Each GPU over several readings: use and power are averaged, of the rest the highest counts."""
+    """Merge several readings: use and power are averaged; of memory and temperature the highest value counts."""
     by_index: Dict[int, Seen] = {}
     for reading in readings:
         for gpu in reading:
@@ -180,6 +183,6 @@ def _one(seen: Seen) -> Dict[str, Any]:
 
 
 def _cost() -> float:
-    """Seconds of processor time that this process and its helpers have used."""
+    """Return the processor time of this process and its helpers in seconds."""
     below = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + below.ru_utime + below.ru_stime

@@ -1,4 +1,4 @@
-"""Files of a job's checkpoints that grow while the run is being stopped: a save that SIGKILL would cut off."""
+"""Finds checkpoint files that grow while the run is being stopped: SIGKILL would cut off this save."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import os
 from typing import Dict, Iterator, Optional, Tuple
 
 from ddpctl_worker.rules.entries import FOLDER as MANIFESTS
+from ddpctl_worker.run.limits import GROWING_FILES
 
-MOST_FILES = 20_000  # that are looked at
 File = Tuple[str, int]  # path below the folder, and bytes
 
 
 class GrowingFiles:
-    """Looks at a folder; each look compares with the one before."""
+    """The files of a folder. Each look compares their sizes with the last look."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._sizes: Optional[Dict[str, int]] = None
 
     def look(self) -> Optional[File]:
-        """Return the file that has grown most since the last look; None at the first look, and if none has grown."""
+        """Return the file that has grown most since the last look; None at the first look, and if no file has grown."""
         before, self._sizes = self._sizes, dict(self._files())
         if before is None:
             return None
@@ -28,7 +28,7 @@ class GrowingFiles:
         return (most, self._sizes[most]) if most is not None and grown[most] > 0 else None
 
     def _files(self) -> Iterator[File]:
-        left = MOST_FILES
+        left = GROWING_FILES
         for folder, folders, names in os.walk(self._folder):
             folders[:] = [name for name in folders if name != MANIFESTS]
             for name in names[:left]:

@@ -1,10 +1,10 @@
-"""The guardian: detached from the login, parent of the supervisor, and heir of its children should it die.
+"""The guardian: detached from the login, parent of the supervisor, and subreaper of the supervisor's tree.
 
     start (dies with the SSH channel) -> guardian (subreaper) -> supervisor (subreaper) -> launcher -> ranks
 
-Killed with SIGKILL, the supervisor leaves its whole tree to the guardian, which ends it and writes the exit record,
-with the outcome that the supervisor knew, where it did. A supervisor whose loop is stuck is killed, and so is one that
-has not ended its ranks by the end of their lease.
+If the supervisor dies, its children become the guardian's. The guardian ends them and writes the exit record, with the
+outcome that the supervisor had sent. The guardian kills the supervisor if its loop is stuck, or if its ranks outlive
+their lease.
 """
 
 from __future__ import annotations
@@ -19,23 +19,21 @@ from typing import Any, Dict, Optional
 from ddpctl_worker.machine import child, notes, processes
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.run import notifying
-from ddpctl_worker.run.cleanup import UP_S, Leftovers, TetherListener, clean_up, wait_until_gone
+from ddpctl_worker.run.cleanup import Leftovers, TetherListener, clean_up, wait_until_gone
 from ddpctl_worker.run.lease import GUARDIAN, SUPERVISOR, Lease
+from ddpctl_worker.run.limits import FIRST_TURN_S, LEASED_SUPERVISOR_END_S, SUPERVISOR_END_S
 from ddpctl_worker.run.supervisor import Supervisor
-
-END_S = 5.0  # how long a supervisor that has ended, or was killed, may take to be gone
-LEASED_END_S = 0.5  # where other hosts wait for the end of a lease, and start their ranks soon after that
 
 
 def launch(order: Dict[str, Any]) -> Dict[str, Any]:
-    """Start a detached guardian with ``order`` and wait for its word: {"refused": None or why}."""
+    """Start a detached guardian with ``order``; return its answer {"refused": ``None`` or the reason}."""
     run, lease = order["run"], order.get("lease") or {}
     words = processes.guardian_words(run["run"], run["host"])
-    return child.launch(__name__, order, words, [lease[one] for one in (SUPERVISOR, GUARDIAN) if one in lease])
+    return child.launch(__name__, order, words, [lease[reader] for reader in (SUPERVISOR, GUARDIAN) if reader in lease])
 
 
 def main(reply_fd: str, *_: str) -> None:
-    """The guardian's process: read the order, let the starter go, start the supervisor, wait for it."""
+    """Run the guardian's process: read the order, start the supervisor, wait for its end, clean up."""
     reply = int(reply_fd)
     order = child.read_order()
     paths = RunPaths(order["top"], order.get("attempt"))
@@ -52,10 +50,10 @@ def main(reply_fd: str, *_: str) -> None:
     theirs.close()
     os.close(reply)
     cookie, notifiers = order["cookie"], order["notify"]
-    limit = float((order["run"].get("timeouts") or {}).get("start") or UP_S)
+    limit = float((order["run"].get("timeouts") or {}).get("start") or FIRST_TURN_S)
     lease = Lease(order.get("lease"), GUARDIAN)
-    patience = LEASED_END_S if order.get("lease") else END_S
-    del order  # the secrets, but those that notifiers need
+    patience = LEASED_SUPERVISOR_END_S if order.get("lease") else SUPERVISOR_END_S
+    del order  # its secrets; the notifiers' secrets stay
     supervisor = processes.identify(supervisor_pid)
     listener = TetherListener(ours.fileno(), limit)
     detail = wait_until_gone(listener, supervisor, lambda: None, lease)
@@ -65,12 +63,12 @@ def main(reply_fd: str, *_: str) -> None:
 
 
 def _supervise(order: Dict[str, Any], guardian: processes.ProcessId, guard: int, reply: int) -> None:
-    """The supervisor's process; never returns."""
+    """Run the supervisor's process. Never returns."""
     code = 70
     supervisor: Optional[Supervisor] = None
 
     def answer(refused: Optional[str]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the starter was killed meanwhile; the run is started all the same
+        with contextlib.suppress(BrokenPipeError):  # the starter was killed; the run goes on
             os.write(reply, json.dumps({"refused": refused}).encode("ascii"))
         os.close(reply)
 
@@ -92,8 +90,10 @@ def _supervise(order: Dict[str, Any], guardian: processes.ProcessId, guard: int,
 
 
 def _wait_for(supervisor: int, seconds: float) -> None:
-    """Reap the supervisor if it ends soon. If it is stuck in a hung disk, the guardian does not wait: the job's
-    processes are ended first. Any other process that is reaped meanwhile is an orphan of the job."""
+    """Reap the supervisor if it ends within ``seconds``, and orphans of the job until then.
+
+    A hung disk may keep the supervisor for longer. The guardian then continues, so that the job's processes end.
+    """
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         try:

@@ -1,14 +1,13 @@
-"""The keeper of a job's checkpoints: a process beside the supervisor, and the supervisor's part in it.
+"""The keeper of a job's checkpoints: its process, and the supervisor's handle on it.
 
-A process of its own, since it reads every byte of every checkpoint. As a thread it would have to be as nice as can be,
-and then could hold Python's lock for long while the ranks use every core: the supervisor's loop would wait for it. The
-process is not the job's: it is never signalled with it, and its end is waited for only for a while.
+The keeper hashes and copies checkpoints, so it reads every byte. It is a process because a thread of the supervisor at
+the lowest priority could hold Python's lock for long while the ranks use every core, and the supervisor's loop would
+wait. The keeper does not belong to the job: no stop signals it, and the run waits for its end only for a while.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -25,38 +24,41 @@ from ddpctl_worker.record.lag import Lag
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.rules.attempts import attempt_of
 from ddpctl_worker.rules.entries import FOLDER
+from ddpctl_worker.run.limits import (
+    FILE_TIME_S,
+    KEEPER_GONE_S,
+    KEEPER_LINGER_S,
+    KEEPERS_MEET_S,
+    LAST_KEEPER_LOOK_S,
+)
 from ddpctl_worker.wire.channel import WorkerError
 
-LINGER_S = 3600.0  # at most, for the copies of what was written right before the end, with nobody waiting for them
-MEET_S = 5.0  # at the end of a run, for the hosts to hear where each of them serves
-LAST_S = 30.0  # for the last look, after which a checkpoint written right before the end has its manifest
-COARSE_S = 1.0  # a file's time may be that much before the clock's
-LAST_KILLED_S = 3.0  # the same after a kill: somebody waits for the proof
-ASKED = "asked"  # beside the manifests: it changes when ranks are asked to save
-GONE_S = 0.5  # how long the process may take to go, once it is killed
+ASKED = "asked"  # a file beside the manifests, rewritten when ranks are asked to save
 
 
 class Keeping:
-    """Held by the supervisor. ``order["keeper"]`` is None where nothing is to be kept."""
+    """The supervisor's handle on the keeper. ``order["keeper"]`` is ``None`` for a run without checkpoints."""
 
     def __init__(self, order: Dict[str, Any]) -> None:
         self._order: Optional[Dict[str, Any]] = order.get("keeper")
         self._strangers = RunPaths(order["top"]).strangers("keeper")
         copying = (self._order or {}).get("copying") or {}
-        self._others = len(copying.get("hosts") or ()) - 1  # who copy from each other
-        self._since = time.time() - COARSE_S
+        self._others = len(copying.get("hosts") or ()) - 1  # hosts that exchange copies with this host
+        self._since = time.time() - FILE_TIME_S
         self._process: Optional[subprocess.Popen[bytes]] = None
-        self._until: Optional[float] = None  # of the last look
+        self._until: Optional[float] = None  # end of the last look
         self._killed_at: Optional[float] = None
-        self._heard = b""
+        self._reader: Optional[child.MessageReader] = None
+        self._writer: Optional[child.MessageWriter] = None
         self._met: Servers = {}
         self._meet_until: Optional[float] = None
-        self._ranks: Tuple[Optional[float], float] = (None, 0.0)  # as the process knows it
-        self.port: Optional[int] = None  # where the other hosts get this one's checkpoints, once it is known
-        self.lingers = False  # the run need not wait, and the process has more to do
+        self._ranks: Tuple[Optional[float], float] = (None, 0.0)  # as last sent to the keeper
+        self._trouble = ""
+        self.port: Optional[int] = None  # where this host serves its checkpoints to the other hosts
+        self.lingers = False  # the keeper continues after the run
 
     def start(self) -> None:
-        """Once, when the ranks are about to start. Without it a run has no manifests, and that is all."""
+        """Start the keeper, right before the ranks. Without a keeper a run has no manifests, and continues."""
         if self._order is None:
             return
         try:
@@ -68,67 +70,74 @@ class Keeping:
             notes.note("nobody keeps the checkpoints: %s" % error)
             return
         keeper.returncode = 0  # the supervisor reaps every child itself
+        assert keeper.stdin is not None
         assert keeper.stdout is not None
-        os.set_blocking(keeper.stdout.fileno(), False)
+        self._reader = child.MessageReader(keeper.stdout.fileno())
+        self._writer = child.MessageWriter(keeper.stdin.fileno())
         self._process = keeper
-        self._say({**self._order, "since": self._since, "strangers": self._strangers})
+        self._send({**self._order, "since": self._since, "strangers": self._strangers})
         self._order.pop("copying", None)  # a secret
 
     def listen(self) -> None:
-        """Hear what the process has said."""
-        if self._process is None or self._process.stdout is None:
+        """Read the keeper's messages."""
+        if self._process is None or self._reader is None:
             return
-        try:
-            data = os.read(self._process.stdout.fileno(), 1 << 16)
-        except BlockingIOError:
-            return
-        *lines, self._heard = (self._heard + data).split(b"\n")
-        for line in lines:
-            word = json.loads(line)
-            self.port = word.get("port", self.port)
-            self.lingers = bool(word.get("lingers", self.lingers))
+        for message in self._reader.receive(0.0):
+            self.port = message.get("port", self.port)
+            self.lingers = bool(message.get("lingers", self.lingers))
 
     def meet(self, servers: Servers) -> None:
-        """Where the other hosts of the run serve what they have. A process that is busy hears the rest later."""
-        if self.port is None or self._process is None or self._process.stdin is None:
+        """Send where the other hosts serve their checkpoints. If the pipe is full, a later call sends the rest."""
+        if self.port is None or self._process is None or self._writer is None:
             return
         for host, place in servers.items():
-            word = json.dumps({"servers": {host: place}}).encode("ascii") + b"\n"
-            if self._met.get(host) == place or len(word) > select.PIPE_BUF:  # more could block, or arrive in part
+            message = {"servers": {host: place}}
+            if self._met.get(host) == place or len(child.encode(message)) > select.PIPE_BUF:  # no host is that long
                 continue
-            if not select.select([], [self._process.stdin], [], 0)[1]:
-                return
-            with contextlib.suppress(BrokenPipeError):  # it has ended, and will be reaped
-                os.write(self._process.stdin.fileno(), word)
+            with contextlib.suppress(BrokenPipeError):  # the keeper has ended, and will be reaped
+                if not self._writer.offer(message):
+                    return
             self._met[host] = place
 
     def acquainted(self, servers: Servers) -> bool:
-        """Whether this host and the others know where each of them serves, or it is too late for that. A short run may
-        be over before, and nobody can tell afterwards."""
+        """Return whether every host knows where the other hosts serve, or KEEPERS_MEET_S are over.
+
+        A short run may end before; after it no host can send its address any more.
+        """
         known = self.port is not None and len(servers) >= self._others
         if self._process is None or self._others < 1 or known:
             return True
-        self._meet_until = self._meet_until or time.monotonic() + MEET_S
+        self._meet_until = self._meet_until or time.monotonic() + KEEPERS_MEET_S
         return time.monotonic() > self._meet_until
 
     def tell(self, died: Optional[float], restarted: float) -> None:
-        """When the first of the ranks of now ended, and when the launcher last started one again (wall-clock time)."""
-        if self._process is None or self._process.stdin is None or (died, restarted) == self._ranks:
+        """Send when the first of the current ranks died, and when the launcher last restarted ranks (Unix seconds)."""
+        if self._process is None or self._writer is None:
             return
-        if select.select([], [self._process.stdin], [], 0)[1]:  # otherwise at the next turn
+        try:
+            if (died, restarted) == self._ranks:
+                self._writer.flush()
+            elif self._writer.offer({"died": died, "since": restarted}):  # otherwise at the next turn
+                self._ranks = (died, restarted)
+        except OSError as error:
+            self._note_deaf(error)
             self._ranks = (died, restarted)
-            self._say({"died": died, "since": restarted})
 
-    def settled(self, succeeded: bool, linger: bool = False, seconds: float = LAST_S) -> bool:
-        """Whether the last look is over, or too late. The first call asks for it. With ``linger`` the process stays
-        after it, until other hosts have copies of what it found; after a success also until all of it is hashed."""
+    def settled(self, succeeded: bool, linger: bool = False, seconds: float = LAST_KEEPER_LOOK_S) -> bool:
+        """Return whether the last look is over, or was given up after ``seconds``. The first call begins it.
+
+        With ``linger`` the keeper stays until other hosts have copies of the checkpoints that the last look found.
+        After a success it also finishes the look itself.
+        """
         self.listen()
         if self._process is None or self.lingers:
             return True
         now = time.monotonic()
         if self._until is None:
             self._until = now + seconds
-            self._say({"ended": succeeded, "linger": linger})
+            self._send({"ended": succeeded, "linger": linger})
+        else:
+            self._flush()
         if now < self._until:
             return False
         if succeeded and linger:
@@ -139,10 +148,10 @@ class Keeping:
             self._killed_at = now
             notes.note("the last look at the checkpoints took too long and was ended; the next start has another")
             os.kill(self._process.pid, signal.SIGKILL)
-        return now - self._killed_at > GONE_S
+        return now - self._killed_at > KEEPER_GONE_S
 
     def ended(self, pid: int) -> None:
-        """``pid`` was just reaped: its number may be another process's from now on."""
+        """Forget the keeper if ``pid``, which was just reaped, is its pid."""
         if self._process is not None and self._process.pid == pid:
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe is not None
@@ -152,29 +161,38 @@ class Keeping:
                 notes.note("nobody keeps the checkpoints any more: the process %d has ended" % pid)
 
     def pids(self) -> List[int]:
-        """Never to be stopped with the job."""
+        """Return the keeper's pid, which a stop of the job spares."""
         return [self._process.pid] if self._process is not None else []
 
     def stuck(self) -> List[int]:
-        """It outlives the run: it waits for a disk that hangs, and cannot be ended, or it lingers."""
-        late = self._killed_at is not None and time.monotonic() - self._killed_at > GONE_S
+        """Return the keeper's pid if it outlives the run: it lingers, or a hung disk keeps it after SIGKILL."""
+        late = self._killed_at is not None and time.monotonic() - self._killed_at > KEEPER_GONE_S
         return self.pids() if late or self.lingers else []
 
-    def _say(self, word: Dict[str, Any]) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
+    def _send(self, message: child.Message) -> None:
+        assert self._writer is not None
         try:
-            os.write(self._process.stdin.fileno(), json.dumps(word).encode("ascii") + b"\n")
+            self._writer.send(message)
         except OSError as error:
-            notes.note("the keeper of the checkpoints does not listen: %s" % error)
+            self._note_deaf(error)
+
+    def _flush(self) -> None:
+        assert self._writer is not None
+        with contextlib.suppress(BrokenPipeError):  # the keeper has ended, and will be reaped
+            self._writer.flush()
+
+    def _note_deaf(self, error: OSError) -> None:
+        text = "the keeper of the checkpoints does not listen: %s" % error
+        if text != self._trouble:
+            notes.note(text)
+        self._trouble = text
 
 
 def main() -> None:
-    """The keeper's process: looks until it hears that the ranks have ended, and then once more. Without that word its
-    supervisor is dead. Notes go to the run's supervisor.log."""
+    """Run the keeper's process. Its notes go to the run's supervisor.log."""
     os.umask(0o077)
     processes.set_name("ddpctl-keeper")
-    os.nice(19)  # which is also its place in the queue of a disk
+    os.nice(19)  # also lowers its priority in the queue of a disk
     words = _Words()
     order = words.wait()
     assert order is not None
@@ -183,12 +201,12 @@ def main() -> None:
 
 
 def keep(words: "_Words", order: Dict[str, Any]) -> None:
-    """Look until the ranks have ended, or the supervisor."""
+    """Look for checkpoints until the ranks have ended, and once more then. Stop at once if the supervisor dies."""
     _Looks(words, order).run()
 
 
 class _Looks:
-    """One look after another. While it hashes it listens, too: the end of a run does not wait for a long hash."""
+    """The keeper's loop. It reads messages during a hash too: the end of a run does not wait for a long hash."""
 
     def __init__(self, words: "_Words", order: Dict[str, Any]) -> None:
         self._words, self._order = words, order
@@ -198,7 +216,7 @@ class _Looks:
         self._lag = Lag(order["lag"], attempt_of(order), copies)
         self._watched = time.monotonic()
         self._pace = _Pace(order["folder"], order["timeout"])
-        self._end: Optional[Dict[str, Any]] = None  # the last word
+        self._end: Optional[Dict[str, Any]] = None  # the supervisor's last message
         self._alone = False  # the supervisor is dead
         self._trouble = ""
 
@@ -215,7 +233,7 @@ class _Looks:
         if self._replication is not None and self._end is not None and self._end.get("linger"):
             with contextlib.suppress(BrokenPipeError):  # the supervisor did not wait for this look
                 _say(lingers=True)
-            self._replication.finish(LINGER_S)
+            self._replication.finish(KEEPER_LINGER_S)
 
     @property
     def _ended(self) -> Optional[bool]:
@@ -231,8 +249,11 @@ class _Looks:
         elif "servers" in word and self._replication is not None:
             self._replication.meet(word["servers"])
 
-    def _meanwhile(self, count: int) -> None:
-        """Some of a file was hashed. What is there at the end is looked at before the time for the rest is up."""
+    def _meanwhile(self, _: int) -> None:
+        """Look at the folder between two parts of a hash, and read messages.
+
+        At the end of the run this look comes before the time for the rest of the hash is over.
+        """
         if self._end is not None or self._alone:
             return
         if time.monotonic() - self._watched >= LOOK_S:
@@ -255,22 +276,25 @@ class _Looks:
     def _try(self, what: Callable[[], object]) -> None:
         try:
             what()
-        except OSError as error:  # of a disk that is full, or away: it may pass
+        except OSError as error:  # the disk is full or away, which may pass
             if str(error) != self._trouble:
                 notes.note("checkpoints: %s" % error)
             self._trouble = str(error)
 
 
 def hurry(folder: str) -> None:
-    """Ranks were asked to save to ``folder``, and somebody waits for the manifest: look without long pauses."""
-    with contextlib.suppress(OSError, WorkerError):  # it is found all the same, only later
+    """Have the keeper look at ``folder`` without long pauses: ranks were asked to save, and a user waits."""
+    with contextlib.suppress(OSError, WorkerError):  # the keeper finds the checkpoint anyway, only later
         fs.private_dir(os.path.join(folder, FOLDER))
         fs.write_json(os.path.join(folder, FOLDER, ASKED), {}, durable=False)
 
 
 class _Pace:
-    """When the next look is due. All looks together take ``SHARE`` of a core; hashing and copying do not count, since
-    that is done once for each checkpoint. For ``timeout`` seconds after a ``hurry`` the pauses are short."""
+    """The schedule of looks: all looks together take ``SHARE`` of a core.
+
+    Hashing and copying do not count, since each checkpoint is hashed and copied once. For ``timeout`` seconds after a
+    ``hurry`` the pauses are short.
+    """
 
     def __init__(self, folder: str, timeout: float) -> None:
         self._mark, self._timeout = os.path.join(folder, FOLDER, ASKED), timeout
@@ -278,11 +302,11 @@ class _Pace:
         self._looked, self._cost = float("-inf"), 0.0
 
     def looked(self, cost: float) -> None:
-        """The look that took ``cost`` seconds is over."""
+        """Note that a look has ended, which took ``cost`` seconds."""
         self._looked, self._cost = time.monotonic(), cost
 
     def left(self) -> float:
-        """Seconds until the next one."""
+        """Return the seconds until the next look."""
         now, asked = time.monotonic(), self._stamp()
         if asked != self._asked:
             self._asked, self._hurry_until = asked, now + self._timeout
@@ -298,28 +322,28 @@ class _Pace:
 
 
 class _Words:
-    """What the supervisor says."""
+    """The supervisor's messages, one at a time."""
 
     def __init__(self) -> None:
-        self._rest = b""
-        self._lines: List[bytes] = []
+        self._reader = child.MessageReader(0)
+        self._waiting: List[child.Message] = []
 
-    def wait(self, timeout: Optional[float] = None) -> Optional[Dict[str, Any]]:
-        """The next word; an empty one when none came in time, None when none will come."""
-        if not self._lines and select.select([0], [], [], timeout)[0]:
-            data = os.read(0, 1 << 20)
-            if not data:
-                return None
-            *self._lines, self._rest = (self._rest + data).split(b"\n")
-        return json.loads(self._lines.pop(0)) if self._lines else {} if timeout is not None else self.wait()
+    def wait(self, timeout: Optional[float] = None) -> Optional[child.Message]:
+        """Return the next message; ``{}`` if no message arrives in time, ``None`` after the end of the pipe."""
+        while not self._waiting and not self._reader.ended:
+            self._waiting = self._reader.receive(timeout)
+            if timeout is not None:
+                break
+        if self._waiting:
+            return self._waiting.pop(0)
+        return None if self._reader.ended else {}
 
 
-def _say(**word: Any) -> None:
-    os.write(1, json.dumps(word).encode("ascii") + b"\n")
+def _say(**message: Any) -> None:
+    child.MessageWriter(1).send(message)
 
 
 def _replication(order: Dict[str, Any]) -> Optional[Replication]:
-    """The copies on other hosts; None for a run that has none."""
     copying = order.get("copying")
     if copying is None:
         return None
@@ -342,14 +366,12 @@ def _keeper(order: Dict[str, Any], replication: Optional[Replication], read_on: 
 
 
 def _no_copies(entry: str, version: str) -> bool:
-    """Of a run without copies the version itself is all of them."""
     return True
 
 
 def _turn(
     keeper: Keeper, order: Dict[str, Any], ended: Optional[bool], replication: Optional[Replication] = None
 ) -> None:
-    """One look. What follows from a new manifest belongs here."""
     if keeper.look(ended):
         elsewhere, holders = ({}, 1) if replication is None else (replication.elsewhere(), replication.holders)
         keeper.tidy(order["keep"], order["outputs"], elsewhere, holders)

@@ -1,4 +1,4 @@
-"""The launcher of a run: its environment, the ranks' pipes, its start, and who runs it."""
+"""Starts the launcher of a run: its environment, the ranks' pipes and interpreter, the claim, and the process."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ddpctl_worker.record.lines import STDERR, STDOUT
 from ddpctl_worker.record.paths import RunPaths, job_id
 from ddpctl_worker.record.record import attempt_of
 from ddpctl_worker.run.drain import Drain
+from ddpctl_worker.run.limits import PIPE_BYTES
 from ddpctl_worker.wire import contract
 
-PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 
-# The ranks' interpreter, as the launcher sees it: connects the rank to its own pipes and becomes the real one, with
-# the very arguments it was given. It must not fail where the pipes are missing: then the rank keeps the launcher's.
-# Each rank gets a file of its own for its metrics, so that no two write to one. No shell variable of its own: one that
-# the user has in the environment would change there.
+# The ranks' interpreter, as the launcher sees it. The script connects the rank to its own pipes and executes the real
+# interpreter with the same arguments. Without pipes the rank keeps the launcher's: the script must not fail then. Each
+# rank gets its own file for metrics, so that no two ranks write to the same file. The script sets no shell variables,
+# since it could overwrite the user's.
 _SHIM = """#!{shell}
 unset PYTHON_EXEC
 export DDPCTL_METRICS={metrics}/rank-{rank}.jsonl
@@ -44,19 +44,19 @@ ENV_WATCHER = "DDPCTL_LOOK_BY"  # the supervisor's pid
 
 
 def login_environment() -> Dict[str, str]:
-    """What the login gave this process. From the kernel: the interpreter itself may have changed LC_CTYPE since."""
+    """Return the login's environment, from the kernel: the interpreter may have changed LC_CTYPE since."""
     found = proc.environment(os.getpid()) or os.environb
     return {os.fsdecode(key): os.fsdecode(value) for key, value in found.items()}
 
 
 def scrubbed(login: Dict[str, str]) -> Dict[str, str]:
-    """The login's environment without what belongs to another launch."""
+    """Return the login's environment without the variables of another launch."""
     names = (key for key in login if key not in contract.SCRUB_NAMES and not key.startswith(contract.SCRUB_PREFIXES))
     return {key: login[key] for key in names}
 
 
 def folders_of(paths: RunPaths) -> Dict[str, str]:
-    """What the tokens of contract.py stand for in a run; see ``CHECKPOINT_DIR_TOKEN`` for the one that it shares."""
+    """Return token of contract.py -> folder of the run. ``CHECKPOINT_DIR_TOKEN`` is missing: runs share its folder."""
     return {
         contract.RUN_DIR_TOKEN: paths.top,
         contract.OUTPUT_DIR_TOKEN: paths.output,
@@ -65,7 +65,7 @@ def folders_of(paths: RunPaths) -> Dict[str, str]:
 
 
 def place(text: str, folders: Dict[str, str]) -> str:
-    """``text`` with a folder's token at its very beginning replaced; a token anywhere else is the user's own text."""
+    """Replace a folder's token at the beginning of ``text``. A token elsewhere is the user's own text."""
     for token, folder in folders.items():
         if text == token or text.startswith((token + "/", token + ":")):
             return folder + text[len(token) :]
@@ -73,7 +73,7 @@ def place(text: str, folders: Dict[str, str]) -> str:
 
 
 def working_folder(cwd: Optional[str], paths: RunPaths) -> str:
-    """Where the launcher runs: tokens and ``~`` replaced, a relative path taken from the home."""
+    """Return the launcher's working folder: tokens and ``~`` replaced, relative paths below the home folder."""
     if not cwd:
         return paths.code if os.path.isdir(paths.code) else os.path.expanduser("~")
     found = os.path.expanduser(place(cwd, folders_of(paths)))
@@ -81,16 +81,16 @@ def working_folder(cwd: Optional[str], paths: RunPaths) -> str:
 
 
 def at_home(argv: List[str]) -> List[str]:
-    """The command line with ``~`` of its program replaced: the interpreter may be one below the home folder."""
+    """Return the command line with ``~`` of its program replaced."""
     return [os.path.expanduser(argv[0]), *argv[1:]]
 
 
 def environment(
     request: Dict[str, Any], login: Dict[str, str], paths: RunPaths, checkpoints: str, cookie: str
 ) -> Dict[str, str]:
-    """The launcher's environment: the login's, scrubbed, then the plan's, the secrets, and ours.
+    """Return the launcher's environment: the login's, scrubbed, then the plan's, the secrets, and ddpctl's.
 
-    ``checkpoints`` is the folder for the checkpoints of this job on this node.
+    ``checkpoints``: the folder for the checkpoints of this job on this node.
     """
     found = scrubbed(login)
     tokens = set(request.get("token_env") or ())
@@ -109,12 +109,12 @@ def environment(
             contract.ENV_HOST: run["host"],
             contract.ENV_RUN_DIR: paths.top,
             contract.ENV_OUTPUT_DIR: paths.output,
-            contract.ENV_METRICS: os.path.join(paths.metrics, "node.jsonl"),  # the shim names a file for each rank
+            contract.ENV_METRICS: os.path.join(paths.metrics, "node.jsonl"),  # the shim sets a file for each rank
             contract.ENV_COOKIE: cookie,
             contract.ENV_ATTEMPT: str(attempt_of(run) - 1),
         }
     )
-    if "host_map" in run:  # an attempt's own; else the plan's
+    if "host_map" in run:  # of this attempt; otherwise the plan's stays
         found[contract.ENV_HOSTS] = run["host_map"]
         if run.get("launcher") == contract.PLAIN and "RANK" in found:
             found.update(node_variables(run))
@@ -122,7 +122,7 @@ def environment(
 
 
 def node_variables(run: Mapping[str, Any]) -> Dict[str, str]:
-    """What a script that starts its own processes finds in an attempt: as in the plan (ddpctl/spec/plain.py)."""
+    """Return the variables of a script that starts its own processes, as in the plan (ddpctl/spec/plain.py)."""
     rank = dict.fromkeys(("RANK", "NODE_RANK", "GROUP_RANK"), str(run["node_rank"]))
     size = dict.fromkeys(("WORLD_SIZE", "GROUP_WORLD_SIZE"), str(run["nnodes"]))
     return {**rank, **size, "MASTER_ADDR": str(run["master_addr"]), "MASTER_PORT": str(run["master_port"])}
@@ -138,11 +138,11 @@ def make_shim(
     attempt: int = 1,
     rank: Optional[int] = None,
 ) -> bool:
-    """Write the ranks' interpreter and their FIFOs; False where this filesystem allows neither (noexec, no FIFOs).
+    """Write the ranks' interpreter and their FIFOs; return False if the filesystem forbids them (noexec, no FIFOs).
 
-    ``env`` is the launcher's; ``python`` is looked up in its PATH when it has no folder of its own. ``doctor``: the
-    ranks let the doctor see them, where the disk takes what that needs. ``attempt``: which one it is of its run.
-    ``rank``: that of the only process, where no launcher of torch's says so.
+    ``env``: the launcher's. ``python``: the interpreter; without a folder it is looked up in PATH of ``env``.
+    ``doctor``: whether the doctor may look into the ranks. ``attempt``: its number in the run. ``rank``: the rank of
+    the only process, if there is no launcher of torch to set it.
     """
     real = shutil.which(python, path=env.get("PATH"))
     if real is None:
@@ -158,7 +158,7 @@ def make_shim(
         os.chmod(paths.shim, 0o700)
         null = subprocess.DEVNULL
         runs = subprocess.call([paths.shim, "-V"], stdin=null, stdout=null, stderr=null) == 0
-        os.mkdir(paths.pipes, 0o700)  # after that call: nobody reads them yet
+        os.mkdir(paths.pipes, 0o700)  # after that call, since no process reads the FIFOs yet
         for local in range(nproc):
             os.mkfifo(paths.fifo(local, "out"), 0o600)
             os.mkfifo(paths.fifo(local, "err"), 0o600)
@@ -170,9 +170,12 @@ def make_shim(
 
 
 def _shell(env: Iterable[str]) -> str:
-    """The shell for the shim, with its flag. dash and busybox do not pass on variables whose name is no identifier:
-    exported functions of bash, names with a dot or a hyphen. bash does, and with ``-p`` it reads no BASH_ENV and runs
-    none of the functions. Not for all: it takes 3 ms more, and warns on stderr where LC_ALL names no locale."""
+    """Return the shell for the shim, with its flag.
+
+    dash and busybox drop variables if their name is no identifier: exported functions of bash, names with a dot or a
+    hyphen. bash keeps them, and with ``-p`` it reads no BASH_ENV and runs no exported function. bash is not the
+    default: it takes 3 ms more, and warns on stderr if LC_ALL names no locale.
+    """
     if all(name.isascii() and name.isidentifier() for name in env):
         return "/bin/sh"
     bash = shutil.which("bash", path=os.defpath)
@@ -180,16 +183,18 @@ def _shell(env: Iterable[str]) -> str:
 
 
 def _attempt(number: int) -> str:
-    """The line of the shim that counts restarts as torch does: its launcher is a new one each time, and counts its own
-    only."""
+    """Return the shim's line that adds the earlier attempts to torch's count of restarts.
+
+    Each attempt has a new launcher, which counts only its own restarts.
+    """
     return "export TORCHELASTIC_RESTART_COUNT=$((${TORCHELASTIC_RESTART_COUNT:-0} + %d))\n" % (number - 1)
 
 
 def _way_in(paths: RunPaths) -> str:
-    """The lines of the shim that let the doctor see a rank, and the folder that they name."""
+    """Return the shim's lines that let the doctor look into a rank; make the folder that they name."""
     from ddpctl_worker.doctor import rank
 
-    boot = os.path.abspath(paths.doctor_boot)  # as the interpreter names it; it is looked for, to be removed
+    boot = os.path.abspath(paths.doctor_boot)  # as in the interpreter's sys.path, from which it is removed
     no_way = "unset %s\n" % ENV_WATCHER
     if os.pathsep in boot:  # in PYTHONPATH it would be two other folders
         return no_way
@@ -203,7 +208,7 @@ def _way_in(paths: RunPaths) -> str:
 
 
 def way_in_stands(paths: RunPaths) -> bool:
-    """Whether the ranks let the doctor see their collectives and stacks."""
+    """Return whether the ranks let the doctor see their collectives and stacks."""
     try:
         with open(paths.shim, encoding="utf-8", errors="surrogateescape") as file:
             return "DDPCTL_LOOK_PID" in file.read()
@@ -212,13 +217,13 @@ def way_in_stands(paths: RunPaths) -> bool:
 
 
 def enlarge(fd: int) -> None:
-    """A bigger pipe lets a rank write on while the supervisor is busy; the default is 64 KiB."""
-    with contextlib.suppress(OSError):  # the user's limit for pipes is used up
+    """Enlarge a pipe from 64 KiB, so that a rank writes on while the supervisor is busy."""
+    with contextlib.suppress(OSError):  # the user's limit for pipes
         fcntl.fcntl(fd, _F_SETPIPE_SZ, PIPE_BYTES)
 
 
 def open_fifo(path: str) -> int:
-    """Both ends at once: a rank's open never waits, and the reader never sees an end between two writers."""
+    """Open both ends: a rank's open never waits, and the reader sees no end of file between two writers."""
     fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     enlarge(fd)
     return fd
@@ -233,10 +238,10 @@ class Spawned(NamedTuple):
 
 
 def spawn(argv: List[str], cwd: str, env: Dict[str, str], before_exec: Callable[[], None]) -> Spawned:
-    """Start the launcher. Call it from the main thread, before any other thread runs.
+    """Start the launcher. Called from the main thread, before any other thread runs.
 
     Raises:
-        OSError: the program or the folder is not there or not usable.
+        OSError: the program or the folder is missing or not usable.
     """
     out_r, out_w = os.pipe()
     err_r, err_w = os.pipe()
@@ -259,7 +264,7 @@ def spawn(argv: List[str], cwd: str, env: Dict[str, str], before_exec: Callable[
     finally:
         os.close(out_w)
         os.close(err_w)
-    process.returncode = 0  # the supervisor reaps every child itself; Popen must not look for this one
+    process.returncode = 0  # the supervisor reaps every child itself, so Popen must not
     for fd in (out_r, err_r):
         os.set_blocking(fd, False)
         enlarge(fd)
@@ -267,9 +272,9 @@ def spawn(argv: List[str], cwd: str, env: Dict[str, str], before_exec: Callable[
 
 
 class BeforeExec:
-    """What the launcher's process does first: die with the supervisor, restore its own OOM score and signals.
+    """The first steps in the launcher's process: the death signal, the default signal handlers, limits, the OOM score.
 
-    It ends silently if one of ``called_off`` is there by now: the run was stopped while this was on its way.
+    The process ends silently if a file of ``called_off`` exists: the run was stopped during its start.
     """
 
     def __init__(
@@ -300,19 +305,21 @@ class BeforeExec:
 
 
 def raise_limits() -> None:
-    """As many open files and as much locked memory as this user may have: many ranks and data loaders pass the usual
-    soft limit of 1024 files, and RDMA pins more than 64 KiB."""
+    """Raise the soft limits of open files and locked memory to the hard limits.
+
+    Many ranks and data loaders exceed the usual soft limit of 1024 files, and RDMA pins more than 64 KiB.
+    """
     for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK):
         soft, hard = resource.getrlimit(kind)
         if soft != hard:
-            with contextlib.suppress(OSError, ValueError):  # a limit above the kernel's own maximum stays as it was
+            with contextlib.suppress(OSError, ValueError):  # a hard limit above the kernel's maximum
                 resource.setrlimit(kind, (hard, hard))
 
 
 def protect_from_oom() -> Optional[str]:
-    """Make this process the last one the kernel kills for memory; returns the score that its children must get.
+    """Make the kernel kill the job before this process if memory runs out; return the score for the children, or None.
 
-    Only root may lower a score. Anybody may raise one, so that the job's processes go before the one that watches them.
+    Only root may lower a score. Other users can only raise the scores of the job's processes.
     """
     path = "/proc/self/oom_score_adj"
     try:
@@ -329,11 +336,11 @@ def protect_from_oom() -> Optional[str]:
 
 
 class TooLate(Exception):
-    """The start was given up meanwhile, by somebody who has taken the claim."""
+    """Another process has taken the claim: the start was given up."""
 
 
 class Launching:
-    """``order`` is the guardian's; ``launcher`` is there once it has been started."""
+    """The start of a launcher. ``order``: the guardian's. ``launcher``: its identity after the start."""
 
     def __init__(self, order: Dict[str, Any], paths: RunPaths, guardian: processes.ProcessId) -> None:
         self._order, self._run, self._paths = order, order["run"], paths
@@ -343,11 +350,11 @@ class Launching:
         self.launcher: Optional[processes.ProcessId] = None
 
     def claim(self) -> None:
-        """Say on disk who runs this, before there is anything that somebody may have to end.
+        """Write on the disk which processes run the run, before there is a process that a stop has to find.
 
         Raises:
-            TooLate: somebody else has claimed it.
-            OSError: the disk takes nothing.
+            TooLate: another process has claimed the run.
+            OSError: the disk refuses the file.
         """
         attempt = "" if self._paths.attempt is None else ".%d" % self._paths.attempt
         self.group = cgroup.make(self._run["run"], self._run["host"] + attempt)
@@ -356,7 +363,7 @@ class Launching:
             raise TooLate("the start of this run took too long and was abandoned")
 
     def start(self, drain: Drain) -> Optional[str]:
-        """Spawn the launcher and hand its pipes and those of its ranks to ``drain``; why that was not possible."""
+        """Spawn the launcher and give its pipes and its ranks' pipes to ``drain``; return why that failed, or None."""
         oom_score = protect_from_oom()
         if self._order.get("shim"):
             for local in range(int(self._run["nproc"])):
@@ -371,7 +378,7 @@ class Launching:
             return "cannot start %s: %s" % (self._order["argv"][0], error.strerror or error)
         self.launcher = processes.identify(child.pid)
         if self.group is not None and child.pid not in self.group.pids() and processes.is_alive(self.launcher):
-            self.leave_group()  # it could not enter, so an empty group would prove nothing
+            self.leave_group()  # it could not enter: an empty group would prove nothing
         drain.add(child.out, None, STDOUT)
         drain.add(child.err, None, STDERR)
         return None
@@ -381,7 +388,7 @@ class Launching:
         return dict(self._order["env"], **({ENV_WATCHER: str(os.getpid())} if watched else {}))
 
     def names(self) -> Dict[str, Any]:
-        """Who runs this, and how whatever belongs to it is found."""
+        """Return the identities of the run's processes, the cookie, and the path of the control group."""
         return {
             "supervisor": self._me.to_json() if self._me else None,
             "guardian": self._guardian.to_json(),

@@ -1,8 +1,8 @@
-"""Until when the ranks of an attempt may run: the agent of the host says so again and again.
+"""The lease of an attempt's ranks: the host's agent renews it through pipes.
 
-A host that has lost the others must have ended its ranks before those start the next attempt without it. The word comes
-through pipes, and its readers look at the clock themselves, so it needs neither a disk nor a living agent. The
-supervisor has one pipe and the guardian another: a supervisor that is stuck ends nothing, and then its guardian does.
+A host that is cut off must end its ranks before the other hosts start the next attempt without it. The readers compare
+the lease with the clock themselves, so its end needs neither a disk nor a living agent. Supervisor and guardian have a
+pipe each: if the supervisor is stuck, the guardian ends the ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SUPERVISOR, GUARDIAN = "supervisor", "guardian"
 
 
 def pipes() -> Tuple[Dict[str, int], List[int]]:
-    """The end that each reader has, and those that the agent writes to."""
+    """Return the reading end of each reader, and the agent's writing ends."""
     ends = {reader: os.pipe() for reader in (SUPERVISOR, GUARDIAN)}
     for _, write in ends.values():
         os.set_blocking(write, False)
@@ -25,19 +25,19 @@ def pipes() -> Tuple[Dict[str, int], List[int]]:
 
 
 class Lease:
-    """What one ``reader`` knows. ``given``: the end at first, and each reader's pipe; without it there is no end."""
+    """The lease as ``reader`` sees it. ``given``: its first end, and each reader's pipe; None: a lease without end."""
 
     def __init__(self, given: Optional[Mapping[str, Any]], reader: str) -> None:
         self._fd: Optional[int] = given[reader] if given else None
-        self._heir: Optional[int] = given[GUARDIAN] if given else None
+        self._guardian_fd: Optional[int] = given[GUARDIAN] if given else None
         self._until = float(given["until"]) if given else float("inf")
         self._rest = b""
-        self.abandoned = False  # the agent, which alone could renew it, is gone
+        self.abandoned = False  # the agent, which renews the lease, is gone
         if self._fd is not None:
             os.set_blocking(self._fd, False)
 
     def left(self) -> float:
-        """For how many seconds. Times are seconds since boot: a host that was suspended finds it over."""
+        """Return the seconds until the end. The time of a suspended host counts: its clock is since boot."""
         with contextlib.suppress(BlockingIOError):
             data = b"-" if self._fd is not None else b""
             while data and self._fd is not None:
@@ -51,12 +51,12 @@ class Lease:
         return self.left() < 0
 
     def for_heir(self) -> Optional[Dict[str, Any]]:
-        """What one who takes the guardian's place is given: what the guardian has read is not in its pipe any more."""
-        return None if self._heir is None else {"until": self._until, GUARDIAN: self._heir}
+        """Return ``given`` for a replacement guardian, with the newest end: the dead guardian has read its pipe."""
+        return None if self._guardian_fd is None else {"until": self._until, GUARDIAN: self._guardian_fd}
 
 
 def renew(fds: List[int], until: float) -> None:
-    """The agent's side; who does not read has other troubles."""
+    """Renew the lease until ``until`` (seconds since boot). A full or broken pipe loses this renewal."""
     for fd in fds:
         with contextlib.suppress(OSError):
             os.write(fd, b"%.3f\n" % until)

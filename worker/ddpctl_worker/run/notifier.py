@@ -1,8 +1,8 @@
-"""The process that runs a run's notifiers: all at once, none for longer than the deadline, and nothing of them stays.
+"""Runs a run's notifiers in a process of its own: all at once, at most until the deadline.
 
-It claims the event on the disk first, so nobody is notified twice, even if this process dies. It is a subreaper, so
-whatever a notifier starts stays below it and is ended with it. A webhook is a program too (``post``), in a process of
-its own: a name server, or a server that sends a byte now and then, may hold it for ever.
+The process first claims the event on the disk, so users are not notified twice, even if the process dies. The process
+is a subreaper: the children of a notifier stay below it and end with it. A webhook runs in a process too (``post``): a
+name server, or a server that sends a byte now and then, may hold it forever.
 """
 
 from __future__ import annotations
@@ -23,17 +23,15 @@ from ddpctl_worker.machine import fs, notes, proc, processes
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.run.cause import code_of
 from ddpctl_worker.run.launcher import BeforeExec
+from ddpctl_worker.run.limits import NOTIFIER_GRACE_S, NOTIFIER_OUTPUT_BYTES, NOTIFIER_READ_BYTES, TICK_S
 from ddpctl_worker.run.notifying import variables
-from ddpctl_worker.run.stopper import TICK_S, Stopper, reap, run_to_end
+from ddpctl_worker.run.stopper import Stopper, reap, run_to_end
 
-GRACE_S = 1.0  # from SIGTERM to SIGKILL
-KEPT = 8 << 10  # bytes of a notifier's output
-READ = 1 << 20  # bytes of it that are read at all; who writes more waits for a reader until the deadline
 _POST = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.run.notifier import post; post()"
 
 
 def main() -> None:
-    """The process: {"node", "message", "to", "env", "cwd", "umask", "seconds"} on stdin."""
+    """Run the process. stdin: {"node", "message", "to", "env", "cwd", "umask", "seconds"}."""
     order = json.loads(sys.stdin.buffer.read())
     processes.set_name("ddpctl-notify")
     paths, said = RunPaths(order["node"]), order["message"]
@@ -44,20 +42,20 @@ def main() -> None:
         notes.note("notify: nobody was notified: the disk takes no claim: %s" % error)
         return
     processes.become_subreaper()
-    programs = [_Program(one, order) for one in order["to"]]
+    programs = [_Program(to, order) for to in order["to"]]
     seconds = float(order["seconds"])
     troubles = _run(programs, seconds)
-    _log(paths, said["event"], [(one.outcome(seconds), one.lines()) for one in programs], troubles)
+    _log(paths, said["event"], [(program.outcome(seconds), program.lines()) for program in programs], troubles)
 
 
 class _Program:
-    """One notifier, from its start on."""
+    """A notifier, from its start on."""
 
     def __init__(self, to: Dict[str, Any], order: Dict[str, Any]) -> None:
         self._name = _name(to)
         self._webhook = "webhook" in to
         self._status: Optional[int] = None  # wait status
-        self._seconds = 0.0  # that it took
+        self._seconds = 0.0  # from start to end
         self._output = b""
         self._read = 0  # bytes
         self._begun = time.monotonic()
@@ -100,24 +98,24 @@ class _Program:
                 selector.register(pipe, event, act)
 
     def _write(self, fd: int) -> bool:
-        """Whether there is more to say."""
+        """Write to its stdin; return whether there is more to write."""
         try:
             self._say = self._say[os.write(fd, self._say) :]
         except BlockingIOError:
             return True
-        except OSError:  # it does not read
+        except OSError:  # the notifier does not read
             return False
         return bool(self._say)
 
     def _take(self, fd: int) -> bool:
-        """Whether there is more to read."""
+        """Read its output; return whether there is more to read."""
         try:
             data = os.read(fd, 1 << 16)
         except BlockingIOError:
             return True
         self._read += len(data)
-        self._output += data[: KEPT - len(self._output)]
-        return bool(data) and self._read < READ
+        self._output += data[: NOTIFIER_OUTPUT_BYTES - len(self._output)]
+        return bool(data) and self._read < NOTIFIER_READ_BYTES
 
     def ended(self, statuses: Dict[int, int]) -> None:
         if self._process is not None and self._status is None and self._process.pid in statuses:
@@ -125,7 +123,6 @@ class _Program:
             self._seconds = time.monotonic() - self._begun
 
     def outcome(self, deadline: float) -> str:
-        """How it went, in words."""
         return "%s: %s" % (self._name, self._trouble or self._how(deadline))
 
     def _how(self, deadline: float) -> str:
@@ -136,7 +133,7 @@ class _Program:
         return "%s (%.1f s)" % (said if self._webhook and said else how, self._seconds)
 
     def lines(self) -> List[str]:
-        """What it wrote, for the log."""
+        """Return its output as lines for notify.log."""
         if self._webhook:
             return []
         lines = ["    " + line for line in self._output.decode("utf-8", "replace").splitlines()]
@@ -145,7 +142,7 @@ class _Program:
 
 
 def _name(to: Dict[str, Any]) -> str:
-    """As logs may say it: the address of a webhook is often a secret."""
+    """Return the notifier's name for logs, without the path of a webhook's URL, which is often a secret."""
     if "webhook" in to:
         place = urllib.parse.urlsplit(to["webhook"])
         return "webhook %s://%s" % (place.scheme, place.netloc)
@@ -153,25 +150,25 @@ def _name(to: Dict[str, Any]) -> str:
 
 
 def _run(programs: List[_Program], seconds: float) -> List[str]:
-    """Until nothing of any is left, or the deadline; then what there still is, is ended. Returns words about that."""
+    """Wait until all programs and their children have ended; kill the rest after ``seconds``. Return messages."""
     statuses: Dict[int, int] = {}
 
     def collect() -> None:
         statuses.update(reap())
-        for one in programs:
-            one.ended(statuses)
+        for program in programs:
+            program.ended(statuses)
 
     selector = selectors.DefaultSelector()
-    for one in programs:
-        one.watch(selector)
+    for program in programs:
+        program.watch(selector)
     proof = processes.Proof(subreaper=True)
     deadline = time.monotonic() + seconds
     collect()
     while time.monotonic() < deadline and not proof.given():
         _serve(selector, TICK_S)
         collect()
-    _serve(selector, 0.0)  # what the last of them wrote
-    stopper = run_to_end(Stopper(_below, None, GRACE_S, proof=proof), collect)
+    _serve(selector, 0.0)  # the last output
+    stopper = run_to_end(Stopper(_below, None, NOTIFIER_GRACE_S, proof=proof), collect)
     words = []
     if stopper.signalled:
         words.append("processes that still ran after %g s and were ended: %d" % (seconds, stopper.signalled))
@@ -183,17 +180,17 @@ def _serve(selector: selectors.BaseSelector, pause: float) -> None:
         if not key.data(key.fd):
             selector.unregister(key.fileobj)
             if key.events == selectors.EVENT_WRITE:
-                key.fileobj.close()  # type: ignore[union-attr]  # a pipe: the end of what it reads
+                key.fileobj.close()  # type: ignore[union-attr]  # a pipe: the notifier reads its end
 
 
 def _below() -> Dict[int, proc.Stat]:
-    """Everything that was started here, whatever became of its parents."""
+    """Return all descendants: this process is a subreaper, so orphans are among them."""
     me = os.getpid()
     return processes.members("", [me], [me])
 
 
 def _log(paths: RunPaths, event: str, outcomes: List[Tuple[str, List[str]]], troubles: List[str]) -> None:
-    """What became of each in the run's notify.log, with what it wrote, and in supervisor.log."""
+    """Write each outcome with the notifier's output to notify.log, and the outcome alone to supervisor.log."""
     lines = []
     for outcome, output in outcomes:
         notes.note("notify: %s" % outcome)
@@ -209,14 +206,14 @@ def _log(paths: RunPaths, event: str, outcomes: List[Tuple[str, List[str]]], tro
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would turn the POST into a GET, or lead to another scheme or host: it counts as a failure."""
+    """Refuses redirects: they would turn the POST into a GET, or lead to another scheme or host."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def post() -> None:
-    """The process: {"url", "body"} on stdin; says in a few words what was answered, and never the URL."""
+    """Run the process of a webhook. stdin: {"url", "body"}; stdout: the answer in a few words, without the URL."""
     order = json.loads(sys.stdin.buffer.read())
     headers = {"Content-Type": "application/json", "User-Agent": "ddpctl"}
     body = json.dumps(order["body"]).encode("ascii")
@@ -229,7 +226,7 @@ def post() -> None:
         said, code = "failed: answered %d%s" % (error.code, redirect), 1
     except Exception as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        words = str(reason) if isinstance(reason, OSError) else type(reason).__name__  # others may hold the URL
+        words = str(reason) if isinstance(reason, OSError) else type(reason).__name__  # other messages may hold the URL
         said, code = "failed: %s" % words, 1
     print(said, flush=True)
     sys.exit(code)

@@ -1,7 +1,7 @@
-"""Who is notified of the end of a run or of a restart: which node does that, what is said, and how it is started.
+"""Notifies of the end of a run, of a restart, or of a lost connection: the node, the message, the start of the process.
 
-One node does it, in a process of its own (notifier.py) that nobody waits for: whatever a notifier does, the run's end
-is on record before it starts.
+One node notifies, in a process of its own (notifier.py), and no process waits for it. The run's end is on record before
+the notifiers start.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Dict, Optional, Sequence
 
 from ddpctl_worker.machine import child, fs, notes
 from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.run.limits import NOTIFIERS_S, VARIABLE_CHARACTERS
 from ddpctl_worker.wire.contract import (
     ENV_HOST,
     ENV_JOB,
@@ -23,20 +24,18 @@ from ddpctl_worker.wire.contract import (
     SUPERVISOR_LOST,
 )
 
-DEADLINE_S = 30.0
 ENDED, RESTART, CUT_OFF = "ended", "restart", "cut_off"
-MAX_VALUE = 4000  # characters of a variable
 _GONE = (NODE_LOST, NODE_REBOOTED, SUPERVISOR_LOST)
 
 
 def speaker(hosts: Sequence[str], cause: Optional[Dict[str, Any]]) -> str:
-    """The host that notifies: the lowest node rank that is not lost. ``cause`` is what all nodes have agreed on."""
+    """Return the host that notifies: the lowest node rank that is not lost. ``cause``: the verdict of all nodes."""
     gone = cause["host"] if cause is not None and cause["reason"] in _GONE else None
     return next((host for host in hosts if host != gone), hosts[0])
 
 
 def message(run: Dict[str, Any], event: Dict[str, Any]) -> Dict[str, Any]:
-    """What is said of the run ``run`` (its run.json). ``event``: its name, and the run's state, attempt and cause."""
+    """Return the message. ``run``: run.json. ``event``: its name, and the run's state, attempt and cause."""
     made = {
         "schema": SCHEMA,
         "event": event["event"],
@@ -66,7 +65,7 @@ def _sentence(said: Dict[str, Any]) -> str:
 
 
 def variables(said: Dict[str, Any], folder: str) -> Dict[str, str]:
-    """The message as the variables of a command; ``folder``: the run's. What there is none of is empty."""
+    """Return the message as environment variables; a missing value is empty. ``folder``: the run's."""
     cause = said["cause"] or {}
     found = {
         ENV_JOB: said["job"],
@@ -85,33 +84,34 @@ def variables(said: Dict[str, Any], folder: str) -> Dict[str, str]:
 
 
 def _passable(text: str) -> str:
-    """As an environment can hold it: the message of a cause comes from a script, and anything may be in that."""
-    return text[:MAX_VALUE].replace("\0", "").encode("utf-8", "replace").decode("utf-8")
+    """Return ``text`` as an environment can hold it: a cause's message comes from a script and may hold any bytes."""
+    return text[:VARIABLE_CHARACTERS].replace("\0", "").encode("utf-8", "replace").decode("utf-8")
 
 
 def notify(
-    paths: RunPaths, run: Dict[str, Any], how: Dict[str, Any], event: Dict[str, Any], seconds: float = DEADLINE_S
+    paths: RunPaths, run: Dict[str, Any], how: Dict[str, Any], event: Dict[str, Any], seconds: float = NOTIFIERS_S
 ) -> int:
-    """Have every notifier of ``how`` (start.py) run, for at most ``seconds``; returns the pid of the process that sees
-    to it. That and what is below it are not the job's: a caller that stays must not end them with it.
+    """Start the process that runs every notifier of ``how`` (start.py) for at most ``seconds``; return its pid.
+
+    The process and its children do not belong to the job: a caller that lives on must spare them.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
     order = dict(how, node=paths.node, message=message(run, event), seconds=seconds)
     argv = child.command("ddpctl_worker.run.notifier", options=("-X", "utf8"))
     process = subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, close_fds=True, cwd="/"
     )
-    process.returncode = 0  # nobody waits for it here
+    process.returncode = 0  # no code here waits for it
     assert process.stdin is not None
-    with process.stdin as pipe:  # secrets are in it, so neither a file nor the command line will do
+    with process.stdin as pipe:  # it holds secrets: neither a file nor argv may
         pipe.write(json.dumps(order).encode("ascii"))
     return process.pid
 
 
 def at_end(paths: RunPaths, how: Optional[Dict[str, Any]]) -> None:
-    """The run has ended, and that is on record: notify, where this node is the one that does."""
+    """Notify of the run's end if this node is the speaker. Called once the exit record is on the disk."""
     if how is None:
         return
     try:

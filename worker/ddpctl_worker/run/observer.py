@@ -1,4 +1,4 @@
-"""The doctor's part in a supervisor: who it watches, whom it tells, and the last look before a stop."""
+"""The doctor's part in a supervisor: it watches the ranks, answers questions, and looks once more before a stop."""
 
 from __future__ import annotations
 
@@ -21,16 +21,13 @@ from ddpctl_worker.machine.desk import Desk
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.ranks import Roster
 from ddpctl_worker.run.drain import Drain
+from ddpctl_worker.run.limits import DUMPS_S, LAST_RANK_LOOK_S
 from ddpctl_worker.run.recorder import Recorder
 from ddpctl_worker.wire.contract import SCHEMA
 
-LAST_S = 0.5  # for the last look at ranks that are about to be stopped
-DUMPS_S = 5.0  # for torch's dumps, once all have ended
-
 
 class _Once:
-    """Work in a thread of its own, begun by the first question whether it is over; it counts as over after ``most``
-    seconds."""
+    """Work in a thread of its own. The first call of ``over`` starts it; after ``most`` seconds it counts as over."""
 
     def __init__(self, name: str, work: Callable[[], None], most: float, changed: Callable[[], None]) -> None:
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -43,7 +40,7 @@ class _Once:
             self._until = time.monotonic() + self._most
             try:
                 self._thread.start()
-            except RuntimeError as error:  # the user may start no more threads
+            except RuntimeError as error:  # the user's limit of threads
                 notes.note("doctor: no %s: %s" % (self._name, error))
                 self._done = True
         return self._done or time.monotonic() >= self._until
@@ -59,7 +56,7 @@ class _Once:
 
 
 class Observer:
-    """``settings`` is the job's ``doctor``: {"stall": seconds}. ``gpus``: those of this node as they were last."""
+    """The doctor's part in the supervisor of ``order``. ``gpus``: returns the last readings of this node's GPUs."""
 
     def __init__(
         self,
@@ -76,7 +73,7 @@ class Observer:
         self._paths, self._roster, self._drain, self._recorder = paths, roster, drain, recorder
         self._began = time.time()
         self._stems = order.get("dump_stems") or ()
-        self._last = _Once("last look", self._look_last, LAST_S, changed)
+        self._last = _Once("last look", self._look_last, LAST_RANK_LOOK_S, changed)
         self._dumps = _Once("copy of torch's dumps", self._keep_dumps, DUMPS_S, changed)
         alone = int(run.get("nnodes") or 1) == 1
         hosts = [run["host"]] if alone else list(run["hosts"]) if gang is not None else None
@@ -96,47 +93,51 @@ class Observer:
         if gang is not None:
             gang.on_word(self._watch.hear)
         self._desk = Desk(paths.doctor_socket, self._answer)
-        self._looks: Optional[Looks] = None  # the last ones
+        self._looks: Optional[Looks] = None  # the last look at each rank
         self._last_kept = False
 
     @property
     def diagnosis(self) -> Optional[Dict[str, Any]]:
-        """Why the run is stuck, while it is."""
+        """The doctor's diagnosis while the run is stuck, else ``None``."""
         return self._watch.diagnosis
 
     def hung(self, causes: Iterable[Dict[str, Any]]) -> Optional[Hung]:
-        """The rank that the others waited for in vain, where all ``causes`` so far are failures of peers and some are
-        time-outs. Asked again and again; the first call begins the search."""
+        """Return the rank that the other ranks waited for until they timed out, once it is found.
+
+        ``causes``: the failures so far. The first call with time-outs among them begins the search.
+        """
         causes = list(causes)
-        if not timed_out(str(one.get("message")) for one in causes):
+        if not timed_out(str(cause.get("message")) for cause in causes):
             return None
-        self._watch.search([int(one["rank"]) for one in causes if one.get("rank") is not None])
+        self._watch.search([int(cause["rank"]) for cause in causes if cause.get("rank") is not None])
         return self._watch.hung
 
     def start(self) -> None:
         self._watch.start()
-        with contextlib.suppress(OSError):  # it is there already; where it cannot be made, the desk says so
+        with contextlib.suppress(OSError):  # it exists already; the socket reports any other trouble
             os.mkdir(self._paths.doctor, 0o700)
         self._desk.open()
 
     def _answer(self) -> Dict[str, Any]:
-        """For the doctor verb."""
+        """Answer the doctor verb."""
         return {"looks": fitting(self._watch.look(asked=True)), "slow": self._watch.slow}
 
     def last_look(self) -> bool:
-        """Whether the ranks may be stopped: where they stand is known, or as much of it as is to be had in LAST_S.
-        Asked again and again; the first call begins the look."""
+        """Return whether the ranks may be stopped: the last look is complete, or ``LAST_RANK_LOOK_S`` are over.
+
+        The first call begins the look; the supervisor calls again until the answer is True.
+        """
         if self._looks is None:
             self._watch.stop()
             self._looks = self._watch.last_looks()
         if self._last.over() and not self._last_kept:
             self._last_kept = True
-            self._keep_last(self._looks)  # now: ranks that are stopped may end at once, and after them the record
+            self._keep_last(self._looks)  # before the stop: ranks and record may end right after
         return self._last_kept
 
     def _look_last(self) -> None:
         if self._looks is not None:
-            self._looks.run(LAST_S)
+            self._looks.run(LAST_RANK_LOOK_S)
 
     def _keep_last(self, looks: Looks) -> None:
         try:
@@ -147,7 +148,7 @@ class Observer:
             notes.note("doctor: the last look failed: %r" % error)
 
     def dumps_kept(self) -> bool:
-        """Whether torch's dumps have been looked after, once no process of the run is left."""
+        """Return whether torch's dumps were copied, or DUMPS_S are over. Called once no process of the job is left."""
         return self._dumps.over()
 
     def _keep_dumps(self) -> None:
@@ -159,7 +160,7 @@ class Observer:
         return [Subject(one.rank, one.local_rank, one.pid) for one in self._roster.alive()]
 
     def _gone(self) -> List[Dict[str, Any]]:
-        """Ranks that have ended, as a look would show them."""
+        """Return the ranks that have ended, in the shape of a look."""
         now = time.monotonic()
         return [
             dict(
@@ -169,7 +170,7 @@ class Observer:
         ]
 
     def _ages(self) -> Dict[int, float]:
-        """local rank -> seconds since its last output."""
+        """Return local rank -> seconds since its last output."""
         found: Dict[int, float] = {}
         for (local, _), at in self._drain.said().items():
             if at:

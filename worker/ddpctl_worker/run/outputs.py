@@ -1,5 +1,4 @@
-"""The folders that a job's ``outputs`` name in its working folder: made before its script starts, which may not make
-them."""
+"""Makes the folders that a job's ``outputs`` name, before its script starts: the script may rely on them."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ _PATTERN = frozenset("*?[")
 
 
 def make_output_folders(outputs: Iterable[str], cwd: str) -> Optional[str]:
-    """Make what is not there; why one of them could not be made, or None."""
+    """Make the missing folders below ``cwd``; return why a folder could not be made, or ``None``."""
     for folder in filter(None, map(folder_of_output, outputs)):
         target = os.path.join(cwd, folder)
         if os.path.lexists(target):  # a file is the script's own affair
@@ -23,9 +22,10 @@ def make_output_folders(outputs: Iterable[str], cwd: str) -> Optional[str]:
 
 
 def folder_of_output(output: str) -> str:
-    """``saved`` for saved, saved/, saved/*.pt and saved/model.pt; empty for model.pt, *.pt, and a place elsewhere.
+    """Return the folder of an output below the working folder.
 
-    A last part with a dot in it is a file, unless a slash follows.
+    ``saved`` for saved, saved/, saved/*.pt and saved/model.pt; empty for model.pt, *.pt, and paths outside. A last part
+    with a dot in it is a file, unless a slash follows.
     """
     parts = output.split("/")
     if ".." in parts or not parts[0] or parts[0].startswith(("~", "{")):

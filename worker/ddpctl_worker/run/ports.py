@@ -1,4 +1,4 @@
-"""Ports for a launch: free ones that no other run of this node is about to take."""
+"""Finds free ports for a launch that no other run on this node is about to take."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from ddpctl_worker.wire.contract import NO_PORT, USUAL_PORTS
 
 
 def free_port(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """``count`` distinct ports that nothing on this node listens on; ``avoid``: ports not to give out.
+    """Return ``count`` distinct free ports of this node; ``avoid``: ports not to return.
 
-    The first free ones from ``prefer`` on among 29500-29999 (the usual ones for torch): the same wish gives the same
-    ports again, so that a firewall once opened stays right. Else any outside the range that the kernel gives out by
-    itself, where an outgoing connection could take the port between now and the launch. Never those of another run on
-    this node that has not ended: it may not listen yet.
-    ``exactly``: a list of ports; the answer has those of them that are free, and no other.
+    First come the ports from ``prefer`` on among 29500-29999, torch's usual range. The same wish gives the same ports
+    again, so a firewall that was opened once stays right. Next come ports outside the kernel's own range, from which an
+    outgoing connection could take a port before the launch. A port of another live run on this node is never free: that
+    run may not listen yet.
+
+    ``exactly``: a list of ports; the answer then has its free ports.
+
+    Raises:
+        WorkerError: NO_PORT, too few ports are free.
     """
     taken = _of_runs(request)
     if request.get("exactly") is not None:
@@ -37,13 +41,13 @@ def free_port(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def _of_runs(request: Dict[str, Any]) -> Set[int]:
-    """The ports of the runs that have this node as their master and have not ended."""
+    """Return the ports of the live runs with this node as their master."""
     if not request.get("host"):
         return set()
     found: Set[int] = set()
     for status in unfinished(paths.base_of(request), str(request["host"])):
         run = status["record"]
-        if run.get("run") == request.get("own"):  # asks for its own next attempt
+        if run.get("run") == request.get("own"):  # the request is for its next attempt
             continue
         gang = run.get("gang") or {}
         mine = [run.get("master_port") if run.get("node_rank") == 0 else None]
@@ -64,7 +68,7 @@ def _is_free(port: int) -> bool:
 
 
 def _candidates(prefer: int, avoid: Set[int]) -> Iterator[int]:
-    """Ports in the order of their fitness; the many last ones are only drawn up when none of the usual ones is free."""
+    """Yield ports, the best first. The long list of unusual ports is built only once the usual ports are used up."""
     low, high = port_range()
     first, last = USUAL_PORTS
     prefer = min(max(prefer, first), last)
@@ -72,4 +76,4 @@ def _candidates(prefer: int, avoid: Set[int]) -> Iterator[int]:
     yield from (port for port in usual if port not in avoid)
     others = [port for port in range(10000, 65536) if port not in avoid]
     random.shuffle(others)
-    yield from sorted(others, key=lambda port: low <= port <= high)  # stable: still shuffled within each part
+    yield from sorted(others, key=lambda port: low <= port <= high)  # a stable sort keeps each part shuffled

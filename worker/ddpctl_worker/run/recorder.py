@@ -1,7 +1,7 @@
-"""The record writer: every file of a run's record that its supervisor writes or looks at, in a thread of its own.
+"""Writes and reads the files of a run's record for its supervisor, in a thread of its own.
 
-A disk may hang for hours. The supervisor hands values over and reads answers from memory, so it never waits for one;
-this thread tries for as long as it lives. Only the newest value of each record is worth writing.
+A disk may hang for hours. The supervisor hands over values and reads answers from memory, so it never waits for a disk.
+This thread retries as long as the process lives. Only the newest value of each record is written.
 """
 
 from __future__ import annotations
@@ -19,29 +19,26 @@ from ddpctl_worker.record import record
 from ddpctl_worker.record.limits import GONE_S
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.run.limits import DISK_ANSWER_S, RECORDER_LOOK_S, WAITING_NOTES
 from ddpctl_worker.wire.contract import SUPERVISOR_LOST
-
-ANSWER_S = 2.0  # how long the supervisor waits for a look before it continues without
-NOTES = 1000  # lines for supervisor.log that may wait
-LOOK_S = 1.0
 
 
 class Look:
-    """What others have written, as asked for by the supervisor: the word of a stop, torch's account of a failure."""
+    """A look at files that other processes write: the file of a stop, and torch's error file."""
 
     def __init__(self) -> None:
-        self._until = time.monotonic() + ANSWER_S
+        self._until = time.monotonic() + DISK_ANSWER_S
         self.done = False
         self.stop: Dict[str, Any] = {}
 
     @property
     def over(self) -> bool:
-        """Whether to wait no longer: it has come, or the disk is away."""
+        """Return whether the answer is there, or the disk took too long."""
         return self.done or time.monotonic() >= self._until
 
 
 class Recorder:
-    """``heartbeat`` gives that of now; ``changed`` is called when there is an answer to read."""
+    """``heartbeat`` returns the current heartbeat; ``changed`` is called when an answer is ready."""
 
     def __init__(
         self, paths: RunPaths, host: str, heartbeat: Callable[[], record.Heartbeat], changed: Callable[[], None]
@@ -51,34 +48,34 @@ class Recorder:
         self._folder = FolderWatch(paths, host)
         self._exit_writer = record.ExitWriter(paths)
         self._cond = threading.Condition()
-        self._values: Dict[str, Tuple[Dict[str, Any], bool]] = {}  # by path; with whether it must be durable
-        self._notes: Deque[bytes] = deque(maxlen=NOTES)
+        self._values: Dict[str, Tuple[Dict[str, Any], bool]] = {}  # path -> (value, durable)
+        self._notes: Deque[bytes] = deque(maxlen=WAITING_NOTES)
         self._looks: List[Look] = []
         self._end: Optional[Dict[str, Any]] = None
         self._beat_at = 0.0
         self._retry_at = 0.0
-        self.wrote: Dict[str, str] = {}  # path -> what the last attempt failed of, "" for nothing
-        self.error: Optional[Dict[str, Any]] = None  # torch's account of a failure, as of the last look
-        self.lost: Optional[Outcome] = None  # why the run must end although nothing of it has failed
-        self.ended = False  # the exit record is there
+        self.wrote: Dict[str, str] = {}  # path -> why the last attempt failed, "" if it succeeded
+        self.error: Optional[Dict[str, Any]] = None  # torch's error file at the last look
+        self.lost: Optional[Outcome] = None  # see FolderWatch.lost
+        self.ended = False  # the exit record is on the disk
         self._thread = threading.Thread(target=self._run, name="record", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def put(self, path: str, value: Dict[str, Any], *, durable: bool = True) -> None:
-        """Write ``value``, unless a newer one comes before."""
+        """Write ``value`` unless a newer value for ``path`` replaces it before."""
         with self._cond:
             self._values[path] = (value, durable)
             self._retry_at = 0.0
             self._cond.notify()
 
     def note(self, line: bytes) -> None:
-        """A line for supervisor.log. Anybody's, this thread's own included: so it takes no lock."""
+        """Queue a line for supervisor.log. Takes no lock, since this thread writes notes too."""
         self._notes.append(line)
 
     def look(self) -> Look:
-        """See what others have written, now."""
+        """Begin a look at the files of other processes."""
         look = Look()
         with self._cond:
             self._looks.append(look)
@@ -86,7 +83,7 @@ class Recorder:
         return look
 
     def end(self, body: Dict[str, Any]) -> None:
-        """Write the exit record. The first one counts."""
+        """Write the exit record. The first call counts."""
         with self._cond:
             if self._end is None:
                 self._end = body
@@ -110,7 +107,7 @@ class Recorder:
         for look in looks:
             self._answer(look)
         if time.monotonic() >= self._beat_at:
-            self._beat_at = time.monotonic() + LOOK_S
+            self._beat_at = time.monotonic() + RECORDER_LOOK_S
             self._heartbeat_file.write(self._heartbeat())
             self._write_notes()
             if self._end is None:
@@ -132,9 +129,9 @@ class Recorder:
         return min(due)
 
     def _answer(self, look: Look) -> None:
-        with contextlib.suppress(Exception):  # a disk that takes no word, so the signal alone counts
+        with contextlib.suppress(Exception):  # an unreadable file: the signal alone counts
             look.stop = fs.read_json(self._paths.stop) or {}
-        with contextlib.suppress(Exception):  # written by the job: anything may be in it
+        with contextlib.suppress(Exception):  # written by the job, so it may hold anything
             self.error = fs.read_json(self._paths.error_file) or self.error
         look.done = True
         self._changed()
@@ -142,10 +139,10 @@ class Recorder:
     def _check_folder(self) -> None:
         if self.lost is not None:
             return
-        with contextlib.suppress(Exception):  # a disk that is away, a record that is damaged: neither ends a run
+        with contextlib.suppress(Exception):  # a lost disk or a damaged record ends no run
             self.lost = self._folder.lost()
         if self.lost is not None:
-            self._exit_writer.gone = 0.0  # it was waited for
+            self._exit_writer.gone = 0.0  # FolderWatch has waited for the folder
             self._changed()
 
     def _write_values(self) -> None:
@@ -161,7 +158,7 @@ class Recorder:
                 trouble = error.strerror or str(error)
                 with self._cond:
                     self._values.setdefault(path, (value, durable))
-                    self._retry_at = time.monotonic() + LOOK_S
+                    self._retry_at = time.monotonic() + RECORDER_LOOK_S
             if trouble and trouble != self.wrote.get(path):
                 notes.note("%s not saved: %s" % (os.path.basename(path), trouble))
             before, self.wrote[path] = self.wrote.get(path), trouble
@@ -172,12 +169,12 @@ class Recorder:
         while self._notes:
             with contextlib.suppress(OSError):
                 os.write(2, self._notes[0])
-            with contextlib.suppress(IndexError):  # meanwhile pushed out by newer ones
+            with contextlib.suppress(IndexError):  # newer lines have pushed it out meanwhile
                 self._notes.popleft()
 
 
 class FolderWatch:
-    """Looked at now and then by the record writer, for the supervisor."""
+    """Watches the run's folder for the supervisor."""
 
     def __init__(self, paths: RunPaths, host: str, gone: float = GONE_S) -> None:
         self._paths, self._host, self._gone = paths, host, gone
@@ -185,20 +182,20 @@ class FolderWatch:
         self._gone_since: Optional[float] = None
 
     def lost(self) -> Optional[Outcome]:
-        """Why the run must end although nothing of it has failed; None nearly always."""
+        """Return the outcome if the run must end without a failure: its folder is gone, or it has an exit record."""
         now = time.monotonic()
         if now < self._look_at:
             return None
-        self._look_at = now + LOOK_S
-        return self._told_over() or self._removed(now)
+        self._look_at = now + RECORDER_LOOK_S
+        return self._ended_elsewhere() or self._removed(now)
 
-    def _told_over(self) -> Optional[Outcome]:
-        """Somebody wrote the exit record: the world believes that nothing of this run is left, so nothing may be."""
+    def _ended_elsewhere(self) -> Optional[Outcome]:
+        """Return the outcome of an exit record by another process: readers take the run for over, so it must end."""
         end = fs.read_optional(self._paths.exit)
         return Outcome(str(end["state"]), end.get("cause"), when=time.time()) if "state" in end else None
 
     def _removed(self, now: float) -> Optional[Outcome]:
-        """Without its folder nobody can see or stop a run. Any other trouble with the disk may pass."""
+        """Return an outcome if the folder was removed: no command can see or stop such a run. Other errors may pass."""
         try:
             os.stat(self._paths.run)
         except (FileNotFoundError, NotADirectoryError):

@@ -1,6 +1,6 @@
-"""Why torch's own elastic agent gives up, in words that name the place. Pure.
+"""Explains why torch's elastic agent gave up, with the host's name. Pure.
 
-Its exceptions say that a connection has failed, not to where, and each node has one of its own.
+The agent's exceptions say that a connection has failed, but not to which host, and every node has its own exception.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _TIMEOUT = re.compile(r"\bRendezvousTimeoutError\b")
 
 
 class GivenUp(NamedTuple):
-    """A part of a cause: which host, in which of the contract's words, and why."""
+    """A part of a cause: the host, the contract's reason, and the message."""
 
     host: str
     reason: str
@@ -23,7 +23,7 @@ class GivenUp(NamedTuple):
 
 
 def given_up(run: Dict[str, Any], error: str) -> Optional[GivenUp]:
-    """What ``error``, of a launcher of ``run``, comes from; None: from something else."""
+    """Return why the launcher of ``run`` gave up, by its output ``error``; ``None`` if it did not give up."""
     if run.get("rendezvous", "static") == "static":
         return None
     if _STORE.search(error):

@@ -1,8 +1,9 @@
-"""A checkpoint before the end: a supervisor that is told to end has the ranks of all nodes save first.
+"""Has the ranks of all nodes save a checkpoint before a machine shuts down.
 
-A machine that shuts down ends its supervisor with SIGTERM. That one asks the ranks here and has the supervisors of the
-other nodes ask theirs. It waits until a node has a new checkpoint and none still writes one, or for as long as a
-shutdown leaves time. A rank that does not handle the signal is never sent it (run/ask.py).
+A machine that shuts down sends its supervisor SIGTERM. The supervisor asks the ranks of its node to save, and has the
+supervisors of the other nodes do the same. Then it waits until a node has a new checkpoint and no node is still
+writing, or until the time that a shutdown leaves is over. A rank that does not handle the signal never gets it
+(ask.py).
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ from ddpctl_worker.gang.base import Gang
 from ddpctl_worker.machine import notes
 from ddpctl_worker.record.ranks import Roster
 from ddpctl_worker.run import ask
+from ddpctl_worker.run.limits import SAVED_LOOK_S, SHUTDOWN_SAVE_S
 
-SHUTDOWN_S = 60.0  # systemd gives a service 90 s; the stop comes after this
-LOOK_S = 0.5
-SAVE, SAVING, SAVED = "save", "saving", "saved"  # what nodes say to each other
+SAVE, SAVING, SAVED = "save", "saving", "saved"  # the messages between nodes
 
 
 class Saving:
-    """``folder`` is where the ranks here save. ``changed`` is called when there is something new to ask for."""
+    """``folder``: where the ranks here save. ``changed`` is called when ``over`` may have changed."""
 
     def __init__(
         self,
@@ -36,38 +36,38 @@ class Saving:
         self._settings: Dict[str, Any] = run.get("checkpoint") or {}
         self._host: str = run["host"]
         self._folder, self._roster, self._gang, self._changed = folder, roster, gang, changed
-        self._until: Optional[float] = None  # set once it has begun
+        self._until: Optional[float] = None  # None before ``begin``
         self._over = False
-        self._nodes: Dict[str, str] = {}  # SAVING or SAVED, of each host that writes a checkpoint
+        self._nodes: Dict[str, str] = {}  # host -> SAVING or SAVED
         if gang is not None:
             gang.on_word(self._hear)
 
     def begin(self) -> None:
-        """Ask all ranks of the run, those of the other nodes too. Does not wait."""
+        """Ask all ranks of the run on all nodes to save. Does not wait."""
         self._say({"what": SAVE})
         self._ask_here()
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing (more) to wait for."""
+        """Return whether the stop need not wait for a checkpoint, or need not wait longer."""
         return self._over or self._until is None or time.monotonic() >= self._until
 
     def _ask_here(self) -> None:
         if self._until is not None or not self._settings or not self._folder:
             return
-        self._until = time.monotonic() + min(float(self._settings["timeout"]), SHUTDOWN_S)
+        self._until = time.monotonic() + min(float(self._settings["timeout"]), SHUTDOWN_SAVE_S)
         try:
-            Thread(target=self._run, name="saving", daemon=True).start()  # it looks at a disk, which may hang
-        except RuntimeError as error:  # the user may start no more threads
+            Thread(target=self._run, name="saving", daemon=True).start()  # its disk may hang
+        except RuntimeError as error:  # the user's limit of threads
             self._end("no thread: %s" % error)
 
     def _hear(self, host: str, word: Dict[str, Any]) -> None:
-        """In the gang's thread."""
+        """Take a message of another node. Runs in the gang's thread."""
         what, host = word.get("what"), str(word.get("of") or host)
         if what not in (SAVE, SAVING, SAVED):
             return
         if self._gang is not None and self._gang.is_hub:
-            self._say({"what": what, "of": host})  # a member's word reaches the hub alone
+            self._say({"what": what, "of": host})  # a member's message reaches only the hub
         if what == SAVE:
             self._ask_here()
         else:
@@ -88,7 +88,7 @@ class Saving:
         if not ranks:
             self._end("no checkpoint: no rank runs here")
         elif deaf:
-            who = ", ".join(str(one.rank) for one in deaf)
+            who = ", ".join(str(rank.rank) for rank in deaf)
             self._end("no checkpoint: rank %s does not handle %s" % (who, self._settings["signal"]))
         while not self.over:
             name = fresh.look()
@@ -97,10 +97,10 @@ class Saving:
             found = dict(self._nodes)
             if SAVED in found.values() and SAVING not in found.values():
                 self._end("saved on %s" % ", ".join(sorted(found)))
-            time.sleep(LOOK_S)
+            time.sleep(SAVED_LOOK_S)
 
     def _tell(self, what: str) -> None:
-        """The other nodes, when it changes."""
+        """Send this node's state to the other nodes if it has changed."""
         if self._nodes.get(self._host) != what:
             self._nodes[self._host] = what
             self._say({"what": what})

@@ -1,7 +1,7 @@
-"""The start verb: claim the run on this node, put its code in place, and leave a supervisor behind.
+"""The start verb: claims the run on this node, unpacks its code, and starts its guardian or agent.
 
-Idempotent: the claim is the rename of a complete folder, so a start that is repeated, or raced by another, finds either
-nothing or a whole record, and answers with the standing status.
+The verb is idempotent. The claim is the rename of a complete folder. So a start that is repeated, or that races with
+another start, finds either no folder or a complete record, and answers with the run's status.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ddpctl_worker.record.paths import RunPaths, job_id
 from ddpctl_worker.record.status import node_status, unfinished
 from ddpctl_worker.rules.attempts import AttemptId
 from ddpctl_worker.run import guardian, launcher
+from ddpctl_worker.run.limits import FAILED_START_S, OTHER_START_S, PY_SPY_S, STOP_BYTES
 from ddpctl_worker.run.outputs import make_output_folders
 from ddpctl_worker.store.remove import prune_later
 from ddpctl_worker.store.tools import program
@@ -43,27 +44,23 @@ from ddpctl_worker.wire.contract import (
     TERMINAL,
 )
 
-NAMES = ".names.lock"  # in base_dir: held by a start that may be the only one of its name
-OTHER_START_S = 60.0  # how long to wait for a start of the same run that is under way
-CLEAN_UP_S = 3.0  # how long to wait for the guardian of a supervisor that did not come up
-PY_SPY_S = 5.0  # py-spy says its version in milliseconds
-STOP_BYTES = 4 << 10  # room for the word of a stop
+NAMES = ".names.lock"  # in base_dir: held by a start that demands to be the only live run of its name
 
 
 def start(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: {"status": NodeStatus} once the record is durable and the launcher runs, or could not be run.
+    """The verb: {"status": NodeStatus, "port", "beside"} once the record is durable and the launcher runs, or failed.
 
-    ``beside``: the other live runs of that name here. With ``alone`` there must be none.
+    ``beside``: the other live runs of the job here.
 
     Raises:
-        WorkerError: LIVE, there is one.
+        WorkerError: LIVE, ``alone`` was asked for and another run of the job is live here.
     """
     _check(request)
     base, run = paths.base_of(request), request["run"]
     found = paths.run_paths(base, run["run"], run["host"])
     if request.get("alone"):
         fs.own_folder(base)
-        with fs.alone(os.path.join(base, NAMES), channel):  # of two that start at once, one comes first
+        with fs.alone(os.path.join(base, NAMES), channel):  # two starts at the same time take turns
             if not os.path.lexists(found.node):  # else this start is repeated
                 _refuse_beside(base, run)
             claimed = _claim_run(base, found, request)
@@ -97,15 +94,15 @@ def _refuse_beside(base: str, run: Dict[str, Any]) -> None:
 
 
 def _beside(base: str, run: Dict[str, Any]) -> List[str]:
-    """The other runs of that job that are live here, by their ids."""
+    """Return the ids of the other live runs of the job here."""
     found = (one for one in unfinished(base, run["host"]) if job_id(one["record"]) == job_id(run))
     return sorted(str(one["run"]) for one in found if one["run"] != run["run"])
 
 
 def start_attempt(request: Dict[str, Any], base: str, found: RunPaths, umask: int, lease: Dict[str, Any]) -> None:
-    """Start this host's part of an attempt; what comes of it is in its record.
+    """Start this host's part of an attempt; the result is in the attempt's record.
 
-    ``lease``: until when it may run, and the pipes through which that is renewed (lease.py).
+    ``lease``: the end of the lease, and the pipes through which the agent renews it (lease.py).
     """
     run = request["run"]
     fs.own_folder(found.top, os.path.basename(os.path.dirname(found.node)))
@@ -118,8 +115,8 @@ def start_attempt(request: Dict[str, Any], base: str, found: RunPaths, umask: in
 
 
 def _failed(found: RunPaths, why: str) -> None:
-    """The run did not begin: make sure that its record says so, and says why."""
-    deadline = time.monotonic() + CLEAN_UP_S
+    """Make sure that the run has an exit record: the guardian's, or a failed start with this reason."""
+    deadline = time.monotonic() + FAILED_START_S
     while fs.read_json(found.exit) is None:
         if time.monotonic() > deadline:
             record.write(found, outcomes.failed(outcomes.cause(found.host, SPAWN_FAILED, why)))
@@ -148,7 +145,7 @@ def _claim_run(base: str, found: RunPaths, request: Dict[str, Any]) -> bool:
 
 
 def _claim(found: RunPaths, run: Dict[str, Any], more: Optional[Dict[str, Optional[Dict[str, Any]]]] = None) -> bool:
-    """Put a complete folder in place; False when there is one already. ``more``: other files with what is in them."""
+    """Put a complete folder in place; return False if the run has a folder already. ``more``: further files."""
     if os.path.lexists(found.node):
         fs.check_own(found.node)
         return False
@@ -187,7 +184,7 @@ def _claim(found: RunPaths, run: Dict[str, Any], more: Optional[Dict[str, Option
 
 
 def _standing(found: RunPaths, channel: Channel) -> Dict[str, Any]:
-    """The status of a run that somebody else started; waits while that start is under way."""
+    """Return the status of a run that another start has claimed, after that start is over."""
     deadline = time.monotonic() + OTHER_START_S
     if fs.read_json(found.run) is None and os.path.exists(found.exit):
         raise WorkerError(BAD_REQUEST, "the run was stopped before it reached this node", "start a new one")
@@ -200,12 +197,12 @@ def _standing(found: RunPaths, channel: Channel) -> Dict[str, Any]:
 
 
 def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, umask: int) -> Dict[str, Any]:
-    """Everything the supervisor needs, or why this run cannot be started (``refused``)."""
+    """Return the guardian's order. ``refused`` in it: why this run cannot be started."""
     run = request["run"]
     shim, cwd, keeper = False, "/", None
     env = _environment(request, base, found, cookie)
     argv = launcher.at_home(request["argv"])
-    again = os.path.isdir(found.code)  # what lies in it may be of an attempt before
+    again = os.path.isdir(found.code)  # an earlier attempt may have written to it
     refused = _make_folders(run, base, found, env)
     if refused is None:
         cwd = launcher.working_folder(request.get("cwd"), found)
@@ -244,8 +241,10 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
 
 
 def notifiers(request: Dict[str, Any], cwd: str, umask: int) -> Optional[Dict[str, Any]]:
-    """What it takes to run the job's notifiers; None where it has none. The cookie is not in their environment: they
-    are no part of the job, and a kill must not find them."""
+    """Return the order for the job's notifiers; ``None`` without notifiers.
+
+    Their environment has no cookie: notifiers do not belong to the job, and a kill must not find them.
+    """
     if not request.get("notify"):
         return None
     env = {**launcher.scrubbed(launcher.login_environment()), **(request.get("secrets") or {})}
@@ -255,8 +254,10 @@ def notifiers(request: Dict[str, Any], cwd: str, umask: int) -> Optional[Dict[st
 def _keeper(
     run: Dict[str, Any], base: str, folder: Optional[str], cwd: str, again: bool, credentials: Optional[Dict[str, str]]
 ) -> Tuple[Optional[Dict[str, Any]], Optional[str]]:
-    """What the keeper of the checkpoints must know, and why the run cannot be started. A benchmark has a folder of its
-    own, of which nothing is kept."""
+    """Return the keeper's order (``None`` without one), and why the run cannot be started (``None`` if it can).
+
+    A benchmark saves to a folder of its own, which has no keeper.
+    """
     settings = run.get("checkpoint")
     if not settings or folder is None:
         return None, None
@@ -281,7 +282,7 @@ def _keeper(
 
 
 def _py_spy(request: Dict[str, Any], base: str) -> Optional[str]:
-    """The path of py-spy, or None: a run never fails for want of it."""
+    """Return the path of py-spy, or ``None``: a run starts without it too."""
     tool = request.get("py_spy")
     if not tool:
         return None
@@ -303,7 +304,7 @@ def _environment(request: Dict[str, Any], base: str, found: RunPaths, cookie: st
 
 
 def _make_folders(run: Dict[str, Any], base: str, found: RunPaths, env: Dict[str, str]) -> Optional[str]:
-    """The job's code and its folder for checkpoints; why one of them could not be made."""
+    """Make the folder for checkpoints and unpack the code; return why either failed, or ``None``."""
     try:
         what = "the folder for checkpoints could not be made"
         if ENV_CHECKPOINT_DIR in env:
@@ -319,7 +320,7 @@ def _make_folders(run: Dict[str, Any], base: str, found: RunPaths, env: Dict[str
 
 def _unpack_code(run: Dict[str, Any], base: str, found: RunPaths) -> None:
     code: Optional[Dict[str, Any]] = run.get("code")
-    if not code or os.path.isdir(found.code):  # an attempt finds what the one before has left
+    if not code or os.path.isdir(found.code):  # an earlier attempt has unpacked it
         return
     from ddpctl_worker.store.blobs import blob_path
 

@@ -1,7 +1,7 @@
-"""The stop verb: ends a run on this node and proves it: nothing of it is left when it answers.
+"""The stop verb: ends a run on this node. When it answers, no process of the run is left.
 
-A run that has not come here yet is given an exit record all the same, so that a start that is still under way (a slow
-link, a busy disk) finds the run over instead of starting it after it was stopped.
+A run without a folder on this node gets an exit record too. A start that is still on its way (a slow link, a busy disk)
+finds the record and does not start the run after its stop.
 """
 
 from __future__ import annotations
@@ -33,19 +33,21 @@ from ddpctl_worker.record.status import (
     whereabouts,
 )
 from ddpctl_worker.run.growing import GrowingFiles
-from ddpctl_worker.run.stopper import GIVE_UP_S, Stopper, run_to_end
+from ddpctl_worker.run.limits import (
+    HUNG_SUPERVISOR_S,
+    STOP_LOOK_S,
+    STOP_REPORT_S,
+    STOP_WRITE_S,
+    UNKILLABLE_S,
+    WATCHERS_END_S,
+)
+from ddpctl_worker.run.stopper import Stopper, run_to_end
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import NO_SUCH_RUN, STOP_GRACE_S, STOPPING, TERMINAL
 
-LOOK_S = 0.02
-TELL_S = 2.0  # how often a stop looks for files that grow, and whether another stop gives more time
-WORD_S = 2.0  # for the disk to take the word of a stop
-FAREWELL_S = 2.0  # for supervisor and guardian to end once the run has; with a node cut off they stay a little longer
-HANGS_S = 2.0  # a supervisor without a heartbeat gets this much beyond the grace
-
 
 def stop(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: {"signalled", "forced", "survivors", "status"}. On a run that has ended it only looks."""
+    """The verb: {"signalled", "forced", "survivors", "status"}. It signals nothing if the run has ended."""
     paths = run_paths(base_of(request), request["run"], request["host"])
     grace = request.get("grace")
     by, longer = str(request.get("by") or ""), request.get("longer") is True
@@ -63,7 +65,7 @@ def stop(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
             channel.send({"growing": {"path": found[0], "size": found[1], "left": round(max(0.0, left), 1)}})
 
     told = stop_here(paths, seconds, by, longer, tell)
-    for attempt in paths.attempts():  # the agent has ended the newest; what is left of any is ended here
+    for attempt in paths.attempts():  # the agent has ended the newest attempt; any leftovers end here
         if _has_something(attempt):
             more = stop_here(attempt, seconds, by, longer, tell)
             counts = {name: told[name] + more[name] for name in ("signalled", "forced", "survivors")}
@@ -77,7 +79,7 @@ def _has_something(attempt: RunPaths) -> bool:
 
 
 def _growth(base: str, run: Dict[str, Any]) -> Optional[GrowingFiles]:
-    """The job's checkpoints on this host; None where a damaged record does not name them: a stop works all the same."""
+    """Return the watch over the job's checkpoints; ``None`` if a damaged record does not name them."""
     try:
         return GrowingFiles(checkpoint_dir(base, job_id(run), str(run.get("host"))))
     except WorkerError as error:
@@ -86,7 +88,7 @@ def _growth(base: str, run: Dict[str, Any]) -> Optional[GrowingFiles]:
 
 
 def _allow(paths: RunPaths, word: Dict[str, Any]) -> None:
-    """A stop is under way in the attempts of a run with restarts, whose agent waits for it: they get the new grace."""
+    """Give the new grace to the stop that is under way in the attempts of a run with restarts."""
     for attempt in paths.attempts():
         supervisor = processes.from_json(holders(attempt).get("supervisor"))
         if supervisor is not None and fs.read_json(attempt.exit) is None:
@@ -101,20 +103,20 @@ def stop_here(
     longer: bool = False,
     tell: Callable[[float], None] = lambda left: None,
 ) -> Dict[str, Any]:
-    """The same for a run, or an attempt, that is on this node.
+    """Stop a run, or an attempt, that has a folder on this node.
 
     ``grace`` None: the job's own. ``longer``: a stop that is under way gets this grace from now on, be it more or less.
-    ``tell`` is called once in a while with the seconds that are left of it.
+    ``tell`` is called every STOP_REPORT_S with the rest of the grace in seconds.
     """
     run = fs.read_json(paths.run) or {}
     limits = run.get("timeouts") or {}
     grace = float(limits.get("stop") or STOP_GRACE_S) if grace is None else max(0.0, grace)
     refuse_elsewhere(paths)
-    settle(paths)  # a run that was lost or rebooted away before this stop is told as that, not as killed
+    settle(paths)  # this stop did not kill a run that was lost, or ended by a reboot, before
     before = fs.read_json(paths.exit)
     if before is None:
         if not holders(paths).get("supervisor"):
-            fs.read_json(paths.state)  # one that cannot be read proves nothing
+            fs.read_json(paths.state)  # raises if it cannot be read: that proves no end
         word = {"grace": grace, "by": by, "longer": longer, "time": notes.now_iso()}
         _leave_word(paths, word)
         if not _cut_off(paths):
@@ -123,7 +125,7 @@ def stop_here(
     _wake(paths)
     end = fs.read_json(paths.exit)
     if end is None:
-        # Nobody is left to write it: the supervisor was gone already, or did not answer and was ended.
+        # The supervisor was gone already, or did not answer and was killed. So this process writes the record.
         end = {}
         if not _only_writes(paths):
             _write_end(paths, outcomes.killed(run["host"], by), own)
@@ -131,7 +133,7 @@ def stop_here(
     counted = end if before is None else {}
     status = node_status(paths)
     if not own.survivors and status["state"] not in TERMINAL:
-        status["state"] = STOPPING  # nothing of it runs: only its end waits for the disk
+        status["state"] = STOPPING  # no process is left; only the exit record waits for the disk
     return {
         "signalled": int(counted.get("signalled", 0)) + own.signalled,
         "forced": int(counted.get("forced", 0)) + own.forced,
@@ -141,9 +143,9 @@ def stop_here(
 
 
 def _forestall(paths: RunPaths, host: str, by: str) -> bool:
-    """Put an exit record where the run's folder would be; False when a start has made the folder meanwhile.
+    """Put an exit record in the place of the run's folder; return False if a start has made the folder meanwhile.
 
-    A disk that takes nothing takes no start either, so that is no error.
+    A disk that refuses the record refuses a start too, so that is no error.
     """
     parent = os.path.dirname(paths.node)
     aside = RunPaths(os.path.join(parent, ".%s.%s" % (host, secrets.token_hex(6))))
@@ -160,13 +162,15 @@ def _forestall(paths: RunPaths, host: str, by: str) -> bool:
 
 
 def _ask_supervisor(paths: RunPaths, word: Dict[str, Any], tell: Callable[[float], None]) -> None:
-    """Have the supervisor stop the run, and wait for its exit record while it is alive. Another stop may come meanwhile
-    and give it more time."""
+    """Have the supervisor stop the run, and wait for its exit record while it is alive.
+
+    Another stop may change the grace meanwhile. A supervisor that exceeds the grace and some seconds is killed.
+    """
     beat = record.read_heartbeat(paths.heartbeat)
     hangs = beat is not None and notes.boottime() - beat.at > STALE_S
-    beyond = HANGS_S if hangs else GIVE_UP_S + 5.0
+    beyond = HUNG_SUPERVISOR_S if hangs else UNKILLABLE_S + 5.0
     deadline = time.monotonic() + word["grace"] + beyond
-    told, tell_at = None, time.monotonic() + TELL_S
+    told, tell_at = None, time.monotonic() + STOP_REPORT_S
     while time.monotonic() < deadline:
         if fs.read_json(paths.exit) is not None:
             return
@@ -175,7 +179,7 @@ def _ask_supervisor(paths: RunPaths, word: Dict[str, Any], tell: Callable[[float
             if newest.get("longer") and newest != word:
                 word, deadline = newest, time.monotonic() + float(newest.get("grace") or 0.0) + beyond
             tell(deadline - beyond - time.monotonic())
-            tell_at = time.monotonic() + TELL_S
+            tell_at = time.monotonic() + STOP_REPORT_S
         state = holders(paths)
         alive = watchers(state)
         supervisor = processes.from_json(state.get("supervisor"))
@@ -186,16 +190,15 @@ def _ask_supervisor(paths: RunPaths, word: Dict[str, Any], tell: Callable[[float
                 told = supervisor
         elif not alive and not processes.is_alive(processes.from_json(state.get("starter"))):
             return
-        time.sleep(LOOK_S)
+        time.sleep(STOP_LOOK_S)
     if _only_writes(paths):
         return
     for who in watchers(holders(paths)):
-        processes.send(who, signal.SIGKILL)  # hangs: nothing else can end it, and it must not start anything now
+        processes.send(who, signal.SIGKILL)  # it hangs, and must not start a process any more
 
 
 def _only_writes(paths: RunPaths) -> bool:
-    """Whether the run is over and its supervisor or guardian is there only because the disk does not take its end: they
-    know how it ended, and write it once they can."""
+    """Return whether the supervisor or guardian is alive only to write the exit record, which the disk refuses now."""
     state = holders(paths)
     launcher = processes.from_json(state.get("launcher"))
     if launcher is None or processes.is_alive(launcher) or not watchers(state):
@@ -204,11 +207,10 @@ def _only_writes(paths: RunPaths) -> bool:
 
 
 def _leave_word(paths: RunPaths, word: Dict[str, Any]) -> None:
-    """Write down what is wanted; where the disk takes nothing, or hangs, the signal alone says it, with the run's own
-    grace."""
+    """Write the file of the stop. Without the file (a full or hung disk) the signal stops with the run's own grace."""
     writer = threading.Thread(target=_write_word, args=(paths, word), daemon=True)
     writer.start()
-    writer.join(WORD_S)
+    writer.join(STOP_WRITE_S)
 
 
 def _write_word(paths: RunPaths, word: Dict[str, Any]) -> None:
@@ -222,26 +224,26 @@ def _write_word(paths: RunPaths, word: Dict[str, Any]) -> None:
 
 
 def _wake(paths: RunPaths) -> None:
-    """Continue a supervisor and a guardian that SIGSTOP holds: they could not end otherwise."""
+    """Continue a supervisor and a guardian that are stopped by SIGSTOP: they could not end otherwise."""
     for who in watchers(holders(paths)):
         processes.send(who, signal.SIGCONT)
 
 
 def _let_watchers_end(paths: RunPaths) -> None:
-    """Nothing of the run is left when this answers, ddpctl's own processes included."""
+    """Wait until ddpctl's own processes of the run have ended too."""
     state = holders(paths)
-    deadline = time.monotonic() + FAREWELL_S
+    deadline = time.monotonic() + WATCHERS_END_S
     while watchers(state) and time.monotonic() < deadline:
-        time.sleep(LOOK_S)
+        time.sleep(STOP_LOOK_S)
 
 
 def _cut_off(paths: RunPaths) -> bool:
-    """Whether no supervisor is there and none will ever be: one that is on its way finds the claim taken and ends."""
+    """Return whether the run has no supervisor and will have none: a late supervisor finds the claim taken and ends."""
     return fs.read_optional(paths.state).get("supervisor") is None and cut_off(paths)
 
 
 def _sweep(paths: RunPaths, grace: float) -> Stopper:
-    """Look for what is left, by cookie, by the last known tree and in the run's control group, and end it."""
+    """End the processes that are left: by cookie, by the last known tree, and by the run's control group."""
     state = holders(paths)
     launcher = processes.from_json(state.get("launcher"))
     if whereabouts(paths, state) != HERE:

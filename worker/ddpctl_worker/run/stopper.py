@@ -1,17 +1,19 @@
-"""Ending a run's processes: SIGTERM, grace, SIGKILL, until two looks in a row find nothing and that is proved.
+"""Ends a run's processes: SIGTERM, grace, SIGKILL, until two looks in a row find no process and a proof confirms it.
 
-The ranks get SIGTERM first, and nobody else: a rank may save a checkpoint, and the launcher would signal the children
-of the rank too. Without its data loader's workers a rank fails before it has saved. Once all ranks have ended, or where
-no rank is known, the launcher gets SIGTERM; without a launcher all that is left does (launchers before torch 1.10
-forward nothing, and a launcher killed while it spawns leaves orphans). What lives after the grace is killed.
+The order of signals:
+1. The ranks get SIGTERM first, and no other process. A rank may save a checkpoint. The launcher would also signal the
+   children of the rank, and a rank without its data loader's workers fails before it has saved.
+2. The launcher gets SIGTERM once all ranks have ended, or at once if no rank is known.
+3. Without a launcher, all remaining processes get SIGTERM: launchers before torch 1.10 forward no signal, and a
+   launcher that was killed while it spawned ranks leaves orphans.
+4. Any process that lives after the grace gets SIGKILL.
 
-A launcher that sees a rank fail signals its other ranks and their children, which may be saving. So it is stopped
-(SIGSTOP) until the ranks have ended. The launcher of node rank 0 serves the store, which a save may need: if a rank
-there has a handler for SIGTERM, the launcher is stopped only once a rank has failed, and may be quicker. If a rank had
-failed before the stop, the launcher has told the ranks already.
+A launcher that sees a rank fail signals its other ranks and their children, which may be saving. So the launcher is
+suspended (SIGSTOP) until the ranks have ended. The launcher of node rank 0 serves the store, which a save may need. If
+a rank there handles SIGTERM, the launcher is suspended only after a rank has failed, and may be quicker. If a rank had
+failed before the stop, the launcher has signalled the ranks already.
 
-A launcher that succeeded may leave something that still works, an upload say: that gets ``patience`` first, in which
-nothing is signalled.
+Processes that outlive a launcher that succeeded (an upload, for example) get ``patience`` first, without any signal.
 """
 
 from __future__ import annotations
@@ -23,29 +25,26 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ddpctl_worker.machine.proc import Stat, boot_id, command_line
 from ddpctl_worker.machine.processes import ProcessId, Proof, send
+from ddpctl_worker.run.limits import STUCK_LAUNCHER_S, STUCK_LAUNCHER_SHARE, TICK_S, UNKILLABLE_S
 
 Find = Callable[[], Dict[int, Stat]]
 
 
 class Ranks(NamedTuple):
-    """The ranks' own processes, as far as the owner of the stop knows them."""
+    """The state of the ranks, as far as the owner of the stop knows it."""
 
     alive: Set[int]  # pids
-    failed: bool  # one has
-    store: bool  # the launcher serves a store that they may need for a save
-    any: bool  # there were some
+    failed: bool  # at least one rank has failed
+    store: bool  # the launcher serves a store that the ranks may need for a save
+    any: bool  # the run has had ranks
 
 
 NO_RANKS = Ranks(set(), False, True, False)
-ALONE_S = 2.0  # a launcher without any process left that ignores SIGTERM sits in torch's exit barrier
-WAITS = 0.1  # of a processor, at most: who uses more does not sit there, but is on its way out on a busy machine
-GIVE_UP_S = 10.0  # after SIGKILL: what is still there cannot be killed (uninterruptible in the kernel)
-TICK_S = 0.04
 TICKS = os.sysconf("SC_CLK_TCK")  # of processor time, a second
 
 
 class Stopper:
-    """One stop, driven by ``tick`` so that its owner can keep draining pipes and reaping children."""
+    """A stop. Its owner calls ``tick``, and continues to drain pipes and to reap children between two calls."""
 
     def __init__(
         self,
@@ -61,14 +60,14 @@ class Stopper:
         self._proof = proof or Proof()
         self._launcher = launcher
         self._ranks = ranks
-        self._by_launcher: Optional[bool] = None  # whether it is the launcher that tells the ranks
+        self._by_launcher: Optional[bool] = None  # whether the launcher signals the ranks
         self._boot = boot_id()
         now = time.monotonic()
         self._ask_at = now + patience
         self.deadline = self._ask_at + max(0.0, grace)
-        self._alone: Optional[Tuple[float, int]] = None  # since when the launcher is the only one, its ticks then
+        self._alone: Optional[Tuple[float, int]] = None  # when all but the launcher had ended; its ticks
         self._empty = 0
-        self._told: Set[Tuple[int, int]] = set()
+        self._asked: Set[Tuple[int, int]] = set()
         self._seen: Set[Tuple[int, int]] = set()
         self._killed: Set[Tuple[int, int]] = set()
         self.survivors: List[Dict[str, Any]] = []
@@ -76,27 +75,30 @@ class Stopper:
 
     @property
     def signalled(self) -> int:
-        """How many processes there were to end."""
+        """Return how many processes were found."""
         return len(self._seen)
 
     @property
     def forced(self) -> int:
-        """How many of them needed SIGKILL."""
+        """Return how many processes needed SIGKILL."""
         return len(self._killed)
 
     def shorten(self, grace: float) -> None:
-        """What it stops has less time: the earlier deadline counts, and there is no more patience."""
+        """End the patience, and shorten the grace to ``grace`` seconds from now unless less is left."""
         self._ask_at = min(self._ask_at, time.monotonic())
         self.deadline = min(self.deadline, time.monotonic() + max(0.0, grace))
 
     def allow(self, grace: float) -> None:
-        """Somebody asks for this much from now on, be it more or less."""
+        """Set the grace to ``grace`` seconds from now, be it more or less, and end the patience."""
         self.shorten(grace)
         self.deadline = time.monotonic() + max(0.0, grace)
 
     def rank_ended(self) -> None:
-        """At once, before the launcher sees it: after the last rank it would wait for other nodes in torch's exit
-        barrier, where it hears no signal. The next tick does the rest."""
+        """Signal the launcher right after a rank has ended, before the launcher notices.
+
+        After the last rank the launcher would wait for the other nodes in torch's exit barrier, where it ignores
+        signals. The next tick does the rest.
+        """
         known = self._ranks()
         if self._by_launcher is not False or self._launcher is None or self._launcher.pid in known.alive:
             return
@@ -107,7 +109,7 @@ class Stopper:
             send(self._launcher, signal.SIGSTOP)
 
     def tick(self) -> bool:
-        """One look and what follows from it; True once it is over."""
+        """Look for processes and signal them; return whether the stop is over."""
         if self.done:
             return True
         found = self._find()
@@ -121,11 +123,11 @@ class Stopper:
             return False
         self._seen.update((one.pid, one.start) for one in found.values())
         if now < self.deadline and self._stuck_alone(found, now):
-            for one in found.values():  # the launcher: nothing of the job's was forced
+            for one in found.values():  # the launcher, which does not count as forced
                 send(ProcessId(self._boot, one.pid, one.start), signal.SIGKILL)
         elif now >= self.deadline:
             self._kill(found)
-            if now >= self.deadline + GIVE_UP_S:
+            if now >= self.deadline + UNKILLABLE_S:
                 left = sorted(set(found) | self._proof.pids())
                 self.survivors = [{"pid": pid, "cmd": command_line(pid)} for pid in left]
                 self.done = True
@@ -146,14 +148,14 @@ class Stopper:
             send(who, signal.SIGSTOP)
         for who in ranks or launcher or everyone:
             self._tell(who)
-        # A stopped process acts on SIGTERM once it continues, a rank on its launcher's too; some are stopped later.
+        # A suspended process acts on SIGTERM, its launcher's too, once it continues. A job may suspend it again later.
         for who in everyone:
             if found[who.pid].state == "T" and who not in held:
                 send(who, signal.SIGCONT)
 
     def _tell(self, who: ProcessId) -> None:
-        if (who.pid, who.start) not in self._told:
-            self._told.add((who.pid, who.start))
+        if (who.pid, who.start) not in self._asked:
+            self._asked.add((who.pid, who.start))
             send(who, signal.SIGTERM)
 
     def _stuck_alone(self, found: Dict[int, Stat], now: float) -> bool:
@@ -163,7 +165,7 @@ class Stopper:
             return False
         ticks = next(iter(found.values())).ticks
         since, before = self._alone = self._alone or (now, ticks)
-        return now - since > ALONE_S and (ticks - before) / TICKS < WAITS * (now - since)
+        return now - since > STUCK_LAUNCHER_S and (ticks - before) / TICKS < STUCK_LAUNCHER_SHARE * (now - since)
 
     def _kill(self, found: Dict[int, Stat]) -> None:
         for one in found.values():
@@ -173,7 +175,7 @@ class Stopper:
 
 
 def run_to_end(stopper: Stopper, between: Callable[[], object] = lambda: None) -> Stopper:
-    """Tick until it is over; ``between`` is called after every look (reaping, say)."""
+    """Tick until the stop is over; ``between`` is called between two ticks, to reap children for example."""
     while not stopper.tick():
         between()
         time.sleep(TICK_S)
@@ -181,7 +183,7 @@ def run_to_end(stopper: Stopper, between: Callable[[], object] = lambda: None) -
 
 
 def reap() -> Dict[int, int]:
-    """Collect every child that has ended: pid -> wait status."""
+    """Reap every child that has ended; return pid -> wait status."""
     ended: Dict[int, int] = {}
     while True:
         try:

@@ -1,8 +1,9 @@
-"""The supervisor: starts the launcher, watches, decides, signals, reaps.
+"""The supervisor: starts the launcher, watches the ranks, decides, signals, reaps.
 
-One loop in the main thread (the kernel's death signal follows the thread that spawned the launcher). Once the launcher
-runs this loop touches no disk: the drain empties the pipes, the log writer and the record writer keep the files, the
-gang talks, each in a thread of its own. So neither a slow disk nor a slow network holds up a rank or a decision.
+The loop runs in the main thread: the kernel's death signal follows the thread that spawned the launcher. Once the
+launcher runs, the loop touches no disk and no network. The drain empties the pipes, the log writer and the record
+writer write the files, and the gang talks to the other hosts, each in a thread of its own. So neither a slow disk nor a
+slow network delays a rank or a decision.
 """
 
 from __future__ import annotations
@@ -29,12 +30,24 @@ from ddpctl_worker.run.deadlines import Deadlines
 from ddpctl_worker.run.drain import Drain
 from ddpctl_worker.run.ending import Ending
 from ddpctl_worker.run.findings import Findings
-from ddpctl_worker.run.keeping import LAST_KILLED_S, LAST_S, Keeping
+from ddpctl_worker.run.keeping import Keeping
 from ddpctl_worker.run.launcher import Launching, way_in_stands
 from ddpctl_worker.run.lease import SUPERVISOR, Lease
+from ddpctl_worker.run.limits import (
+    KILLED_KEEPER_LOOK_S,
+    LAST_KEEPER_LOOK_S,
+    LAST_OUTPUT_S,
+    LEASED_GRACE_S,
+    LEFTOVER_GRACE_S,
+    LEFTOVER_S,
+    LOG_WRITTEN_S,
+    SCAN_RUNNING_S,
+    SCAN_STARTING_S,
+    TICK_S,
+)
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.saving import Saving
-from ddpctl_worker.run.stopper import TICK_S, Ranks, Stopper, reap
+from ddpctl_worker.run.stopper import Ranks, Stopper, reap
 from ddpctl_worker.wire.contract import (
     ENV_CHECKPOINT_DIR,
     EXITED,
@@ -54,12 +67,6 @@ from ddpctl_worker.wire.contract import (
 if TYPE_CHECKING:
     from ddpctl_worker.run.observer import Observer
 
-LEFTOVER_S = 10.0  # what a launcher that has ended left running may continue for so long, unless the job says otherwise
-LEFTOVER_GRACE_S = 3.0  # and then has this from SIGTERM to SIGKILL
-DRAIN_S = 30.0  # how long the last output of a run may take to come out of its pipes
-LOG_S = 30.0  # how long the exit record waits for the log, so that who follows sees the last line
-LEASED_GRACE_S = 2.0  # what a dead supervisor left has less time where other hosts wait for its lease to end
-SCAN_STARTING_S, SCAN_RUNNING_S = 0.2, 3.0
 ONLY_OUTSIDE = (
     "doctor: the ranks here are only seen from outside, without their collectives: %s is on a disk that is full or "
     "mounted noexec, or has a colon in its name; set `base_dir:` to another place"
@@ -75,7 +82,7 @@ Reply = Callable[[Optional[str]], None]
 class Supervisor:
     """One run on this node, from the launcher's start to the exit record.
 
-    ``reply`` is called once: with None when the run stands, or why it could not be started.
+    ``reply`` is called once: with ``None`` when the run is on record, or with the reason why it could not be started.
     """
 
     def __init__(self, order: Dict[str, Any], guardian: processes.ProcessId, guardian_fd: int, reply: Reply) -> None:
@@ -86,7 +93,7 @@ class Supervisor:
         self.state = STARTING
         self.status: Optional[int] = None  # wait status of the launcher once it has ended
         self._reply: Optional[Reply] = reply
-        self._leftover: Optional[float] = None  # seconds for what outlived the launcher, once that has ended by itself
+        self._leftover: Optional[float] = None  # seconds for processes that outlive the launcher
         self._stop_look: Optional[Look] = None
         self._stopper: Optional[Stopper] = None
         self._drain_until: Optional[float] = None
@@ -110,14 +117,14 @@ class Supervisor:
         self._gang = join(self.run, self.order.get("gang_key"), self._wakeup.wake)
         folder = order["env"].get(ENV_CHECKPOINT_DIR)
         self._saving = Saving(self.run, folder, self._roster, self._gang, self._wakeup.wake)
-        self._shutdown = False  # the machine ends this supervisor; the ranks save first
+        self._shutdown = False  # the machine shuts down; the ranks save first
         self._ending = Ending(self.host, self._findings, self._gang, self._tell_outcome, hung=self._hung)
         self._observer: Optional[Observer] = None
         self._asked_grace: Optional[float] = None
-        self._stuck: List[int] = []  # programs that cannot be killed, as the guardian knows them
+        self._stuck: List[int] = []  # programs that cannot be killed, as last sent to the guardian
 
     def start(self) -> None:
-        """Spawn the launcher, and the threads that must be there before it says a word."""
+        """Spawn the launcher, and start the threads that read its output."""
         self._wakeup.catch_signals()
         processes.become_subreaper()
         self._wakeup.watch(self._guardian_fd, True)
@@ -126,11 +133,11 @@ class Supervisor:
             self._launching.claim()
         except OSError as full:
             refused = refused or "the run cannot be claimed: %s" % (full.strerror or full)
-        # This process may have been held up: another attempt may run elsewhere by now.
+        # If this process was delayed, another attempt may run elsewhere by now.
         if refused is None and not self._lease.over() and not self._stop_asked():
             refused = self._launching.start(self._drain)
             self._keeping.start()
-            self._stop_asked()  # meanwhile, by one who found nobody to signal
+            self._stop_asked()  # a stop in the meantime found no supervisor to signal
         grace = self._grace() if self.paths.attempt is None else min(self._grace(), LEASED_GRACE_S)
         self._tether.tell(**self._launching.names(), grace=grace)
         notes.send_notes(self._recorder.note)
@@ -153,14 +160,13 @@ class Supervisor:
         return self._ending.outcome
 
     def _stop_asked(self) -> bool:
-        """Whether somebody wants it stopped already; the loop will see to that."""
+        """Return whether the file of a stop is there; the loop then obeys it."""
         asked = os.path.lexists(self.paths.stop)
         if asked:
             self._wakeup.ask(STOP)
         return asked
 
     def _refuse(self, why: str) -> None:
-        """This run cannot be started, or not be found again."""
         if self.outcome is None:
             self._ending.end_with(outcomes.failed(outcomes.cause(self.host, SPAWN_FAILED, why)))
         self._answer(why)
@@ -171,13 +177,13 @@ class Supervisor:
             reply(refused)
 
     def died(self, why: BaseException) -> None:
-        """Last words: the guardian has them first, for the disk of supervisor.log may hang."""
-        self._tether.tell(died=repr(why))
+        """Report the fault that ends this process."""
+        self._tether.tell(died=repr(why))  # first: the disk of supervisor.log may hang
         notes.send_notes(None)
         notes.note(notes.trace(why))
 
     def supervise(self) -> None:
-        """Until the launcher has ended, nothing of it is left, that is written down, and the gang knows."""
+        """Run the loop until no process of the job is left, the exit record is written, and the gang knows the end."""
         faults = notes.Faults()
         while not self._concluded():
             faults.survive(self._turn)
@@ -186,7 +192,7 @@ class Supervisor:
         self._tell_stuck([*tool.started(), *self._keeping.stuck()])
         self._launching.leave_group()
         self._answer(None)
-        processes.send(self.guardian, signal.SIGCONT)  # stopped by somebody, it would stay for ever
+        processes.send(self.guardian, signal.SIGCONT)  # a stopped guardian would stay forever
 
     def _turn(self) -> None:
         self._wait()
@@ -207,7 +213,7 @@ class Supervisor:
         self._tether.beat()
 
     def _over(self) -> bool:
-        """Whether nothing of the run is left, and its outcome is known."""
+        """Return whether no process of the job is left, and the outcome is known."""
         if self.launcher is None:
             return self.outcome is not None
         if self.outcome is None or self._stopper is None or not self._stopper.done:
@@ -232,7 +238,7 @@ class Supervisor:
         self._at = notes.boottime()
 
     def _collect(self) -> None:
-        """Note how the launcher ended, and only then reap: a guardian that finds it gone has been told."""
+        """Note how the launcher ended before reaping it: so the guardian knows the end before the launcher is gone."""
         if self.launcher is not None and self.status is None:
             self.status = processes.ended(self.launcher.pid)
             if self.status == 0 and self._ending.known is None:
@@ -246,7 +252,7 @@ class Supervisor:
             self._deputy.take_over()
 
     def _look(self) -> None:
-        """See which ranks are there, once in a while."""
+        """Watch ranks and the replacement guardian at each turn, and scan all processes every few seconds."""
         now = time.monotonic()
         self._roster.look()
         self._deputy.look()
@@ -267,7 +273,7 @@ class Supervisor:
                 self._recorder.put(self.paths.processes, listed, durable=False)
 
     def _observe(self) -> None:
-        """Begin to watch GPUs and ranks, once there are any. In a thread: the imports read from a disk, for 20 ms."""
+        """Begin to watch GPUs and ranks. Runs in a thread: the imports read from a disk for 20 ms."""
         try:
             from ddpctl_worker.run.gpuwatch import GpuWatch
 
@@ -290,7 +296,6 @@ class Supervisor:
         self._recorder.put(self.paths.gpus, value, durable=False)
 
     def _decide(self) -> None:
-        """What must end, and why."""
         self._take_orders()
         if self._lease.over():
             self._end_at_once()
@@ -298,12 +303,12 @@ class Supervisor:
             self._ending.end_with(self._recorder.lost)
         self._ending.look(self.status, self._stopper is not None, self._overdue)
         if self.outcome is not None or (self.status is not None and self._ending.candidate is not None):
-            self._begin_stop()  # not before the cause is known: ranks that are told to end would be taken for it
+            self._begin_stop()  # after the cause is known: ranks that are signalled earlier would be taken for it
         if self._stopper is not None:
             self._stopper.tick()
 
     def _stand(self) -> None:
-        """The reply to the start comes once the run can be found again; a run that cannot be must not continue."""
+        """Answer the start once the run's state is on the disk. A run that no command can find must not continue."""
         trouble = self._recorder.wrote.get(self.paths.state)
         if self._reply is None or trouble is None:
             return
@@ -326,7 +331,7 @@ class Supervisor:
             self._obey(request)
 
     def _obey(self, request: Dict[str, Any]) -> None:
-        """Somebody asks for the end; if they left nothing on the disk, the signal alone says so."""
+        """Stop as ``request`` says. It is empty if the disk took no file: then the signal alone asks for a stop."""
         self._ending.obey(str(request.get("by") or ""))
         grace = request.get("grace")
         self._asked_grace = None if grace is None else float(grace)
@@ -336,7 +341,7 @@ class Supervisor:
             allowed(float(grace))
 
     def _end_at_once(self) -> None:
-        """The other hosts may start the ranks of the next attempt from now on."""
+        """Kill without grace: the other hosts may start the ranks of the next attempt from now on."""
         if self.outcome is None:
             text = AGENT_GONE if self._lease.abandoned else CUT_OFF
             why = text % {"host": self.host, "job": self.run["job"]}
@@ -351,7 +356,7 @@ class Supervisor:
         return self._deadlines.overdue(self._roster, self._drain.last_output, self._gang, diagnosis)
 
     def _hung(self, known: Optional[Outcome]) -> Optional[Outcome]:
-        """The rank that others waited for until they timed out, as the doctor sees it."""
+        """Return the failure of the rank that the other ranks waited for until they timed out, as the doctor saw it."""
         causes = [*(self._gang.candidates() if self._gang else []), *([known.cause or {}] if known else [])]
         found = self._observer.hung(causes) if self._observer else None
         if found is None:
@@ -376,7 +381,7 @@ class Supervisor:
                 patience = self._leftover if self.status == 0 else 0.0
                 grace = min(grace, LEFTOVER_GRACE_S if patience else self._leftover)
         if self.outcome is None or self.outcome.state == FAILED:
-            self._findings.keep(self.status)  # before its own signals blur them
+            self._findings.keep(self.status)  # before the signals of this stop add failures
         self._tell_outcome()
         self._stopper = Stopper(
             self._members,
@@ -392,7 +397,7 @@ class Supervisor:
 
     def _stopped_ranks(self) -> Ranks:
         failed = any(death.status for _, death in self._roster.dead())
-        any_rank = self._roster.any and self.run.get("launcher") != PLAIN  # there the rank takes the launcher's place
+        any_rank = self._roster.any and self.run.get("launcher") != PLAIN  # without a launcher the rank is its own
         alive = {one.pid for one in self._roster.alive()}
         store = self.run.get("node_rank", 0) == 0 or self.run.get("rendezvous", "static") != "static"
         saves = store and any(proc.catches(pid, signal.SIGTERM) for pid in alive)
@@ -401,31 +406,33 @@ class Supervisor:
     def _members(self) -> Dict[int, proc.Stat]:
         keep = [os.getpid(), *processes.living(self.guardian), *self._spare()]
         found = processes.members(self.order["cookie"], [os.getpid()], keep, group=self._launching.group)
-        late = self._spare()  # started since
+        late = self._spare()  # started during the look
         return {pid: one for pid, one in found.items() if pid not in late}
 
     def _spare(self) -> List[int]:
-        """What it has started that is not the job's: the deputy, the keeper, and what the doctor runs."""
+        """Return the children that are not the job's: replacement guardian, keeper, and helper programs."""
         return [*self._deputy.pids(), *self._keeping.pids(), *tool.started()]
 
     def _conclude(self) -> None:
-        """All is over: leave the gang, empty the pipes, close the log, write the exit record. A step a turn: each may
-        take as long as the disk is away, and the other nodes need not wait for that."""
+        """Leave the gang, empty the pipes, close the log, write the exit record: a step or less in each turn.
+
+        A step may take as long as the disk is away. The other nodes do not wait for it.
+        """
         assert self.outcome is not None
         if self._drain_until is None:
-            self._tether.tell(ended=True)  # from now on no lease is needed
+            self._tether.tell(ended=True)  # the guardian ignores the lease from now on
         self._drain.close()
         if self._gang:
             if self.outcome.state == SUCCEEDED and not self._keeping.acquainted(self._gang.servers):
                 return
             self._gang.leave(self.outcome)
-        self._drain_until = self._drain_until or time.monotonic() + DRAIN_S
+        self._drain_until = self._drain_until or time.monotonic() + LAST_OUTPUT_S
         if not self._drain.over and time.monotonic() < self._drain_until:
             return
         if self._observer and not self._observer.dumps_kept():
             return
         killed = self.outcome.state == KILLED
-        seconds = LAST_KILLED_S if killed else LAST_S
+        seconds = KILLED_KEEPER_LOOK_S if killed else LAST_KEEPER_LOOK_S
         if not self._keeping.settled(self.outcome.state == SUCCEEDED, linger=not killed, seconds=seconds):
             return
         if self._log_until is None:
@@ -434,7 +441,7 @@ class Supervisor:
             self._recorder.end(self._exit_record(self.outcome))
 
     def _close_log(self) -> None:
-        self._log_until = time.monotonic() + LOG_S
+        self._log_until = time.monotonic() + LOG_WRITTEN_S
         self._writer.close()
         if self._leftover is not None and self._stopper is not None and self._stopper.signalled:
             text = "%d processes that outlived the launcher were killed; timeouts.leftover gives them %g s"
@@ -462,30 +469,29 @@ class Supervisor:
         )
 
     def _exit_code(self, outcome: Outcome) -> Optional[int]:
-        """That of the rank that failed here; otherwise the launcher's. Negative for a signal."""
+        """Return the exit code of the rank that failed here, else of the launcher. Negative: the signal."""
         code = self._findings.code() if outcome.state == FAILED else None
         return code if code is not None or self.status is None else causes.code_of(self.status)
 
     def _tell_outcome(self) -> None:
-        """The guardian knows before any disk does; it writes this should nobody be left to do so."""
+        """Send the exit record to the guardian, which writes it if this process dies first."""
         known = self._ending.known
         if known is not None:
             self._tether.tell(end=self._exit_record(known))
 
     def _tell_stuck(self, pids: List[int]) -> None:
-        """The guardian must not wait for a program that cannot be killed, nor call it the job's."""
+        """Send ``pids`` to the guardian: it neither waits for these programs nor counts them among the job's."""
         if pids != self._stuck:
             self._stuck = pids
-            who = [processes.identify(pid) for pid in pids]
-            self._tether.tell(stuck=[one.to_json() for one in who if one is not None])
+            identities = [processes.identify(pid) for pid in pids]
+            self._tether.tell(stuck=[who.to_json() for who in identities if who is not None])
 
     def _heartbeat(self) -> record.Heartbeat:
-        """The age of this loop, whichever thread writes it down."""
+        """Return a heartbeat with the time of the loop's last turn. Called in the record writer's thread."""
         living, attempt = self._roster.living(), self._roster.attempt()
         return record.Heartbeat(self._at, self._drain.last_output, self._writer.dropped, attempt, living)
 
     def _rank_of(self, local: int) -> Optional[int]:
-        """For the drain."""
         running = self.launcher if self.status is None else None
         return self._roster.rank_of(local, running.pid if running else None)
 

@@ -1,36 +1,33 @@
-"""What a process said before its end: its traceback, the launcher's report, whether it was a victim. Pure."""
+"""Reads the last output of a process: its traceback, the launcher's report, the signs of a peer's failure. Pure."""
 
 from __future__ import annotations
 
 import re
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
+from ddpctl_worker.run.limits import ERROR_LINES, NOTICE_LINES, TRACEBACK_CHARACTERS
 from ddpctl_worker.wire.contract import VICTIM_WORDS
-
-MAX_TRACEBACK = 16 << 10
-NOTICE_LINES = 15
-MAX_ERROR_LINES = 60  # of one exception: NCCL's and those of state dicts are long
 
 TRACEBACK = "Traceback (most recent call last):"
 _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
-# The launcher's own traceback: it only says that a rank failed.
+# The launcher's own traceback, which only says that a rank failed.
 _AGENT_ERROR = re.compile(r"torch\.distributed\.elastic\.\S*ChildFailedError|subprocess\.CalledProcessError")
-_PREFIX = re.compile(r"\[(?:\w+-)?rank\d+\]:\s?")  # torch's hook for what nothing has caught puts "[rank0]: " before it
+_PREFIX = re.compile(r"\[(?:\w+-)?rank\d+\]:\s?")  # from torch's hook for uncaught exceptions
 _LOG = re.compile(
     r"\[[A-Z](?:\d{4})? \S|[A-Z]\d{4} \d\d:\d\d:|terminate called |Fatal Python error|Exception ignored in"
 )
-# Log lines below an error and warnings: they are never the reason.
+# Log lines and warnings, which are never the cause.
 _CHATTER = re.compile(
     r"\[[WIDV](?:\d{4})? \S|[WIDV]\d{4} \d\d:\d\d:|(?:WARNING|INFO|DEBUG):\S|\S+:\d+: \w*Warning: |"
     r"\[\d{4}-\d\d-\d\d [^\]]*\] \S+ \[(?:WARNING|INFO|DEBUG)\]|.* NCCL INFO |frame #\d+: |\*{20}|"
     r"Setting OMP_NUM_THREADS environment variable"
 )
 _NOTICE = re.compile(r"torch/distributed/launch\.py:\d+: FutureWarning: ")
-_VICTIM = re.compile(VICTIM_WORDS, re.IGNORECASE)  # torch spells some of them now one way, now the other
-# NCCL says "unhandled system error" and its watchdog ends a process for these too, and they are the rank's own.
+_VICTIM = re.compile(VICTIM_WORDS, re.IGNORECASE)  # torch's spelling varies
+# Faults of the rank itself. NCCL reports them as "unhandled system error" too, and its watchdog ends the process.
 _OWN = re.compile(
     r"No space left on device|out of memory|CUDA error|illegal memory access|shared memory segment|"
     r"no socket interface found|Duplicate GPU|uncorrectable ECC|Too many open files|Cannot allocate memory",
@@ -45,17 +42,18 @@ _OLD_DIED = re.compile(r"CalledProcessError: Command .* died with <Signals\.(SIG
 
 
 class Words(NamedTuple):
-    """The end of what a process said on stderr."""
+    """The end of a process's stderr."""
 
-    traceback: Optional[str]  # the last one, with the chain that led to it
-    error: str  # its exception, all lines of it; "" without a traceback
-    uncaught: bool  # torch's hook for uncaught exceptions printed it
-    rest: List[str]  # what came after it (without one: everything), less warnings and log lines
+    traceback: Optional[str]  # the last traceback, with the chain of exceptions before it
+    error: str  # all lines of its exception; "" without a traceback
+    uncaught: bool  # torch's hook for uncaught exceptions printed the traceback
+    rest: List[str]  # the lines after the traceback (without a traceback: all lines), less warnings and log lines
 
     def ended_it(self, quiet: bool) -> bool:
-        """Whether the exception ended the process: it did not continue its work after it.
+        """Return whether the exception ended the process.
 
-        ``quiet``: nothing came later than the traceback. Else what looks like its last lines may be other output.
+        ``quiet``: the process wrote nothing after the traceback. Otherwise the last lines of a long exception may be
+        other output.
         """
         if self.traceback is None or self.uncaught:
             return self.uncaught
@@ -71,9 +69,9 @@ class _Block(NamedTuple):
 
 
 def read(text: str) -> Words:
-    """What ``text`` says.
+    """Return the last traceback of ``text`` and the lines after it.
 
-    A traceback that python only mentions ("Exception ignored in ...") is not what ended the process.
+    A traceback that Python only mentions ("Exception ignored in ...") does not count: it ended no process.
     """
     raw = text.replace("\r\n", "\n").split("\n")
     hooked = [bool(_PREFIX.match(line)) for line in raw]
@@ -82,8 +80,8 @@ def read(text: str) -> Words:
     if block is None:
         return Words(None, "", False, _plain(lines))
     trace = "\n".join(lines[block.start : block.end]).rstrip()
-    if len(trace) > MAX_TRACEBACK:
-        trace = "...\n" + trace[-MAX_TRACEBACK:]
+    if len(trace) > TRACEBACK_CHARACTERS:
+        trace = "...\n" + trace[-TRACEBACK_CHARACTERS:]
     error = "\n".join(lines[block.error : block.end]).rstrip()
     return Words(trace, error, hooked[block.error], _plain(lines[block.end :]))
 
@@ -104,7 +102,7 @@ def _last_block(lines: Sequence[str], hooked: Sequence[bool]) -> Optional[_Block
 
 
 def _error_of(lines: Sequence[str], index: int) -> Optional[int]:
-    """Where the exception of the traceback at ``index`` begins."""
+    """Return the line where the exception of the traceback at ``index`` begins."""
     for at in range(index + 1, len(lines)):
         line = lines[at]
         if line and not line[0].isspace():
@@ -113,11 +111,11 @@ def _error_of(lines: Sequence[str], index: int) -> Optional[int]:
 
 
 def _end_of(lines: Sequence[str], hooked: Sequence[bool], error: int) -> int:
-    """Past the last line of the exception: a message may have many, and gives the reason in its last ones.
+    """Return the line after the exception. A message may have many lines, with the reason at its end.
 
-    Torch's hook marks them all. Without it they end at an empty line, or where something else begins.
+    Torch's hook marks every line. Without the hook the message ends at an empty line or at the next log line.
     """
-    stop = min(len(lines), error + MAX_ERROR_LINES)
+    stop = min(len(lines), error + ERROR_LINES)
     for at in range(error + 1, stop):
         line = lines[at]
         if line.startswith(TRACEBACK) or line in _CHAIN or _LOG.match(line) or _CHATTER.match(line):
@@ -128,10 +126,10 @@ def _end_of(lines: Sequence[str], hooked: Sequence[bool], error: int) -> int:
 
 
 def _plain(lines: Sequence[str]) -> List[str]:
-    """The lines that say anything, without warnings and the log lines of torch, NCCL and the launcher."""
+    """Return the lines that are neither empty, nor warnings, nor log lines of torch, NCCL and the launcher."""
     found: List[str] = []
     lines = _without_notice(lines)
-    source = False  # python prints the line of source that a warning is about below it
+    source = False  # Python prints the line of source below its warning
     for line in lines:
         if _CHATTER.match(line):
             source = "Warning: " in line
@@ -142,7 +140,7 @@ def _plain(lines: Sequence[str]) -> List[str]:
 
 
 def _without_notice(lines: Sequence[str]) -> List[str]:
-    """Without what torch.distributed.launch says of itself: a warning of many lines, down to the line of source."""
+    """Drop the notice of torch.distributed.launch: a warning of many lines that ends with a line of source."""
     kept: List[str] = []
     at = 0
     while at < len(lines):
@@ -156,7 +154,7 @@ def _without_notice(lines: Sequence[str]) -> List[str]:
 
 
 def peer_words(text: str) -> Optional[str]:
-    """What a rank says whose peer has failed or hangs; None: it says nothing of it, or names a fault of its own."""
+    """Return the words by which a rank reports a peer's failure; None without them, or if it names its own fault."""
     found = _VICTIM.search(text)
     return None if found is None or _OWN.search(text) else found.group(0)
 
@@ -167,7 +165,7 @@ def one_line(text: str, limit: int = 400) -> str:
 
 
 def failures(text: str) -> List[Tuple[int, int, Optional[int], bool]]:
-    """(rank, local rank, exit code, root cause?) of every failure in torch's own report."""
+    """Return (rank, local rank, exit code, root cause?) of every failure in torch's report."""
     root = None
     for root in ROOT.finditer(text):  # noqa: B007  the last one counts: elastic jobs restart
         pass
@@ -185,14 +183,16 @@ def failures(text: str) -> List[Tuple[int, int, Optional[int], bool]]:
 
 
 def first_failure(text: str) -> Optional[Tuple[int, int]]:
-    """(local rank, exit code) of the failure that torch's launcher has seen: it says so before it ends the others, and
-    its report may follow minutes later."""
+    """Return (local rank, exit code) of the failure that torch's launcher logs before it ends the other ranks.
+
+    Its report may follow minutes later.
+    """
     found = _SEEN.findall(text)
     return (int(found[-1][1]), int(found[-1][0])) if found else None
 
 
 def old_exit_code(text: str) -> Optional[int]:
-    """The exit code (negative for a signal) that a launcher before torch 1.9 reports; None where it does not."""
+    """Return the exit code (negative for a signal) in the report of a launcher before torch 1.9, or ``None``."""
     old = _OLD_EXIT.search(text)
     if old:
         return int(old.group(1))

@@ -18,7 +18,8 @@ import tempfile
 import time
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
-from ddpctl_worker.machine.acceptor import BACKLOG, Acceptor, Session
+from ddpctl_worker.machine.acceptor import Acceptor, Session
+from ddpctl_worker.machine.limits import BACKLOG
 from ddpctl_worker.machine.net import listen
 from ddpctl_worker.store.incoming import Incoming, IncomingFile
 from ddpctl_worker.wire.channel import WorkerError
