@@ -19,7 +19,7 @@ from importlib.abc import Traversable
 from importlib.resources import files
 
 from ddpctl.errors import PythonMissing, RemoteError, ShellBroken
-from ddpctl.transport.limits import NOISE_BYTES
+from ddpctl.transport.limits import BANNER_LINE_BYTES, NOISE_BYTES
 from ddpctl_worker.wire.contract import BANNER, MIN_PYTHON
 
 PACKAGE = "ddpctl_worker"
@@ -28,7 +28,6 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say: no clock may get i
 BOOTSTRAP = 'import json,sys;ddpctl=json.loads(sys.stdin.buffer.readline().decode());exec(ddpctl["program"])'
 
 _PACKING = threading.Lock()
-_ANSWER_BYTES = 256  # the banner's own line
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class BannerReader:
             if end >= 0:
                 self.rest = bytes(self._buffer[end + 1 :])
                 return self._buffer[start:end].decode("ascii", "replace").strip()
-            if len(self._buffer) - start > _ANSWER_BYTES:
+            if len(self._buffer) - start > BANNER_LINE_BYTES:
                 raise ShellBroken("the worker's first line does not end")
         elif len(self._buffer) > NOISE_BYTES:
             raise ShellBroken(

@@ -17,7 +17,7 @@ from ddpctl.errors import DdpctlError, LinkLost, RemoteError, ShellBroken
 from ddpctl.transport import answers, bootstrap
 from ddpctl.transport.base import Frame, OnFrame
 from ddpctl.transport.bootstrap import Payload, payload
-from ddpctl.transport.limits import BANNER_S, ENDED_S, MESSAGE_LETTERS, POLL_S, READY_S
+from ddpctl.transport.limits import BANNER_S, ENDED_S, EXIT_CODE_S, MESSAGE_LETTERS, POLL_S, READY_S
 from ddpctl.transport.pipe import FrameReader, Pipe, garbled
 from ddpctl.transport.watch import Ender, Sender, Watch
 from ddpctl_worker.wire import contract
@@ -115,7 +115,9 @@ class Worker:
                     watch.heard()
                     return word, reader.rest
             elif data is not None:
-                raise bootstrap.no_banner(self._python, self.pipe.exit_code(2.0), reader.noise, self.pipe.stderr())
+                raise bootstrap.no_banner(
+                    self._python, self.pipe.exit_code(EXIT_CODE_S), reader.noise, self.pipe.stderr()
+                )
             if time.monotonic() > until:
                 said = bootstrap.last_line(self.pipe.stderr(), reader.noise)
                 raise ShellBroken(
@@ -156,7 +158,7 @@ class Worker:
 
     def _ended(self) -> RemoteError:
         """The stream ended without a result: the worker died (a link that died raises by itself)."""
-        code = self.pipe.exit_code(2.0)
+        code = self.pipe.exit_code(EXIT_CODE_S)
         said = bootstrap.last_line(self.pipe.stderr())
         return died(f"exit status {code}" if code >= 0 else "no exit status", said)
 

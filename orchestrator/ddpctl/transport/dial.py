@@ -18,6 +18,7 @@ from ddpctl.transport.limits import (
     KEEPALIVE_EVERY_S,
     KEEPALIVE_IDLE_S,
     NAMES,
+    REFUSAL_S,
     RESOLVE_DEAD_S,
     RESOLVE_S,
     USER_TIMEOUT_MS,
@@ -161,7 +162,7 @@ def readable(sock: socket.socket, timeout: float) -> bool:
 
 def _ended(sock: socket.socket, seen: int) -> bool:
     """True when the server closes within a moment of its first words."""
-    until = time.monotonic() + 0.5
+    until = time.monotonic() + REFUSAL_S
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP if hasattr(select, "POLLRDHUP") else select.POLLHUP)
     while time.monotonic() < until:

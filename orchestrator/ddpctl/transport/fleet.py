@@ -17,7 +17,7 @@ from ddpctl.errors import DdpctlError, InternalFault, Interrupted, UsageError, a
 from ddpctl.transport import ssh_config
 from ddpctl.transport.base import FleetOutcome, Transport
 from ddpctl.transport.identities import KeyRing
-from ddpctl.transport.limits import CLOSE_S, DIALS, WORKERS
+from ddpctl.transport.limits import CLOSE_S, DIALS, PROXY_FILES, RESULT_LOOK_S, SPARE_FILES, WORKERS
 from ddpctl.transport.local import LocalTransport
 from ddpctl.transport.prompts import Prompter, Say
 from ddpctl.transport.route import Hop, resolve
@@ -31,10 +31,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 OnDone = Callable[[str, T | DdpctlError], None]
 _Done = tuple[str, T | None, DdpctlError | None]
-_FILES_PROXIED = 4  # of a host behind a ProxyCommand: two while it starts, two that stay
 USER_CONFIG = "~/.ssh/config"
-_SPARE_FILES = 64  # descriptors besides the connections
-_STEP_S = 0.5
 
 
 class SSHFleet:
@@ -143,7 +140,7 @@ def open_connector(hops: Collection[Hop], prompter: Prompter | None = None, say:
     """What makes the connections to ``hops``: its keys are loaded and unlocked, nothing is connected yet."""
     ring = KeyRing(prompter)
     ring.unlock(each for hop in hops for each in with_jumps(hop))
-    _allow_files(sum(_FILES_PROXIED if hop.proxy_command else 1 for hop in hops))
+    _allow_files(sum(PROXY_FILES if hop.proxy_command else 1 for hop in hops))
     return Connector(ring, say)
 
 
@@ -183,7 +180,7 @@ def with_jumps(hop: Hop) -> list[Hop]:
 def _allow_files(connections: int) -> None:
     """Room for the descriptors of the connections: the usual soft limit is 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + _SPARE_FILES
+    wanted = connections + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -236,7 +233,7 @@ def _next(done: queue.SimpleQueue[_Done[T]]) -> _Done[T]:
     """The next host that is done. Waits in short steps: a signal may have gone to another thread."""
     while True:
         with suppress(queue.Empty):
-            return done.get(timeout=_STEP_S)
+            return done.get(timeout=RESULT_LOOK_S)
 
 
 def _collect(hosts: tuple[str, ...], done: queue.SimpleQueue[_Done[T]], on_done: OnDone[T] | None) -> FleetOutcome[T]:

@@ -14,7 +14,9 @@ from paramiko.common import cMSG_CHANNEL_REQUEST
 from ddpctl.errors import ConnectError, LinkLost, RemoteError, Unreachable
 from ddpctl.transport.dial import Dropped, silent
 from ddpctl.transport.limits import (
+    CHANNEL_READ_BYTES,
     CHANNEL_S,
+    CHANNEL_WRITE_BYTES,
     CHANNELS,
     DYING_S,
     FIRST_BYTE_S,
@@ -91,8 +93,6 @@ class Connection(paramiko.Transport):
                 step()
 
 
-_READ = 1 << 21  # everything that is there: a partial read would move the rest
-_WRITE = 32_000  # fits into one packet
 _OPEN_FAILED_CONNECT = 2  # RFC 4254: SSH_OPEN_CONNECT_FAILED
 _OPEN_PROHIBITED = 1  # SSH_OPEN_ADMINISTRATIVELY_PROHIBITED
 
@@ -280,7 +280,7 @@ class ChannelPipe:
 
     def send(self, data: memoryview, timeout: float) -> int:
         try:
-            taken = self._channel.send(bytes(data[:_WRITE]))
+            taken = self._channel.send(bytes(data[:CHANNEL_WRITE_BYTES]))
         except TimeoutError:
             return 0
         except (paramiko.SSHException, EOFError, OSError):
@@ -296,7 +296,7 @@ class ChannelPipe:
     def recv(self, timeout: float) -> bytes | None:
         self._channel.settimeout(timeout)
         try:
-            data = self._channel.recv(_READ)
+            data = self._channel.recv(CHANNEL_READ_BYTES)
         except TimeoutError:
             data = None
         except (paramiko.SSHException, EOFError, OSError) as error:
@@ -309,7 +309,7 @@ class ChannelPipe:
     def _drain(self) -> None:
         """What is on stderr counts against the window too: left there it would stop stdout."""
         while self._channel.recv_stderr_ready():
-            self._tail.add(self._channel.recv_stderr(_READ))
+            self._tail.add(self._channel.recv_stderr(CHANNEL_READ_BYTES))
 
     def stderr(self) -> bytes:
         self._drain()

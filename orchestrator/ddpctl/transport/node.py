@@ -25,14 +25,13 @@ from invoke.runners import Local, Runner
 from ddpctl.errors import RemoteError
 from ddpctl.spec.command import Ran
 from ddpctl.transport.guarded import guarded
-from ddpctl.transport.limits import CHANNEL_S, ENDING_S, OUTPUT_BYTES, POLL_S
+from ddpctl.transport.limits import CHANNEL_S, ENDING_S, OUTPUT_BYTES, POLL_S, PROMPT_BYTES
 from ddpctl.transport.link import HopLogin
 from ddpctl.transport.pipe import Tail
 from ddpctl.transport.route import Hop
 
 # No program can print this by chance and be given the password.
 PROMPT = f"[ddpctl {secrets.token_hex(16)}]"
-_PROMPT_BYTES = 4096  # sudo asks before the command has said anything; its lecture fits in
 
 
 class _Bounded(Runner):
@@ -79,7 +78,7 @@ class _Bounded(Runner):
         while data := reader(self.read_chunk_size):
             tail.add(data)
             total += len(data)
-            if self.watchers and total <= _PROMPT_BYTES:
+            if self.watchers and total <= PROMPT_BYTES:
                 self.respond([self.decode(tail.get())])
         if total > OUTPUT_BYTES:
             buffer_.append(f"[{total - OUTPUT_BYTES} earlier bytes were left out]\n")

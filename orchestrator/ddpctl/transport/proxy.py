@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from ddpctl.errors import Unreachable
 from ddpctl.transport.dial import Dropped, readable
-from ddpctl.transport.limits import CONNECT_S, FIRST_BYTE_S
+from ddpctl.transport.limits import CONNECT_S, FIRST_BYTE_S, PROXY_END_S, PROXY_KILL_S, PROXY_STDERR_BYTES
 from ddpctl.transport.pipe import Tail
 from ddpctl.transport.route import Hop
 from ddpctl.transport.ssh_config import in_shell
@@ -36,7 +36,7 @@ class ProxySocket:
         assert self._child.stderr is not None
         self._err = self._child.stderr
         os.set_blocking(self._err.fileno(), False)
-        self._tail = Tail(4096)
+        self._tail = Tail(PROXY_STDERR_BYTES)
         try:
             self._await_first_byte(hop)
         except BaseException:
@@ -70,7 +70,7 @@ class ProxySocket:
         except OSError:
             pass
         with suppress(subprocess.TimeoutExpired):
-            self._child.wait(1.0)
+            self._child.wait(PROXY_END_S)
         said = self._said()
         if self._child.returncode:
             raise Unreachable(
@@ -88,7 +88,7 @@ class ProxySocket:
     def _drain(self) -> None:
         """stderr must not fill up and stop the command."""
         with suppress(BlockingIOError, ValueError, OSError):
-            self._tail.add(os.read(self._err.fileno(), 4096))
+            self._tail.add(os.read(self._err.fileno(), PROXY_STDERR_BYTES))
 
     def settimeout(self, timeout: float | None) -> None:
         self._sock.settimeout(timeout)
@@ -114,13 +114,13 @@ class ProxySocket:
             return
         self._closed = True
         self._end()
-        until = time.monotonic() + 1.0
+        until = time.monotonic() + PROXY_END_S
         while self._child.poll() is None and time.monotonic() < until:
             time.sleep(0.01)
         if self._child.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
-            self._child.wait(5)
+            self._child.wait(PROXY_KILL_S)
         self._sock.close()
         self._err.close()
 

@@ -20,14 +20,13 @@ from functools import cache
 from pathlib import Path
 
 from ddpctl.errors import UsageError
-from ddpctl.transport.limits import MATCH_EXEC_S
+from ddpctl.transport.limits import INCLUDE_DEPTH, MATCH_EXEC_S
 from ddpctl.transport.ssh_words import Patterns, expand, first, keyword, words
 
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 _MANY = frozenset({"identityfile", "certificatefile"})  # every value counts, not the first alone
 _WHOLE_LINE = frozenset({"userknownhostsfile", "globalknownhostsfile"})  # several files, kept apart by line ends
 _COMMANDS = frozenset({"proxycommand", "proxyjump", "knownhostscommand", "localcommand", "remotecommand"})
-_MAX_DEPTH = 16
 _PATTERN = re.compile(r"[*?!]")
 
 Options = dict[str, list[str]]
@@ -185,9 +184,10 @@ class _Parser:
         self.names: list[str] = []
 
     def blocks(self, text: str, source: str, depth: int) -> list[Block]:
-        if depth > _MAX_DEPTH:
+        if depth > INCLUDE_DEPTH:
             raise UsageError(
-                f"{source}: Include goes deeper than {_MAX_DEPTH} files", hint="look for files that include each other"
+                f"{source}: Include goes deeper than {INCLUDE_DEPTH} files",
+                hint="look for files that include each other",
             )
         found = [Block(lambda _asked: True)]
         for number, line in enumerate(text.split("\n"), 1):

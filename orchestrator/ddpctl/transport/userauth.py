@@ -26,11 +26,10 @@ from paramiko.common import (
 
 from ddpctl.transport.certificates import TAIL
 from ddpctl.transport.identities import Identity
+from ddpctl.transport.limits import LOGIN_LOOK_S, PROMPTS, SERVER_BANNER_LETTERS
 from ddpctl.transport.link import Connection
 
 _PK_OK = MSG_USERAUTH_INFO_REQUEST  # the same number, by the method that was asked for
-_LOOK_S = 0.5  # how often a login looks whether its connection was closed
-_BANNER = 4096
 _SHA2 = ("rsa-sha2-512", "rsa-sha2-256")
 
 
@@ -168,7 +167,7 @@ class Userauth:
         until = time.monotonic() + self._patience
         while True:
             try:
-                kind, message = self._answers.get(timeout=_LOOK_S)
+                kind, message = self._answers.get(timeout=LOGIN_LOOK_S)
             except queue.Empty:
                 if not self._connection.is_active() or time.monotonic() > until:
                     raise NoAnswer(silent=self._connection.is_active()) from None
@@ -192,7 +191,7 @@ class Userauth:
         self._answers.put((MSG_USERAUTH_SUCCESS, message))
 
     def _heard(self, message: paramiko.Message) -> None:
-        self.banner = (self.banner + message.get_string().decode("utf-8", "replace"))[:_BANNER]
+        self.banner = (self.banner + message.get_string().decode("utf-8", "replace"))[:SERVER_BANNER_LETTERS]
 
     def abort(self) -> None:
         """The connection has ended."""
@@ -208,5 +207,5 @@ class Userauth:
 def _prompts(message: paramiko.Message) -> tuple[bool, ...]:
     for _ in ("title", "instructions", "language"):
         message.get_string()
-    prompts = [(message.get_string(), message.get_boolean()) for _ in range(min(message.get_int(), 64))]
+    prompts = [(message.get_string(), message.get_boolean()) for _ in range(min(message.get_int(), PROMPTS))]
     return tuple(shown for _, shown in prompts)
