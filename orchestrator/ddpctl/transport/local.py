@@ -1,4 +1,4 @@
-"""This machine as a host: the same worker over a subprocess's pipes, without SSH."""
+"""This machine as a host: the same worker over the pipes of a subprocess, without SSH."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ProcessPipe:
-    """A child in a session of its own: Ctrl-C on our terminal is not its business, closing the pipe ends it."""
+    """A child process in its own session: Ctrl-C on the terminal does not reach it, closing the pipe ends it."""
 
     def __init__(self, argv: list[str]) -> None:
         self._child = subprocess.Popen(
@@ -113,7 +113,7 @@ class ProcessPipe:
             if self._out.closed:
                 return
             with self._in_lock:
-                self._in.close()  # the worker's stdin ends: it stops by itself
+                self._in.close()  # the end of its stdin stops the worker
             self.stderr()
             self._out.close()
             if self.exit_code(LOCAL_END_S) < 0:
@@ -122,7 +122,7 @@ class ProcessPipe:
             self._err.close()
 
     def _end(self) -> None:
-        """It does not obey: end its session, first politely."""
+        """End the child's session: SIGTERM, then SIGKILL."""
         for number, patience in ((signal.SIGTERM, LOCAL_TERM_S), (signal.SIGKILL, LOCAL_KILL_S)):
             with suppress(ProcessLookupError):
                 os.killpg(self._child.pid, number)
@@ -159,7 +159,7 @@ class LocalTransport(conversation.WorkerTransport):
             raise conversation.at(self.host, unfit) from None
 
     def run(self, argv: Sequence[str], *, timeout: float | None = 60.0, password: str | None = None) -> Ran:
-        from ddpctl.transport import node  # fabric is not for everyone
+        from ddpctl.transport import node  # fabric loads slowly and only `exec` needs it
 
         with self._lock:
             self._node = self._node or node.ThisMachine()

@@ -19,11 +19,14 @@ from ddpctl.transport.ssh_config import in_shell
 
 
 class ProxyEnded(Dropped):
-    """The command ended without output and without an error: the server, or what is between, hung up."""
+    """The command ended without output and without an error: the server, or a host on the way, hung up."""
 
 
 class ProxySocket:
-    """What paramiko needs of a socket: one, with a child at its other end. (paramiko's own waits for full buffers.)"""
+    """The methods of a socket that paramiko uses, on a socket pair with a child at the other end.
+
+    paramiko's own ProxyCommand waits until buffers are full.
+    """
 
     def __init__(self, hop: Hop) -> None:
         self._closed = False
@@ -44,7 +47,7 @@ class ProxySocket:
             raise
 
     def _started(self, hop: Hop, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        """As ssh(1) does it: the user's own line, from the user's own file, in the user's shell."""
+        """Start the user's own line in the user's shell, as ssh(1) does."""
         try:
             return subprocess.Popen(
                 in_shell(f"exec {hop.proxy_command}"),
@@ -86,7 +89,7 @@ class ProxySocket:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def _drain(self) -> None:
-        """stderr must not fill up and stop the command."""
+        """Read stderr, because a full pipe would stop the command."""
         with suppress(BlockingIOError, ValueError, OSError):
             self._tail.add(os.read(self._err.fileno(), PROXY_STDERR_BYTES))
 
@@ -102,7 +105,7 @@ class ProxySocket:
 
     def shutdown(self, how: int) -> None:
         with suppress(OSError):
-            self._sock.shutdown(how)  # wakes the thread that reads
+            self._sock.shutdown(how)  # wakes the reading thread
         self._end()
 
     def _end(self) -> None:
