@@ -10,6 +10,7 @@ from typing import Any
 
 from ddpctl.checks import hca, report
 from ddpctl.checks.base import NO_HARDWARE, Check, View
+from ddpctl.checks.limits import REHEARSAL_ENDS_S
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import by
 from ddpctl.spec.ranges import fold
@@ -18,7 +19,6 @@ from ddpctl_worker.wire.contract import VICTIM_WORDS
 SOCKET = "Socket"
 _USING = re.compile(r"Using network (.+)")
 _GDR = re.compile(r"GPU Direct RDMA (Enabled|Disabled) for ")
-AT_ONCE_S = 3.0  # the nodes begin and end within so much of each other
 # What the ranks of the other nodes say when one of them is missing: no cause, but its echo.
 _ECHO = re.compile(VICTIM_WORDS + r"|timed out|timeout|connection reset", re.IGNORECASE)
 
@@ -112,7 +112,7 @@ def _place(rank: _Rank, answer: Mapping[str, Any]) -> str:
 
 def _ended_by_itself(answer: Mapping[str, Any], given_up: float) -> bool:
     """A launcher that ends about when another node gives up (seconds from the start) has only lost its connection."""
-    return answer.get("exit_code") not in (None, 0) and float(answer["seconds"]) < given_up - AT_ONCE_S
+    return answer.get("exit_code") not in (None, 0) and float(answer["seconds"]) < given_up - REHEARSAL_ENDS_S
 
 
 def _finding(host: str, ranks: Sequence[_Rank], answer: Mapping[str, Any], waiting: Sequence[_Rank]) -> Finding:

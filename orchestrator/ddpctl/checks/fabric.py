@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View
+from ddpctl.checks.limits import NEIGHBOURS_GIVEN
 from ddpctl.checks.mesh import mesh_check, names, network_answer, network_question, not_dialled
 from ddpctl.spec.fabric import HostNetwork, candidates, host_network, is_literal
 from ddpctl.spec.finding import Finding
@@ -18,7 +19,6 @@ from ddpctl.spec.fold import by
 from ddpctl.spec.mesh import Dial, Mesh
 from ddpctl.spec.ranges import fold
 
-LEAST_ROOM = 8192  # what is proposed
 _LARGER_TABLE = (
     "give the kernel a larger table. All containers of a machine share one: set it on the machine itself. It is lost "
     "at a reboot unless the same keys are in /etc/sysctl.d/"
@@ -229,7 +229,7 @@ def _too_small(view: View, host: str, need: int, table: Mapping[str, int]) -> Fi
 
 
 def _command(view: View, host: str, need: int) -> str:
-    limit = max(LEAST_ROOM, 4 * need)
+    limit = max(NEIGHBOURS_GIVEN, 4 * need)
     keys = [f"net.ipv4.neigh.default.gc_thresh{n}={limit >> (3 - n)}" for n in (3, 2, 1)]
     return report.as_root(view, host, f"sysctl -w {' '.join(keys)}")
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ddpctl.checks import hca, report
 from ddpctl.checks.base import RECORDED, Check, View
 from ddpctl.checks.fabric import networks_of
+from ddpctl.checks.limits import FASTER_TIMES
 from ddpctl.checks.mesh import mesh_check, network_question, of_mesh, one_host
 from ddpctl.checks.mesh.faults import wrong_address
 from ddpctl.spec.fabric import HostNetwork, NodeAddress
@@ -17,7 +18,6 @@ from ddpctl.spec.fold import by
 from ddpctl.spec.mesh import OK, Fabric, Mesh
 from ddpctl.spec.ranges import fold
 
-FASTER = 2.0  # times the chosen network
 _VPN = re.compile(r"(tailscale|wg|tun|tap|zt|nebula|utun|ppp|netmaker)")
 
 
@@ -75,7 +75,7 @@ def _is_better(found: Mapping[str, NodeAddress], mine: Mapping[str, NodeAddress]
     if theirs is None:
         return False
     tunnels = any(_VPN.match(entry.interface) for entry in mine.values())
-    return tunnels or (ours is not None and theirs >= FASTER * ours)
+    return tunnels or (ours is not None and theirs >= FASTER_TIMES * ours)
 
 
 def _slower(mine: Mapping[str, NodeAddress], better: Mapping[str, NodeAddress]) -> Finding:

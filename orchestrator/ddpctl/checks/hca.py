@@ -10,10 +10,11 @@ from typing import Any
 from ddpctl.checks import env, python
 from ddpctl.checks.base import View
 from ddpctl.checks.gpu.use import uses_gloo
+from ddpctl.checks.limits import ADAPTERS_S
 from ddpctl.spec.nvidia import numbers
 from ddpctl.spec.question import Question
 
-PORTS = Question("infiniband", deadline=8.0)
+PORTS = Question("infiniband", deadline=ADAPTERS_S)
 ASK = (PORTS, env.question)
 Port = Mapping[str, Any]
 

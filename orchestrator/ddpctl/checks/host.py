@@ -13,18 +13,15 @@ from typing import Any
 from ddpctl.checks import report
 from ddpctl.checks.base import RECORDED, Check, Target, View
 from ddpctl.checks.gpu.use import uses_gloo
+from ddpctl.checks.limits import C10D_SKEW_S, CLOCK_SURE_S, NAMES_S, SKEW_S, SLOW_NAMES_S
 from ddpctl.checks.python import PYTHON
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by, named
 from ddpctl.spec.question import Question
 
 MACHINE = Question("machine")
-NAMES = Question("names", deadline=12.0)  # a dead DNS server answers nothing for 5 s or more
-SLOW_NAMES_S = 2.0
-SKEW_S = 5.0
-SURE_S = 1.0  # clocks that are known better than this are told by their difference
+NAMES = Question("names", deadline=NAMES_S)
 _FIX_NAMES = "add the nodes to /etc/hosts, or a DNS server that answers to /etc/resolv.conf"
-C10D_SKEW_S = 15.0  # its heartbeats are wall-clock times and expire after 3 x 5 s
 Machines = Mapping[str, Mapping[str, Any]]
 _NEW_MACHINE_ID = "rm -f /etc/machine-id /var/lib/dbus/machine-id; systemd-machine-id-setup"
 
@@ -222,8 +219,8 @@ def _judge_clock(view: View) -> Iterable[Finding]:
 def _agreement(view: View, offsets: dict[str, float]) -> str:
     """How well the clocks agree, and of which hosts nobody can say so well: a slow login blurs what is measured."""
     unsure = {host: timing.uncertainty for host, timing in view.timings.items()}
-    sure = [offset for host, offset in offsets.items() if unsure[host] <= SURE_S]
-    blurred = [host for host in offsets if unsure[host] > SURE_S]
+    sure = [offset for host, offset in offsets.items() if unsure[host] <= CLOCK_SURE_S]
+    blurred = [host for host in offsets if unsure[host] > CLOCK_SURE_S]
     said = f"clocks agree to within {max(max(sure) - min(sure), 0.1):.1f} s" if sure else "no clock seems to be off"
     if not blurred:
         return said

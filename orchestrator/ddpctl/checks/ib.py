@@ -12,10 +12,10 @@ from ddpctl.checks.base import NO_HARDWARE, Check, View
 from ddpctl.checks.hca import Port
 from ddpctl.checks.host import MACHINE
 from ddpctl.checks.host_limits import RELOGIN, raise_limit
+from ddpctl.checks.limits import MEMLOCK_LEAST_BYTES
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by_value, named
 
-LEAST_MEMLOCK = 1 << 30  # bytes; NCCL pins its buffers, some hundred MB a rank
 FINDS_GID = (2, 21)  # NCCL looks for the index by itself from here on; before, it takes entry 0
 V2 = "RoCE v2"
 
@@ -119,7 +119,7 @@ def _judge_memlock(view: View) -> Iterable[Finding]:
         if machine is None or machine.get("locks_memory", machine["uid"] == 0):
             continue
         _, hard = machine["limits"]["memlock"]
-        if hard is None or hard >= LEAST_MEMLOCK:
+        if hard is None or hard >= MEMLOCK_LEAST_BYTES:
             continue
         boxed = bool(machine.get("container")) or machine["uid"] == 0
         yield report.error(

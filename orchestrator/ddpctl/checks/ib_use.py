@@ -9,6 +9,7 @@ from ddpctl.checks import env, hca, python, report
 from ddpctl.checks.base import NO_HARDWARE, Check, Target, View
 from ddpctl.checks.gpu.use import smis, uses_gloo
 from ddpctl.checks.hca import Port
+from ddpctl.checks.limits import FAST_ETHERNET_GBIT
 from ddpctl.checks.python import PYTHON
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.nvidia import KERNEL, SMI, numbers
@@ -16,7 +17,6 @@ from ddpctl.spec.values import plural
 
 BOTH_PEERMEM = (2, 23)  # from here on NCCL knows nvidia_peermem by its new name as well
 DMABUF = ((5, 12), (2, 13))  # Linux and NCCL that reach GPU memory without a module, with NVIDIA's open driver
-FAST_ETHERNET = 100  # Gb/s; a slower adapter that knows RoCE as well is seldom meant for it
 PLUGIN = "aws-ofi-nccl"
 _WHERE_SET = "/etc/nccl.conf /etc/environment /etc/profile.d/* ~/.nccl.conf ~/.bashrc ~/.profile"
 _BOX = "a container: `docker run --device=/dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1`; "
@@ -97,7 +97,7 @@ def _blocked(host: str, value: Mapping[str, Any], mine: list[Port]) -> Finding |
         command = "ls /etc/libibverbs.d; ibv_devices"
     return report.finding(
         Severity.INFO
-        if all(hca.is_roce(port) and hca.rate(port) < FAST_ETHERNET for port in mine)
+        if all(hca.is_roce(port) and hca.rate(port) < FAST_ETHERNET_GBIT for port in mine)
         else Severity.WARNING,
         host,
         f"{hca.summary(mine)} are up, but {what} from where the job runs: {why}",

@@ -7,15 +7,13 @@ from typing import Any
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.limits import LEFTOVERS_S, TREE_S
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.question import Question
 from ddpctl.spec.script import read_script
 from ddpctl.spec.values import plural
-
-WALK_S = 12.0
-
 
 # --- script and data -------------------------------------------------------------------------------------------------
 
@@ -79,7 +77,7 @@ def _style(value: dict[str, Any]) -> Iterable[Finding]:
 def _tree(target: Target, want: Want) -> Question | None:
     if want.script is None or want.workdir is None:
         return None
-    return Question("tree", {"path": want.workdir}, WALK_S)
+    return Question("tree", {"path": want.workdir}, TREE_S)
 
 
 def _judge_code(view: View) -> Iterable[Finding]:
@@ -106,7 +104,7 @@ def _version(value: dict[str, Any]) -> str:
 
 def _data(want: Want, path: str) -> Question:
     params = {"path": path} | ({"workdir": want.workdir} if want.workdir else {})
-    return Question("path", params, WALK_S)
+    return Question("path", params, TREE_S)
 
 
 def _judge_data(view: View) -> Iterable[Finding]:
@@ -131,7 +129,7 @@ def _judge_data(view: View) -> Iterable[Finding]:
         )
 
 
-LEFTOVERS = Question("leftovers", deadline=8.0)
+LEFTOVERS = Question("leftovers", deadline=LEFTOVERS_S)
 
 
 def _judge_leftovers(view: View) -> Iterable[Finding]:

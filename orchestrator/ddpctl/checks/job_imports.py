@@ -10,13 +10,13 @@ from typing import Any
 from ddpctl.checks import python, report
 from ddpctl.checks.base import Check, Target, View, Want
 from ddpctl.checks.job import script_question
+from ddpctl.checks.limits import IMPORTS_S
 from ddpctl.checks.python import PYTHON, python_command
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.imports import Import, Imports, read_imports
 from ddpctl.spec.question import Question
 from ddpctl.spec.source import IF_IMPORTABLE, IF_THERE, NEEDED, SourceFault
 
-DEADLINE_S = 120.0
 # Packages that are not named as their module is.
 _PACKAGES = {
     "cv2": "opencv-python-headless",
@@ -47,7 +47,7 @@ def modules_question(target: Target, want: Want) -> Question | None:
         params["beside"] = _own_folders(target, want.script, want.workdir or "~")
     if want.managed:
         params["python"] = target.environment
-    return Question("modules", params, deadline=DEADLINE_S)
+    return Question("modules", params, deadline=IMPORTS_S)
 
 
 def _own_folders(target: Target, script: str, workdir: str) -> list[str]:

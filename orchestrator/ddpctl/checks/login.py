@@ -9,12 +9,12 @@ from typing import Any
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, View
+from ddpctl.checks.limits import LOGIN_S, SHELL_S, SLOW_SHELL_S
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
 
-LOGIN = Question("login", deadline=6.0)
-SHELL = Question("shell", deadline=10.0)
-SLOW_SHELL_S = 2.0
+LOGIN = Question("login", deadline=LOGIN_S)
+SHELL = Question("shell", deadline=SHELL_S)
 SYSTEM_UIDS = 1000  # logind leaves the shared memory of system users alone
 NO_SYSTEMD = "recorded output only: the test machine runs no systemd"
 _KEEP = (

@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.limits import DEVICES_S, TORCH_IMPORT_S
 from ddpctl.checks.ssh import judge_errors
 from ddpctl.errors import PythonMissing
 from ddpctl.spec.finding import Finding, Severity
@@ -22,8 +23,6 @@ from ddpctl.spec.question import Question
 
 PYTHON = Question("python")
 MANAGED = "`environment: {mode: managed, packages: [torch==...]}` makes ddpctl install the same one on every node"
-IMPORT_DEADLINE_S = 60.0
-LIVE_DEADLINE_S = 20.0
 # Variables of the job that change which libraries an import finds, and which devices.
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 _IMPORT_ENV = ("LD_LIBRARY_PATH", "PYTHONPATH", "LD_PRELOAD", *_VISIBLE)
@@ -40,7 +39,7 @@ def installed(target: Target, want: Want) -> Question | None:
 
 
 def torch_import(target: Target, want: Want) -> Question | None:
-    return None if want.managed else Question("torch_import", _import_params(target), deadline=IMPORT_DEADLINE_S)
+    return None if want.managed else Question("torch_import", _import_params(target), deadline=TORCH_IMPORT_S)
 
 
 # The import, and the versions, which tell a torch that fails from one that is not there.
@@ -49,7 +48,7 @@ ASK_TORCH = (torch_import, installed)
 
 def live_question(target: Target, want: Want) -> Question:
     """What the driver's library sees now: the import of torch tells it too, where there is a torch to import."""
-    return torch_import(target, want) or Question("gpu_devices", _import_params(target), deadline=LIVE_DEADLINE_S)
+    return torch_import(target, want) or Question("gpu_devices", _import_params(target), deadline=DEVICES_S)
 
 
 def _import_params(target: Target) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, View
+from ddpctl.checks.limits import ALIKE_HOSTS
 from ddpctl.errors import (
     AgentSilent,
     AuthRefused,
@@ -23,14 +24,13 @@ from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import by, one_line, together
 from ddpctl_worker.wire.contract import NO_SPACE, UNSAFE_PATH, UNWRITABLE
 
-MANY = 16  # hosts with the same trouble: more than a person reads one by one
 # Kinds of a worker's refusal to start (see ddpctl_worker.wire.boot) that have a check of their own.
 DISK_KINDS = frozenset({NO_SPACE})
 FOLDER_KINDS = frozenset({UNWRITABLE, UNSAFE_PATH})
 
 
 def judge_errors(view: View, belongs: Callable[[DdpctlError], bool], fix: str) -> list[Finding]:
-    """A finding for every host whose error belongs to this check; one for all of them where MANY say the same.
+    """A finding for every host whose error belongs to this check; one for all of them where ALIKE_HOSTS say the same.
 
     ``fix`` is for an error that has no hint of its own.
     """
@@ -46,7 +46,7 @@ def judge_errors(view: View, belongs: Callable[[DdpctlError], bool], fix: str) -
         if belongs(error)
     ]
     alike = by(lambda finding: finding.gist, found).values()
-    return [finding for group in alike for finding in ([_for_all(group)] if len(group) >= MANY else group)]
+    return [finding for group in alike for finding in ([_for_all(group)] if len(group) >= ALIKE_HOSTS else group)]
 
 
 def _for_all(group: Sequence[Finding]) -> Finding:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MAX_DEPTH = 20  # nftables itself allows 16
-MAX_JUMPS = 1000  # in one walk; a dump that is not the kernel's own may branch at every step
+from ddpctl.checks.limits import CHAIN_DEPTH, CHAIN_JUMPS
+
 ACCEPT, DROP, REJECT, RETURN, JUMP, GOTO = "accept", "drop", "reject", "return", "jump", "goto"
 VERDICTS = frozenset({ACCEPT, DROP, REJECT, RETURN, JUMP, GOTO})
 STOPS = frozenset({DROP, REJECT})
@@ -184,7 +184,7 @@ def _run(
                 return end
             doubts.append(end)
         elif verdict in (JUMP, GOTO) and target is not None and target in chain.others:
-            if len(path) >= MAX_DEPTH or len(visited) >= MAX_JUMPS:
+            if len(path) >= CHAIN_DEPTH or len(visited) >= CHAIN_JUMPS:
                 continue
             inner: list[_End] = []
             visited.append(target)

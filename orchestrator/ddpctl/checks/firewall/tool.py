@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpctl.checks.firewall.rules import Blocked, BlockingRule, Chain
+from ddpctl.checks.limits import MULTIPORT_PORTS, SOURCES
 
 Dump = Mapping[str, Any]
 Span = tuple[int, int]
-_MULTIPORT = 15  # ports of one rule; a range counts twice
-MOST_SOURCES = 8  # more than these are one rule for their whole network
 
 
 @dataclass(frozen=True)
@@ -75,12 +74,12 @@ def merged(ports: Iterable[Span]) -> tuple[Span, ...]:
 def portions(spans: Sequence[Span]) -> list[str]:
     """Spans as the lists that one multiport rule takes each: ``29500,32768:60999``."""
     parts: list[list[str]] = [[]]
-    room = _MULTIPORT
+    room = MULTIPORT_PORTS
     for span in spans:
         cost = 1 if span[0] == span[1] else 2
         if cost > room:
             parts.append([])
-            room = _MULTIPORT
+            room = MULTIPORT_PORTS
         parts[-1].append(joined(span, ":"))
         room -= cost
     return [",".join(part) for part in parts]
@@ -90,7 +89,7 @@ def sources(peers: Sequence[str], nets: Sequence[str] = ()) -> tuple[str, ...]:
     """Exactly these addresses, neighbours as prefixes. Where that leaves many, and all lie in one network that the host
     is in, that network: one rule in place of hundreds."""
     exact = tuple(source for family in (4, 6) for source in collapsed(peers, family))
-    if len(exact) > MOST_SOURCES:
+    if len(exact) > SOURCES:
         addresses = [ipaddress.ip_address(peer) for peer in peers]
         for net in (ipaddress.ip_network(text, strict=False) for text in nets):
             if all(address.version == net.version and address in net for address in addresses):

@@ -9,17 +9,13 @@ from ddpctl.checks import report
 from ddpctl.checks.base import View
 from ddpctl.checks.gpu import use
 from ddpctl.checks.gpu.health import GpuState, by_host
+from ddpctl.checks.limits import APP_MIB, BUSY_MIB, BUSY_SHARE, OWNERS_SHOWN, WINDOWS_BUSY_SHARE
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
 from ddpctl.spec.nvidia import App, Gpu, Smi, labels
 from ddpctl.spec.values import plural
 
-APP_MIB = 512.0  # a process with less has no more than a context, or is a desktop's
-BUSY_MIB = 1024.0  # a desktop and the driver's own use stay below
-BUSY_SHARE = 0.05
-WINDOWS_SHARE = 0.5  # WSL2 shows no process of Windows, and its desktop takes what it likes
-SHOWN = 3  # owners named
 _SHARED = re.compile(r"\bG[HB]\d{2,3}\b")  # Grace: the kernel's page cache lies in the GPU's memory too
 _MPS = "nvidia-cuda-mps-server"
 _DEFAULT_MODE = use.smi_command("-i {gpus} -c DEFAULT")
@@ -43,12 +39,12 @@ def _busy(view: View, host: str, smi: Smi) -> Iterable[Finding]:
     owners = by(lambda app: (_who(app), app.job), apps)
     parts = [_uses(who, job, group, used) for (who, job), group in owners.items()]
     if parts:
-        more = f"; and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
+        more = f"; and {len(parts) - OWNERS_SHOWN} more" if len(parts) > OWNERS_SHOWN else ""
         runs = sorted({app.run for app in apps if app.run})
         pids = ",".join(str(app.pid) for app in apps if app.user)
         yield report.warning(
             host,
-            "; ".join(parts[:SHOWN]) + more,
+            "; ".join(parts[:OWNERS_SHOWN]) + more,
             fix=_free(runs, [app for app in apps if not app.run]),
             command=f"ps -o pid,user,lstart,args -p {pids}" if pids else None,
             evidence={"apps": [{"pid": a.pid, "user": a.user, "memory": a.memory, "gpu": a.uuid} for a in apps]},
@@ -89,7 +85,7 @@ def _free(runs: list[str], others: list[App]) -> str:
 
 def _full(smi: Smi, gpu: Gpu) -> bool:
     used, total = gpu.number("memory.used") or 0, gpu.number("memory.total") or 0
-    share = WINDOWS_SHARE if "/wsl/" in smi.program else BUSY_SHARE
+    share = WINDOWS_BUSY_SHARE if "/wsl/" in smi.program else BUSY_SHARE
     return used > max(BUSY_MIB, total * share) and not _SHARED.search(gpu.name or "")
 
 

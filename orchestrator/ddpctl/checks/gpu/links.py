@@ -9,13 +9,14 @@ from typing import Any
 from ddpctl.checks import env, python, report
 from ddpctl.checks.base import Target, View
 from ddpctl.checks.gpu import use
+from ddpctl.checks.limits import FABRIC_MANAGER_S
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.nvidia import KERNEL, SMI, Gpu, Smi, labels
 from ddpctl.spec.question import Question
 from ddpctl.spec.values import plural
 
-FABRIC = Question("fabric_manager", deadline=8.0)
+FABRIC = Question("fabric_manager", deadline=FABRIC_MANAGER_S)
 _DOWN = ("inactive", "failed", "activating", "deactivating")  # other words are no answer of systemd's
 _WAITING = ("In Progress", "Not Started")  # fabric.state, since Hopper
 PATHS = Question("gpu_paths")

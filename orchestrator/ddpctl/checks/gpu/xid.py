@@ -10,6 +10,7 @@ from typing import Any
 from ddpctl.checks import report
 from ddpctl.checks.base import View
 from ddpctl.checks.gpu import use
+from ddpctl.checks.limits import FRESH_XID_S, KERNEL_LOG_S
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
@@ -17,8 +18,7 @@ from ddpctl.spec.nvidia import Gpu, bus_of
 from ddpctl.spec.question import Question
 from ddpctl.spec.values import plural
 
-LOG = Question("kernel_log", deadline=8.0)
-FRESH_S = 86400.0  # an older fault of a GPU that was reset since is a warning
+LOG = Question("kernel_log", deadline=KERNEL_LOG_S)
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<bus>[0-9A-Fa-f:.]+)\): (?P<code>\d+)(?:,\s*(?P<rest>.*))?")
 _FALLEN = re.compile(r"NVRM:.*?GPU(?: at)? (?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+).*?fallen off the bus", re.DOTALL)
@@ -158,7 +158,7 @@ def _weigh(view: View, host: str, bus: str, code: int, last: Xid, reset: bool) -
         return Severity.INFO, "the job does not use this GPU"
     if code == _NO_INIT:
         return (Severity.ERROR, None) if gpu is None else (Severity.INFO, "it answers now")
-    fresh = code == 79 or last.age is None or last.age < FRESH_S
+    fresh = code == 79 or last.age is None or last.age < FRESH_XID_S
     if code not in _FATAL:
         return (Severity.WARNING if code in _MILD and fresh and not reset else Severity.INFO), None
     action = gpu.cells.get("gpu_recovery_action") if gpu else None
@@ -187,7 +187,7 @@ def _switches(view: View, host: str, faults: list[Xid]) -> Iterable[Finding]:
         return  # a single GPU talks through no switch
     last = faults[-1]
     codes = ", ".join(dict.fromkeys(str(fault.code) for fault in faults))
-    fresh = last.age is None or last.age < FRESH_S
+    fresh = last.age is None or last.age < FRESH_XID_S
     yield report.finding(
         Severity.ERROR if fresh else Severity.WARNING,
         host,

@@ -12,12 +12,11 @@ from typing import Any
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.limits import REASONS_SHOWN
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.mesh import OK, Dial, Mesh, Pair
 from ddpctl.spec.question import Question
 from ddpctl.spec.ranges import fold
-
-MOST_REASONS = 3
 
 
 def names(hosts: Sequence[str], beside: str, mesh: Mesh) -> str:
@@ -87,8 +86,8 @@ def not_dialled(view: View) -> Iterable[Finding]:
     missing = mesh.scheduled - mesh.pairs
     if missing:
         why = _reasons(mesh, missing)
-        told = "; ".join(f"{host}: {reason}" for host, reason in list(why.items())[:MOST_REASONS])
-        more = f"; and {len(why) - MOST_REASONS} more hosts" if len(why) > MOST_REASONS else ""
+        told = "; ".join(f"{host}: {reason}" for host, reason in list(why.items())[:REASONS_SHOWN])
+        more = f"; and {len(why) - REASONS_SHOWN} more hosts" if len(why) > REASONS_SHOWN else ""
         yield report.unknown(
             report.only(list(why)),
             f"not checked: {len(missing)} of {len(mesh.scheduled)} links were not tried ({told}{more})",

@@ -12,6 +12,7 @@ from ddpctl.checks.base import View
 from ddpctl.checks.firewall import BlockingRule
 from ddpctl.checks.firewall.tool import joined
 from ddpctl.checks.gpu.use import uses_gloo
+from ddpctl.checks.limits import ADDRESSES_SHOWN, CROWD
 from ddpctl.checks.mesh import dial_json, fine, mesh_check, names, network_answer, of_mesh
 from ddpctl.checks.mesh.faults import BlockedDial, faults
 from ddpctl.spec.finding import Finding, Severity
@@ -32,8 +33,6 @@ HARMLESS = (
 )
 NO_COPIES = "; checkpoints that are saved on {host} get no copy on {others}, which have to connect for that"
 DEFAULT_RANGE = (32768, 60999)
-CROWD = 3  # hosts
-MOST_NAMED = 8  # addresses
 
 
 # --- the job's own ports ---------------------------------------------------------------------------------------------
@@ -258,8 +257,8 @@ def _spans(ports: Iterable[tuple[int, int]]) -> str:
 
 
 def _list(addresses: Sequence[str]) -> str:
-    shown = ", ".join(sorted(addresses)[:MOST_NAMED])
-    return shown if len(addresses) <= MOST_NAMED else f"{shown} and {len(addresses) - MOST_NAMED} more"
+    shown = ", ".join(sorted(addresses)[:ADDRESSES_SHOWN])
+    return shown if len(addresses) <= ADDRESSES_SHOWN else f"{shown} and {len(addresses) - ADDRESSES_SHOWN} more"
 
 
 CHECKS = (
