@@ -1,4 +1,4 @@
-"""The rehearsal (--deep): did every rank get through every phase, which ones did not, and over what network?"""
+"""The rehearsal (--deep): whether every rank passed every phase, which ranks did not, and over which network."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from ddpctl_worker.wire.contract import VICTIM_WORDS
 SOCKET = "Socket"
 _USING = re.compile(r"Using network (.+)")
 _GDR = re.compile(r"GPU Direct RDMA (Enabled|Disabled) for ")
-# What the ranks of the other nodes say when one of them is missing: no cause, but its echo.
+# Errors that ranks report when a rank of another node is missing: an effect, not a cause.
 _ECHO = re.compile(VICTIM_WORDS + r"|timed out|timeout|connection reset", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class _Rank:
-    """Where a rank ended up: ``report`` is its last word (None: it never got to one), ``phase`` the last it entered."""
+    """How far a rank came in the rehearsal.
+
+    ``report`` is its final report, if it got that far, ``phase`` the last phase that it entered.
+    """
 
     host: str
     rank: int
@@ -64,7 +67,7 @@ def _judge_rehearsal(view: View) -> Iterable[Finding]:
         yield from _trouble(ranks, told, started=not broken)
     for host, answer in told.items():
         if answer.get("survivors"):
-            pids = ", ".join(str(one["pid"]) for one in answer["survivors"])
+            pids = ", ".join(str(process["pid"]) for process in answer["survivors"])
             yield report.warning(
                 host,
                 f"processes of the rehearsal could not be killed: {pids}",
@@ -92,7 +95,7 @@ def _fine(ranks: Sequence[_Rank], told: Mapping[str, Mapping[str, Any]]) -> Find
 
 
 def _trouble(ranks: Sequence[_Rank], told: Mapping[str, Mapping[str, Any]], *, started: bool) -> Iterable[Finding]:
-    """Causes if there are any; otherwise the stuck ranks. Ranks that only report the others' absence come last."""
+    """Report the ranks that are a cause, or else the stuck ranks. Ranks that only report a missing peer come last."""
     failed = [rank for rank in ranks if not rank.ok]
     silent = [rank for rank in failed if rank.report is None]
     guilty = [rank for rank in failed if rank.error is not None and not rank.echo]
@@ -106,12 +109,16 @@ def _trouble(ranks: Sequence[_Rank], told: Mapping[str, Mapping[str, Any]], *, s
 
 
 def _place(rank: _Rank, answer: Mapping[str, Any]) -> str:
-    """Where the doctor saw it, empty where it did not."""
+    """Return where the rank hangs according to the doctor, or an empty text."""
     return str(answer.get("where", {}).get(str(rank.rank), ""))
 
 
 def _ended_by_itself(answer: Mapping[str, Any], given_up: float) -> bool:
-    """A launcher that ends about when another node gives up (seconds from the start) has only lost its connection."""
+    """Return whether the launcher on this host ended by itself, before any node gave up.
+
+    A launcher that ends within REHEARSAL_ENDS_S of another node's giving up (seconds from the start) has only lost its
+    connection.
+    """
     return answer.get("exit_code") not in (None, 0) and float(answer["seconds"]) < given_up - REHEARSAL_ENDS_S
 
 
@@ -154,7 +161,7 @@ def _judge_network(view: View) -> Iterable[Finding]:
     told = {host: answer.get("nccl", ()) for host, answer in (view.rehearsal or {}).items() if _by_nccl(answer)}
     used = {host: _networks(lines) for host, lines in told.items()}
     for host in (host for host, names in used.items() if not names):
-        yield report.unknown(host, "not checked: NCCL did not say what network it uses")
+        yield report.unknown(host, "not checked: NCCL did not say which network it uses")
     kinds = {names for names in used.values() if names}
     if len(kinds) > 1:
         yield _differ(used)
@@ -166,7 +173,7 @@ def _judge_network(view: View) -> Iterable[Finding]:
 
 
 def _by_nccl(answer: Mapping[str, Any]) -> bool:
-    """Whether a rank there got far enough with NCCL to have chosen a network."""
+    """Return whether a rank on the host got far enough with NCCL to choose a network."""
     reports = [rank.get("report") or {} for rank in answer.get("ranks", {}).values()]
     return any(report.get("ok") and report.get("backend") == "nccl" for report in reports)
 
@@ -221,7 +228,7 @@ REHEARSAL = Check(
     "ranks do not get through init_process_group, an all_reduce of known numbers and a barrier. (Seen with gloo; "
     "never run on GPUs.)",
     symptom="init_process_group hangs or fails; wrong sums",
-    fix="The finding names the ranks that are stuck or failed, the phase, and their last words; the others only "
+    fix="The finding names the ranks that are stuck or failed, the phase, and their last output; all other ranks only "
     "waited for them.",
 )
 

@@ -1,4 +1,4 @@
-"""Disks: room, inodes, folders that can be written, shared memory and temporary space."""
+"""Disks: free space, inodes, writable folders, shared memory and temporary space."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _judge_room(view: View) -> Iterable[Finding]:
 
 def _judge_inodes(view: View) -> Iterable[Finding]:
     for host, fs in view.values(base_dir).items():
-        if fs["inodes"] and fs["inodes_free"] < INODES_LEAST:  # some file systems count none
+        if fs["inodes"] and fs["inodes_free"] < INODES_LEAST:  # some file systems do not count inodes
             yield report.error(
                 host,
                 f"{fs['inodes_free']} of {fs['inodes']} inodes free on {fs['mount']}: no file can be created, however "
@@ -83,7 +83,7 @@ def _judge_inodes(view: View) -> Iterable[Finding]:
 
 
 def _more_inodes(view: View, host: str, fs: dict[str, Any]) -> str:
-    """A tmpfs can be given more; of any other file system, where they went."""
+    """Return a command: more inodes for a tmpfs, or else the folders with the most inodes."""
     if fs["kind"] == "tmpfs":
         return _remount(view, host, fs, f"nr_inodes={max(INODES_GIVEN, 2 * fs['inodes'])}")
     return f"du --inodes -x {shlex.quote(fs['mount'])} 2>/dev/null | sort -n | tail -20"
@@ -100,7 +100,7 @@ def _judge_folder(view: View) -> Iterable[Finding]:
                 fix=_FIX_READ_ONLY
                 if fs["read_only"]
                 else f"give it to the login's user, or set `base_dir:` of {host} to a folder that it may write",
-                # whose folder it is nobody but a person decides
+                # a person decides who owns the folder
                 command=_remount(view, host, fs, "rw") if fs["read_only"] else None,
                 evidence=fs,
             )
@@ -127,7 +127,7 @@ def _noexec(view: View, host: str, fs: dict[str, Any]) -> Finding:
 
 
 def _full(fs: dict[str, Any]) -> bool:
-    """A folder that cannot be written for want of room is host.disk's finding."""
+    """Return whether the folder is not writable for lack of space, which host.disk reports."""
     return "ENOSPC" in fs["write_error"] or fs["free"] < DISK_LEAST_BYTES
 
 
@@ -150,7 +150,7 @@ def _judge_shm(view: View) -> Iterable[Finding]:
 
 
 def _shm_fault(fs: dict[str, Any], many: int) -> tuple[Severity, str, str] | None:
-    """(how bad, what, what to run as root)."""
+    """Return (severity, message, command to run as root)."""
     if not fs["exists"] or fs["mount"] != "/dev/shm":
         message = "/dev/shm is not mounted: DataLoader workers and NCCL need it"
         return Severity.ERROR, message, "mount -t tmpfs -o size=50%,mode=1777 tmpfs /dev/shm"

@@ -1,4 +1,4 @@
-"""What a login on the host may use: limits, memory, processors, control groups, the kernel's network tables."""
+"""Limits of a login on the host: ulimits, memory, processors, control groups, the kernel's network tables."""
 
 from __future__ import annotations
 
@@ -48,8 +48,10 @@ def _judge_limits(view: View) -> Iterable[Finding]:
 
 
 def raise_limit(view: View, host: str, user: str, option: str) -> str:
-    """For this user alone: ``*`` does not stand for root. Never ``nofile unlimited``: until 2021 pam_limits refused
-    the login then."""
+    """Return the command that raises a limit for this user alone: ``*`` does not include root.
+
+    Never ``nofile unlimited``: with it pam_limits refused the login until 2021.
+    """
     most = FILES_GIVEN if option == "nofile" else "unlimited"
     who = "*" if user.isdigit() else user
     path = f"/etc/security/limits.d/90-ddpctl-{option}.conf"
@@ -57,8 +59,10 @@ def raise_limit(view: View, host: str, user: str, option: str) -> str:
 
 
 def _low_limits(value: dict[str, Any]) -> Iterable[tuple[str, str]]:
-    """(limit as limits.conf calls it, message) for each that is too low. A soft limit below the hard one is no trouble:
-    any process may raise it."""
+    """Yield (name in limits.conf, message) for each limit that is too low.
+
+    A soft limit below the hard limit is no trouble where a process may raise it.
+    """
     limits = value["limits"]
     hard_files, hard_processes = limits["nofile"][1], limits["nproc"][1]
     if hard_files is not None and hard_files < FILES_LEAST:
@@ -133,8 +137,10 @@ def _judge_cgroup(view: View) -> Iterable[Finding]:
 
 
 def _tight(value: dict[str, Any], many: int) -> Iterable[tuple[str, dict[str, Any], str]]:
-    """(what, the limit, the property that lifts it) for each that is too low. The page cache is given back when
-    memory is asked for: it is not in use."""
+    """Yield (message, limit, property that lifts it) for each limit that is too low.
+
+    The page cache does not count as used memory: the kernel frees it on demand.
+    """
     memory, cpus, pids = value["memory"], value["cpus"], value["pids"]
     used = memory["used"] - memory.get("cache", 0) if memory else 0
     if memory and memory["limit"] - used < MEMORY_A_RANK_BYTES * many:
@@ -191,7 +197,7 @@ CHECKS = (
         ask=(MACHINE,),
         cause="Other processes have taken nearly all of the memory.",
         symptom="Signal 9 (SIGKILL) received; exitcode -9; the other ranks lose their connection",
-        fix="Stop what uses it, or run fewer processes there.",
+        fix="Stop the processes that use it, or run fewer processes there.",
         recorded=RECORDED,
     ),
     Check(

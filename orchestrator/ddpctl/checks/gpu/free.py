@@ -1,4 +1,4 @@
-"""GPUs that are not the job's alone: other processes, compute mode, MIG."""
+"""GPUs that the job has to share: other processes, compute mode, MIG."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddpctl.spec.fold import by
 from ddpctl.spec.nvidia import App, Gpu, Smi, labels
 from ddpctl.spec.values import plural
 
-_SHARED = re.compile(r"\bG[HB]\d{2,3}\b")  # Grace: the kernel's page cache lies in the GPU's memory too
+_SHARED = re.compile(r"\bG[HB]\d{2,3}\b")  # Grace: the kernel's page cache is in the GPU's memory too
 _MPS = "nvidia-cuda-mps-server"
 _DEFAULT_MODE = use.smi_command("-i {gpus} -c DEFAULT")
 _NO_MIG = use.smi_command("-i {gpus} -mig 0")
@@ -60,7 +60,7 @@ def _mib(app: App) -> float | None:
 
 
 def _counts(app: App) -> bool:
-    """A job of ours always does. Without a number (WSL2) the memory of the whole GPU tells."""
+    """Count every process of a ddpctl job. Without a number (WSL2) the memory of the whole GPU decides."""
     return bool(app.job) or (_mib(app) or 0) >= APP_MIB
 
 
@@ -107,7 +107,8 @@ def _invisible(view: View, host: str, gpus: list[Gpu]) -> Finding:
     )
 
 
-# --- who may use it --------------------------------------------------------------------------------------------------
+# --- permission to use a GPU
+# --------------------------------------------------------------------------------------------
 
 
 def _mode_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
@@ -116,7 +117,7 @@ def _mode_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
     if mode == "Prohibited":
         return GpuState(Severity.ERROR, ": compute mode Prohibited, no process may use it", None, _DEFAULT_MODE)
     if not mode.startswith("Exclusive") or any(app.name.endswith(_MPS) for app in smi.apps):
-        return None  # with MPS its server is the one process, and lets the others in
+        return None  # with MPS its server is the only process, and lets other processes in
     if mine:
         return GpuState(
             Severity.ERROR,
@@ -128,7 +129,7 @@ def _mode_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
 
 
 def _mig_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
-    """Too many processes for it is gpu.count's to say."""
+    """Too many processes for the MIG devices are a finding of gpu.count."""
     if not gpu.is_on("mig.mode.current"):
         return None
     return GpuState(
@@ -145,7 +146,7 @@ CHECKS = (
         "gpu.busy",
         "GPUs are free",
         _judge_busy,
-        cause="Somebody else's process, or a rank left over from an earlier job, holds GPU memory. Small ones (a "
+        cause="Another user's process, or a rank left over from an earlier job, holds GPU memory. Small processes (a "
         "desktop, the MPS server) are left out.",
         symptom="CUDA out of memory at the very start of the job",
         fix="`ddpctl kill` the earlier job, or end the process that the finding names.",
@@ -162,7 +163,7 @@ CHECKS = (
         "gpu.mig",
         "GPUs are whole",
         by_host(_mig_of),
-        cause="Multi-Instance GPU splits a card into devices. A process can use one of them, and NCCL does not "
+        cause="Multi-Instance GPU splits a card into devices. A process can use a single device, and NCCL does not "
         "connect two devices of the same card.",
         symptom="fewer devices than expected, or NCCL's `Duplicate GPU detected`",
         fix="One process a node, or switch MIG off for DDP jobs.",
