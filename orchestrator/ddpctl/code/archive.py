@@ -16,14 +16,9 @@ from typing import IO
 
 import platformdirs
 
+from ddpctl.code.limits import ARCHIVE_BYTES, CHUNK_BYTES, KEEP_DAYS, MUCH_BYTES, PACK_ATTEMPTS
 from ddpctl.code.listing import IGNORE_FILE, Listing, Member, list_code
 from ddpctl.errors import FileDamaged, ProvisionError, UsageError
-
-MAX_BYTES = 512 << 20
-MUCH_BYTES = 50_000_000  # more than code has: a data set or results, which travel to every node with each change
-KEEP_DAYS = 30
-_CHUNK = 1 << 20
-_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,7 @@ class CodeArchive:
         """The archive's bytes from ``offset`` on."""
         with self.path.open("rb") as file:
             file.seek(offset)
-            while piece := file.read(_CHUNK):
+            while piece := file.read(CHUNK_BYTES):
                 yield piece
 
 
@@ -63,7 +58,7 @@ def pack(
     folder: Path | str,
     *,
     exclude: Iterable[Path | str] = (),
-    limit: int = MAX_BYTES,
+    limit: int = ARCHIVE_BYTES,
     cache: Path | None = None,
 ) -> CodeArchive:
     """The archive of ``folder``: from the cache when nothing has changed. ``exclude`` are files never sent (secrets).
@@ -77,13 +72,13 @@ def pack(
         raise UsageError(f"code folder {root} not found", hint="correct code: in the job, or write code: null")
     target = _cache(cache)
     excluded = tuple(exclude)
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(PACK_ATTEMPTS):
         listing = list_code(root, excluded)
         _check_size(root, listing.entries, limit)
         try:
             return _pack(root, listing, target)
         except _Changed as error:
-            if attempt == _ATTEMPTS - 1:
+            if attempt == PACK_ATTEMPTS - 1:
                 hint = f"stop what writes it, or add it to {IGNORE_FILE}"
                 raise ProvisionError(f"{root / str(error)} kept changing while it was packed", hint=hint) from None
     raise AssertionError("not reached")
@@ -201,7 +196,7 @@ def _open(root: Path, entry: Member) -> IO[bytes]:
 def _exactly(stream: IO[bytes], entry: Member) -> Iterator[bytes]:
     """The bytes of a file that must be as long as it was listed."""
     left = entry.size
-    while left and (piece := stream.read(min(_CHUNK, left))):
+    while left and (piece := stream.read(min(CHUNK_BYTES, left))):
         left -= len(piece)
         yield piece
     if left or stream.read(1):
@@ -233,7 +228,7 @@ def _archive_hash(path: Path) -> str:
 def _hash_file(path: Path) -> str:
     sha = hashlib.sha256()
     with path.open("rb") as stream:
-        while piece := stream.read(_CHUNK):
+        while piece := stream.read(CHUNK_BYTES):
             sha.update(piece)
     return sha.hexdigest()
 

@@ -7,9 +7,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddpctl.code.limits import GIT_S
 from ddpctl.errors import ProvisionError
 
-TIMEOUT_S = 120
 # A repository may name commands in its own configuration; none of them is needed to list files.
 _OPTIONS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.untrackedCache=keep")
 
@@ -92,11 +92,11 @@ def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
             env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=TIMEOUT_S,
+            timeout=GIT_S,
             check=False,
         )
     except FileNotFoundError:
         hint = "install git, or remove its .git folder to send everything"
         raise ProvisionError(f"{folder} is in a git repository, but git is not installed here", hint=hint) from None
     except subprocess.TimeoutExpired:
-        raise ProvisionError(f"git did not answer in {TIMEOUT_S} s for {folder}", hint="run git status there") from None
+        raise ProvisionError(f"git did not answer in {GIT_S} s for {folder}", hint="run git status there") from None

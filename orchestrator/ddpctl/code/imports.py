@@ -8,11 +8,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ddpctl.code.archive import CodeArchive
+from ddpctl.code.limits import IMPORTS_BYTES, MENTIONS_FILES
 from ddpctl.spec.imports import Imports, read_imports
 from ddpctl.spec.job import JobSpec
-
-MAX_FILES = 1000
-MAX_BYTES = 4 << 20
 
 
 def code_imports(archive: CodeArchive | None, job: JobSpec) -> Imports | None:
@@ -26,7 +24,7 @@ def code_imports(archive: CodeArchive | None, job: JobSpec) -> Imports | None:
         if name not in names:
             return None
         try:
-            return (root / name).read_bytes() if (root / name).stat().st_size <= MAX_BYTES else None
+            return (root / name).read_bytes() if (root / name).stat().st_size <= IMPORTS_BYTES else None
         except OSError:  # gone since it was packed
             return None
 
@@ -58,7 +56,7 @@ def code_mentions(archive: CodeArchive, name: str) -> bool:
     mark = name.encode()
     with tarfile.open(archive.path, "r:gz") as tar:
         for number, member in enumerate(tar):
-            if number >= MAX_FILES or member.size > MAX_BYTES:
+            if number >= MENTIONS_FILES or member.size > IMPORTS_BYTES:
                 return True
             stream = tar.extractfile(member) if member.isfile() else None
             if stream is not None and mark in stream.read():

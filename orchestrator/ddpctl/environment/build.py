@@ -26,9 +26,9 @@ from filelock import FileLock
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from ddpctl.environment.direct import FileSource, as_provision_error, hash_file, holdings, send_missing
+from ddpctl.environment.limits import BUILD_ROUNDS, BUILD_S, BUILT_WHEEL_BYTES
 from ddpctl.environment.lock import Lock, SourcePackage, Wheel, built_before
 from ddpctl.environment.material import (
-    BUILD_S,
     EPOCH,
     BuildFailed,
     BuildSystem,
@@ -49,8 +49,6 @@ from ddpctl.transport.base import Fleet, Frame, Transport
 from ddpctl_worker.wire import contract
 
 STAGE = "build"
-ROUNDS = 3  # a backend may ask for more once it is there
-MOST = 8 << 30  # bytes of a wheel that a node may send
 _ANYWHERE, _HERE, _ON_A_NODE = "any", "here", "node"  # what a build is remembered for, and who built it
 
 
@@ -182,7 +180,7 @@ class Builder:
     def _on_a_node(self, source: SourcePackage, sdist: Path, aim: _For) -> tuple[Path, str]:
         """On the first of the hosts that can be reached."""
         system = build_system(sdist)
-        for _ in range(ROUNDS):
+        for _ in range(BUILD_ROUNDS):
             needed = self._needs(system, replace(aim, within=(*aim.within, source.name)))
             answer, host = self._ask(source, sdist, system, replace(aim, lock=needed))
             if isinstance(answer, Path):
@@ -261,8 +259,8 @@ def _receive(transport: Transport, request: dict[str, Any], out: Path, target: P
     with part.open("wb") as file:
 
         def on_frame(frame: Frame) -> None:
-            if file.tell() + len(frame.raw) > MOST:
-                raise RemoteError(f"built a wheel of more than {MOST >> 30} GB", host=transport.host)
+            if file.tell() + len(frame.raw) > BUILT_WHEEL_BYTES:
+                raise RemoteError(f"built a wheel of more than {BUILT_WHEEL_BYTES >> 30} GB", host=transport.host)
             file.write(frame.raw)
 
         answer = transport.call("build", request, on_frame=on_frame, timeout=BUILD_S)

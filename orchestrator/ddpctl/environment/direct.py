@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ddpctl.environment.limits import CHUNK_BYTES, HOLDINGS_S, VERIFY_S
 from ddpctl.errors import DdpctlError, FileDamaged, ProvisionError, RemoteError
 from ddpctl.spec.event import Progress, Tell
 from ddpctl.spec.origin import JobId
@@ -18,10 +19,6 @@ from ddpctl.spec.push import Delivery, Traffic
 from ddpctl.spec.resuming import Start
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker.wire import contract
-
-CHUNK = 1 << 20
-ASK_S = 60.0
-VERIFY_S = 900.0  # every byte is read
 
 
 class Source(Protocol):
@@ -48,7 +45,7 @@ class FileSource:
     def chunks(self, offset: int = 0) -> Iterator[bytes]:
         with self.path.open("rb") as file:
             file.seek(offset)
-            while piece := file.read(CHUNK):
+            while piece := file.read(CHUNK_BYTES):
                 yield piece
 
 
@@ -56,7 +53,7 @@ def hash_file(path: Path) -> str:
     """SHA-256 of a file, as hex."""
     with path.open("rb") as file:
         sha = hashlib.sha256()
-        while piece := file.read(CHUNK):
+        while piece := file.read(CHUNK_BYTES):
             sha.update(piece)
         return sha.hexdigest()
 
@@ -83,7 +80,7 @@ def holdings(
     ProvisionError or ConnectError."""
     request = {"hashes": sorted(set(hashes)), "verify": verify, "job_id": str(job) if job is not None else None}
     try:
-        answer = transport.call("store_has", request, timeout=VERIFY_S if verify else ASK_S)
+        answer = transport.call("store_has", request, timeout=VERIFY_S if verify else HOLDINGS_S)
     except RemoteError as error:
         raise as_provision_error(error, transport.host) from error
     checkpoints = tuple(answer.get("checkpoints") or ())

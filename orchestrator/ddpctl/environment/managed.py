@@ -12,6 +12,7 @@ import platformdirs
 from ddpctl.environment.backend import candidates
 from ddpctl.environment.build import Builder
 from ddpctl.environment.direct import FileSource, as_provision_error, holdings
+from ddpctl.environment.limits import INSTALL_S, PLATFORM_S
 from ddpctl.environment.lock import Lock, Wheel
 from ddpctl.environment.origins import origins, pip_settings
 from ddpctl.environment.platforms import QUESTIONS, NodePlatform, Platform, read_platform, same_python, targets
@@ -29,8 +30,6 @@ from ddpctl.spec.push import EnvironmentOutcome, NodeEnvironment, Traffic
 from ddpctl.spec.question import as_request
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 
-ASK_S = 45.0
-INSTALL_S = 1800.0
 STAGE = "environment"
 OLDEST = ((3, 8), 17)  # Python, and the minor version of glibc 2
 
@@ -119,7 +118,7 @@ def ask_platforms(fleet: Fleet, names: Sequence[str]) -> FleetOutcome[NodePlatfo
     """What every node is."""
 
     def ask(transport: Transport) -> NodePlatform:
-        reply = transport.call("probe", {"questions": as_request(QUESTIONS)}, timeout=ASK_S)
+        reply = transport.call("probe", {"questions": as_request(QUESTIONS)}, timeout=PLATFORM_S)
         return read_platform(transport.host, reply["answers"])
 
     return fleet.map(ask, names)

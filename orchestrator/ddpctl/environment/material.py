@@ -14,6 +14,7 @@ from typing import Any
 import uv
 
 from ddpctl.code import pack
+from ddpctl.environment.limits import BUILD_S, LINES_SHOWN
 from ddpctl.environment.lock import SourcePackage
 from ddpctl.environment.origins import Origins
 from ddpctl.environment.resolve import explanation, run, uv_environment
@@ -25,8 +26,6 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover
     import tomli as tomllib
 
-BUILD_S = 3600.0
-SHOWN = 15
 # Times in an archive count from here, so that the same source gives the same wheel whenever it is built.
 EPOCH = {"SOURCE_DATE_EPOCH": "315532800"}
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
@@ -149,7 +148,7 @@ def last_lines(output: str) -> list[str]:
         lines = [_clean(line) for line in text.splitlines() if not _SET_UP.fullmatch(line)]
         lines = [line for line in lines if line.strip()]
         if lines:
-            return lines[-SHOWN:]
+            return lines[-LINES_SHOWN:]
     return ["it printed nothing"]
 
 

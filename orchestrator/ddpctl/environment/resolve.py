@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import uv
 
 from ddpctl.environment.backend import CPU, candidates, is_build
+from ddpctl.environment.limits import RESOLVE_S
 from ddpctl.environment.lock import Lock, Wheel, addresses_in, anchored, read_lock, same_versions, scrubbed
 from ddpctl.environment.origins import Origins
 from ddpctl.environment.platforms import NodePlatform, Platform, targets
@@ -30,7 +31,6 @@ from ddpctl.errors import ProvisionError
 from ddpctl.spec.command import REDACTED
 from ddpctl.spec.inventory import Environment, Inventory
 
-RESOLVE_S = 600.0
 _INPUTS = "# inputs: sha256:"
 _MADE_FROM = re.compile(re.escape(_INPUTS) + r"([0-9a-f]{64})\n")
 _TORCH = "torch"

@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpctl.environment.direct import Holdings, Source, as_provision_error, deliver, holdings
+from ddpctl.environment.limits import SPREAD_LEAST_BYTES, SPREAD_START_S, WANTS
 from ddpctl.errors import RemoteError
 from ddpctl.spec.event import Note, Progress, Tell
 from ddpctl.spec.push import Delivery, Traffic
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
-
-MOST_WANTS = 1000  # that wait, beyond one of each file
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Feed:
             RemoteError: it asks for what it was not offered, or for more than anybody needs.
         """
         offered = all(name in self._sources and offset <= self._sources[name].size for name, offset in files)
-        if not offered or len(self._wants) + len(files) > MOST_WANTS + len(self._sources):
+        if not offered or len(self._wants) + len(files) > WANTS + len(self._sources):
             raise garbled("it asks for files that it was not offered")
         with self._changed:
             self._wants.extend(files)
@@ -126,10 +125,6 @@ class Feed:
             yield json.dumps(line).encode("ascii") + b"\n" + data
             offset += len(data)
             self.sent += len(data)
-
-
-SMALL = 8 << 20  # bytes for all hosts together that are not worth a chain
-START_S = 30.0  # a node that has not begun to listen by then is not waited for
 
 
 @dataclass
@@ -175,7 +170,7 @@ def bring(
     there = Delivery(Traffic(total * len(having), 0, 0, total * len(having)), tuple(having), dict(known.errors))
     if not lacking:
         return there
-    if sum(source.size for host in lacking for source in known.results[host].missing(sources)) <= SMALL:
+    if sum(source.size for host in lacking for source in known.results[host].missing(sources)) <= SPREAD_LEAST_BYTES:
         return _joined(hosts, there, deliver(stage, sources, fleet, tell, lacking))
     # A node that has everything already gives to the others what the controller then need not send.
     given = Spread(stage, sources, lacking, tell, addresses or Addresses(), helpers=having[:1]).run(fleet)
@@ -310,7 +305,7 @@ class Spread:
     def _order(self) -> None:
         """Once all listen (or did not come to it), tell each whom to ask: those with most come first."""
         for node in self._nodes.values():
-            node.started.wait(START_S)
+            node.started.wait(SPREAD_START_S)
         with self._lock:
             self._going = True
             chain = self._chain()

@@ -15,13 +15,13 @@ import httpx
 from filelock import FileLock
 
 from ddpctl.environment.direct import FileSource, hash_file
+from ddpctl.environment.limits import DOWNLOADS, HTTP_CONNECT_S, HTTP_S
 from ddpctl.environment.lock import Wheel
 from ddpctl.environment.origins import Origins
 from ddpctl.errors import FileDamaged, ProvisionError
 from ddpctl.transport.limits import DOWNLOAD_PAUSE_S, DOWNLOAD_TRIES
 
-AT_ONCE = 6
-TIMEOUT = httpx.Timeout(30.0, connect=15.0)
+TIMEOUT = httpx.Timeout(HTTP_S, connect=HTTP_CONNECT_S)
 
 OnBytes = Callable[[int], None]
 
@@ -41,7 +41,7 @@ class Wheelhouse:
             ProvisionError: the first wheel that cannot be had, with its name. FileDamaged: it has another hash.
         """
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._client() as client, ThreadPoolExecutor(AT_ONCE) as pool:
+        with self._client() as client, ThreadPoolExecutor(DOWNLOADS) as pool:
             jobs = [pool.submit(self._one, client, wheel, on_bytes) for wheel in wheels]
             try:
                 return {wheel.sha256: job.result() for wheel, job in zip(wheels, jobs, strict=True)}

@@ -11,9 +11,9 @@ import re
 from pathlib import Path
 
 from ddpctl.errors import InventoryError
+from ddpctl.files.limits import ENV_FILE_BYTES
 from ddpctl.spec.values import LAUNCHER_OWNED, is_env_name
 
-MAX_BYTES = 1 << 20
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\", "$": "$"}
 _DOUBLE = re.compile(r'"((?:[^"\\]|\\.)*)"\s*(?:#.*)?')
 _SINGLE = re.compile(r"'([^']*)'\s*(?:#.*)?")
@@ -29,7 +29,7 @@ def read_env_file(path: Path | str) -> dict[str, str]:
     file = str(path)
     try:
         with Path(path).open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+            data = stream.read(ENV_FILE_BYTES + 1)
     except FileNotFoundError:
         raise InventoryError("env_file not found", file=file, hint="create it, or remove env_file") from None
     except OSError as error:
@@ -39,8 +39,8 @@ def read_env_file(path: Path | str) -> dict[str, str]:
 
 def parse_env(data: bytes, file: str) -> dict[str, str]:
     """As :func:`read_env_file`, for bytes."""
-    if len(data) > MAX_BYTES:
-        raise InventoryError(f"is longer than {MAX_BYTES} bytes", file=file)
+    if len(data) > ENV_FILE_BYTES:
+        raise InventoryError(f"is longer than {ENV_FILE_BYTES} bytes", file=file)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -9,7 +9,8 @@ import json
 import re
 from typing import Any, NamedTuple
 
-MOST_HOSTS = 4096
+from ddpctl.files.limits import COMPLETED_HOSTS
+
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.,_\[\]-]*")
 _TOP = re.compile(r"(?m)^(\w+)[ \t]*:")
 _KEY = re.compile(r"(?m)^( +)[\"']?([A-Za-z0-9][\w.-]*)[\"']?[ \t]*:")
@@ -84,9 +85,9 @@ def _expanded(entry: str) -> list[str]:
     found: list[str] = []
     for part in match[2].split(","):
         first, _, last = part.partition("-")
-        if not first.isdigit() or not (last or first).isdigit() or len(found) > MOST_HOSTS:
+        if not first.isdigit() or not (last or first).isdigit() or len(found) > COMPLETED_HOSTS:
             return [entry]
-        if int(last or first) - int(first) > MOST_HOSTS:
+        if int(last or first) - int(first) > COMPLETED_HOSTS:
             return [entry]
         numbers = range(int(first), int(last or first) + 1)
         found += [f"{match[1]}{number:0{len(first)}}{match[3]}" for number in numbers]

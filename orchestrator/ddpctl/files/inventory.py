@@ -14,10 +14,11 @@ from pydantic_core import ErrorDetails
 from ddpctl.errors import InventoryError, UsageError
 from ddpctl.files.document import apply_set, error_at, model_at
 from ddpctl.files.extends import extended, written_at
+from ddpctl.files.limits import YAML_BYTES
 from ddpctl.files.program import put_program
 from ddpctl.files.records import recorded
 from ddpctl.files.resolve import resolve
-from ddpctl.files.tree import MAX_BYTES, Node, decode, parse
+from ddpctl.files.tree import Node, decode, parse
 from ddpctl.spec.inventory import Inventory, InventoryFile, build, meant_key, nearest
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.names import ambiguous
@@ -154,7 +155,7 @@ def home_of(file: str) -> Path:
 def _read(path: Path, file: str) -> bytes:
     try:
         with path.open("rb") as stream:
-            return stream.read(MAX_BYTES + 1)
+            return stream.read(YAML_BYTES + 1)
     except FileNotFoundError:
         raise InventoryError("file not found", file=file, hint=_other_file(path)) from None
     except OSError as error:

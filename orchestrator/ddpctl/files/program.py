@@ -8,14 +8,13 @@ from pathlib import Path
 import ddpctl
 from ddpctl.errors import InventoryError, UsageError
 from ddpctl.files.extends import inherited, jobs_of
+from ddpctl.files.limits import SCRIPT_BYTES
 from ddpctl.files.tree import Node
 from ddpctl.spec.inventory import nearest, suggestion
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.origin import as_name
 from ddpctl.spec.script import ScriptFacts, imported_modules, read_script
 from ddpctl.spec.values import NAME_RULE, is_name, plural
-
-MAX_SCRIPT_BYTES = 8 << 20
 
 
 def shipped_jobs() -> Path:
@@ -90,7 +89,7 @@ def _facts(path: Path, text: str) -> ScriptFacts:
 
 def _read(path: Path) -> str:
     with path.open("rb") as stream:
-        return stream.read(MAX_SCRIPT_BYTES).decode("utf-8", "replace")
+        return stream.read(SCRIPT_BYTES).decode("utf-8", "replace")
 
 
 ORIGIN = "--"  # what an error names instead of a file

@@ -21,10 +21,10 @@ from typing import Any
 
 import platformdirs
 
+from ddpctl.files.limits import KEEP_PREFLIGHT_S, KEEP_RUNS
 from ddpctl.spec.values import is_name
 from ddpctl_worker.wire.contract import begins
 
-KEEP_RUNS = 200
 _log = logging.getLogger(__name__)
 
 
@@ -193,7 +193,6 @@ def _remove(folder: Path) -> None:
 
 # --- a clean preflight, kept for a moment
 
-KEEP_PREFLIGHT_S = 3600.0  # older files are removed by the next one that is saved
 _PREFLIGHT_KEY = re.compile(r"[0-9a-f]{64}")
 
 

@@ -28,10 +28,9 @@ from ruamel.yaml.events import (
 )
 
 from ddpctl.errors import InventoryError
+from ddpctl.files.limits import YAML_BYTES, YAML_DEPTH
 from ddpctl.spec.values import Number
 
-MAX_BYTES = 1 << 20
-MAX_DEPTH = 16
 _TAB_INDENT = re.compile(r"(?m)^ *\t")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x84\x86-\x9f\ufeff\ufffe\uffff]")
 
@@ -136,8 +135,8 @@ def decode(data: bytes, file: str, *, tabs: bool = False) -> str:
     Raises:
         InventoryError: too big, not UTF-8, or characters in it that no text file has.
     """
-    if len(data) > MAX_BYTES:
-        raise InventoryError(f"is {len(data)} bytes long; {MAX_BYTES} is the limit", file=file)
+    if len(data) > YAML_BYTES:
+        raise InventoryError(f"is {len(data)} bytes long; {YAML_BYTES} is the limit", file=file)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -236,8 +235,8 @@ class _Reader:
         if isinstance(event, ScalarEvent):
             # A value below env may be a secret and is not repeated.
             node.value = self._scalar(event, path, repeat="env" not in path)
-        elif len(path) >= MAX_DEPTH:
-            raise self._fault(path, f"is nested more than {MAX_DEPTH} levels deep", event)
+        elif len(path) >= YAML_DEPTH:
+            raise self._fault(path, f"is nested more than {YAML_DEPTH} levels deep", event)
         elif isinstance(event, SequenceStartEvent):
             node.value = self._items(path)
         else:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpctl.files.foreign.place import Word
+from ddpctl.files.limits import ANSIBLE_STEPS
 from ddpctl.spec.draft import Imported
 from ddpctl.spec.host import HostEntry
 from ddpctl.spec.ranges import MAX_HOSTS
 
 KIND = "Ansible inventory"
 ALL, UNGROUPED = "all", "ungrouped"
-MOST_STEPS = 20_000  # groups looked through for one file: those of one another may be many
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _RANGE = re.compile(r"\[([^\[\]:]*):([^\[\]:]*)(?::([^\[\]:]*))?\]")
 _PORT = re.compile(r"(?P<host>(?:[^:\[\]]|\[[^\[\]]*\])+):(?P<port>\d+)")  # not the colon of a range
@@ -88,7 +88,7 @@ def _members(groups: Mapping[str, AnsibleGroup], start: Word) -> dict[str, dict[
         waiting = [name]
         while waiting:
             steps += 1
-            if steps > MOST_STEPS:
+            if steps > ANSIBLE_STEPS:
                 raise start.fault("its groups are nested too deeply", "take out groups that hold each other")
             one = waiting.pop()
             if one in below:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ddpctl.files.foreign.ansible import ALL, MOST_STEPS, UNGROUPED, AnsibleGroup, Vars, as_imported, host_names
+from ddpctl.files.foreign.ansible import ALL, UNGROUPED, AnsibleGroup, Vars, as_imported, host_names
 from ddpctl.files.foreign.place import Word
+from ddpctl.files.limits import ANSIBLE_STEPS
 from ddpctl.files.tree import Node, parse
 from ddpctl.spec.draft import Imported
 from ddpctl.spec.job import MAX_NODES
@@ -76,7 +77,7 @@ def _ansible(root: Node) -> Imported:
     while waiting:
         name, where, node = waiting.pop(0)
         steps += 1
-        if steps > MOST_STEPS:
+        if steps > ANSIBLE_STEPS:
             raise where.fault("its groups are nested too deeply", "write aliases out")
         group = groups.setdefault(name, AnsibleGroup())
         for key, part in _mapping(node, where, "a group").items():

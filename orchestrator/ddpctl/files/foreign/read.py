@@ -11,7 +11,8 @@ from ddpctl.files.foreign.ansible_ini import read_ini
 from ddpctl.files.foreign.documents import read_document
 from ddpctl.files.foreign.hostfile import read_hostfile
 from ddpctl.files.foreign.place import Word, rows
-from ddpctl.files.tree import MAX_BYTES, decode
+from ddpctl.files.limits import YAML_BYTES
+from ddpctl.files.tree import decode
 from ddpctl.spec.draft import HostFault, Imported, host_entry, selected
 
 _EXPECTED = (
@@ -88,6 +89,6 @@ def read_text(text: str, file: str) -> Imported:
 def _read(path: Path, file: str) -> bytes:
     try:
         with path.expanduser().open("rb") as stream:
-            return stream.read(MAX_BYTES + 1)
+            return stream.read(YAML_BYTES + 1)
     except OSError as error:
         raise InventoryError(f"cannot be read: {error.strerror}", file=file, hint="check the path") from None
