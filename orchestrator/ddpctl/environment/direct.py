@@ -1,6 +1,6 @@
-"""Files named by their SHA-256, and the way straight from the controller into a node's store.
+"""Files named by their SHA-256, and the direct way from the controller into a node's store.
 
-Only what the node lacks is sent, from where an earlier try ended.
+Only missing files are sent, each from the offset where an earlier try ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ddpctl_worker.wire import contract
 
 
 class Source(Protocol):
-    """Bytes that can be sent, from any offset on, as often as needed; ``name`` is for people."""
+    """Bytes that can be sent from any offset, any number of times; ``name`` is for messages."""
 
     @property
     def sha256(self) -> str: ...
@@ -35,7 +35,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class FileSource:
-    """A file on the controller whose hash is known already."""
+    """A file on the controller with a known hash."""
 
     path: Path
     sha256: str
@@ -50,7 +50,7 @@ class FileSource:
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file, as hex."""
+    """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         sha = hashlib.sha256()
         while piece := file.read(CHUNK_BYTES):
@@ -60,14 +60,14 @@ def hash_file(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a node has of the files asked for: complete ones with their sizes, and the bytes of unfinished ones."""
+    """The requested files that a node has: complete files with their sizes, and bytes of partial files."""
 
     have: dict[str, int]
     partial: dict[str, int]
     free: int
-    checkpoints: tuple[Mapping[str, Any], ...] = ()  # of a job, where that was asked: in short, for choice.py
-    starts: tuple[Start, ...] = ()  # of that job, the last ones
-    serial: int = 0  # ... and the number of its newest start
+    checkpoints: tuple[Mapping[str, Any], ...] = ()  # of a job, if the request named a job: summaries for choice.py
+    starts: tuple[Start, ...] = ()  # the job's last starts
+    serial: int = 0  # the number of the job's newest start
 
     def missing(self, sources: Sequence[Source]) -> list[Source]:
         return [source for source in sources if source.sha256 not in self.have]
@@ -76,15 +76,20 @@ class Holdings:
 def holdings(
     transport: Transport, hashes: Iterable[str], *, verify: bool = False, job: JobId | None = None
 ) -> Holdings:
-    """Ask a node by hash, and for the checkpoints of a job; with ``verify`` it reads each file again. Raises
-    ProvisionError or ConnectError."""
+    """Ask a node which files it has, and for the checkpoints of a job.
+
+    With ``verify`` the node reads every file again.
+
+    Raises:
+        ProvisionError, ConnectError: the node cannot answer, or cannot be reached.
+    """
     request = {"hashes": sorted(set(hashes)), "verify": verify, "job_id": str(job) if job is not None else None}
     try:
         answer = transport.call("store_has", request, timeout=VERIFY_S if verify else HOLDINGS_S)
     except RemoteError as error:
         raise as_provision_error(error, transport.host) from error
     checkpoints = tuple(answer.get("checkpoints") or ())
-    starts = tuple(Start.from_json(one) for one in answer.get("starts") or ())
+    starts = tuple(Start.from_json(start) for start in answer.get("starts") or ())
     sizes, partial = dict(answer["sizes"]), dict(answer["partial"])
     serial = int(answer.get("serial") or 0)
     return Holdings(sizes, partial, int(answer["free"]), checkpoints, starts, serial)
@@ -93,10 +98,11 @@ def holdings(
 def send_missing(
     transport: Transport, sources: Sequence[Source], known: Holdings, sent: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Send what the node lacks, one file after the other; ``sent`` hears of every piece (bytes) handed to the link.
+    """Send the files that the node lacks, one after the other; ``sent`` gets the size of each piece.
 
     Raises:
-        ProvisionError: no space, an unsafe path, a file that arrived changed. ConnectError: the link.
+        ProvisionError: no space, an unsafe path, or a file that arrived changed.
+        ConnectError: the connection failed.
     """
     for source in known.missing(sources):
         offset = min(known.partial.get(source.sha256, 0), source.size)
@@ -106,7 +112,7 @@ def send_missing(
             except RemoteError as error:
                 if error.kind != contract.CORRUPT or not offset:
                     raise
-                # What lay there may have rotted, or somebody else took it up: one try from the start tells.
+                # The partial file may be damaged, or another sender may have continued it: one try from the start.
                 _put(transport, source, 0, sent)
         except RemoteError as error:
             raise as_provision_error(error, transport.host, source.name) from error
@@ -124,14 +130,14 @@ def _counted(pieces: Iterator[bytes], sent: Callable[[int], None]) -> Iterator[b
 
 
 def as_provision_error(error: RemoteError, host: str, what: str | None = None) -> DdpctlError:
-    """The worker's words as an error of exit code 5."""
+    """Return the worker's error as an error with exit code 5."""
     message = f"{what}: {error.message}" if what else error.message
     kind = FileDamaged if error.kind == contract.CORRUPT else ProvisionError
     return kind(message, hint=error.hint, host=host)
 
 
 def deliver(stage: str, sources: Sequence[Source], fleet: Fleet, tell: Tell, hosts: Sequence[str]) -> Delivery:
-    """Every host gets every file from the controller itself, as many hosts at a time as the fleet allows."""
+    """Send every file from the controller to every host, to as many hosts at a time as the fleet allows."""
     needed = sum(source.size for source in sources)
 
     def work(transport: Transport) -> Traffic:
