@@ -1,6 +1,6 @@
-"""The names of hosts and jobs in an inventory, at a glance: for completion, since the real reader takes too long.
+"""The names of hosts and jobs in an inventory, for completion: the real reader takes too long.
 
-Whatever this cannot read is left out; nothing but what is offered to a person depends on it.
+A name that this reader cannot see is left out; only the offers of completion depend on it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ _RANGE = re.compile(r"([^\[\]]*)\[([\d,-]+)\]([^\[\]]*)")
 
 
 class Names(NamedTuple):
-    """What an inventory calls its hosts and its jobs."""
+    """The names of hosts and jobs in an inventory."""
 
     hosts: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
 
 
 def names_in(text: str) -> Names:
-    """The names in the text of an inventory, as far as they are plain to see. Some shells evaluate what completion
-    offers, so nothing is in them that means something to a shell."""
+    """Return the plainly visible names in the text of an inventory.
+
+    Some shells evaluate the offers of completion, so names with characters that a shell interprets are left out.
+    """
     found = _seen_in(text)
     return Names(*(tuple(name for name in dict.fromkeys(names) if _SAFE.fullmatch(name)) for names in found))
 
@@ -69,7 +71,7 @@ def _jobs(section: str) -> list[str]:
 
 
 def _shallow(flow: str) -> str:
-    """A mapping in flow style without what is in brackets or braces."""
+    """Return a mapping in flow style without the contents of its brackets and braces."""
     depth, kept = 0, []
     for letter in flow:
         depth += (letter in "{[") - (letter in "}]")
@@ -78,7 +80,7 @@ def _shallow(flow: str) -> str:
 
 
 def _expanded(entry: str) -> list[str]:
-    """``node[01-03]`` as three names; what is less plain as it is."""
+    """Return ``node[01-03]`` as three names; any other range unchanged."""
     match = _RANGE.fullmatch(entry)
     if match is None:
         return [entry]
@@ -97,7 +99,7 @@ def _expanded(entry: str) -> list[str]:
 def _of_json(text: str) -> Names:
     try:
         data: Any = json.loads(text)
-        entries = [one if isinstance(one, str) else one["name"] for one in data.get("hosts") or ()]
+        entries = [host if isinstance(host, str) else host["name"] for host in data.get("hosts") or ()]
         hosts = [name for entry in entries for name in _expanded(entry)]
         return Names(tuple(hosts), tuple(data.get("jobs") or ()))
     except (ValueError, TypeError, KeyError, AttributeError):

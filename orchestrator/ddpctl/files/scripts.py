@@ -1,4 +1,4 @@
-"""The training scripts in a folder: programs that join a process group, or what people call such programs."""
+"""Finds the training scripts in a folder: programs that join a process group, or have a usual name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SKIPPED = frozenset({"venv", "env", "site-packages", "node_modules", "build", "
 
 
 def find_scripts(folder: Path) -> list[str]:
-    """Paths relative to ``folder``, the likeliest first. Where none joins a process group: train.py, main.py."""
+    """Return paths relative to ``folder``, the likeliest first, or train.py and main.py if no script joins a group."""
     texts = _texts(folder)
     joins = {name for name, text in texts.items() if read_script(text).initialises}
     modules = {Path(name).stem for name in joins}
@@ -24,7 +24,7 @@ def find_scripts(folder: Path) -> list[str]:
 
 
 def _texts(folder: Path) -> dict[str, str]:
-    """Python files by their path, the nearest first; what cannot be read is left out."""
+    """Return the Python files by path, the nearest first; unreadable files are left out."""
     found: dict[str, str] = {}
     level = [folder]
     for _ in range(SEARCH_DEPTH + 1):
