@@ -1,4 +1,4 @@
-"""A report about a run as one HTML page that needs nothing else: no script, no request, light and dark."""
+"""A report about a run as an HTML page without scripts and requests, in light and dark."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ MOST_TILES = 3  # metrics at the top
 MOST_CHARTS = 32
 MOST_RANKS = 32
 MOST_GPUS = 64
-GPU_COLUMNS = 120  # of the picture of a GPU's use
-MOST_ATTEMPTS = 6  # the newest ones; the others are folded away
-MOST_MARKS = 8  # attempts whose beginnings can be told apart in a picture
-MANY_HOSTS = 8  # more of them are folded away
-LONG = 300  # letters of a message that are shown at once
-MOST_LETTERS = 16_000  # of a traceback that are shown at all
+GPU_COLUMNS = 120  # columns in the picture of a GPU's use
+MOST_ATTEMPTS = 6  # the newest attempts; older attempts are folded
+MOST_MARKS = 8  # attempts with beginnings that a picture can show apart
+MANY_HOSTS = 8  # more hosts are folded
+LONG = 300  # letters of a message before the fold
+MOST_LETTERS = 16_000  # letters of a traceback
 
 _KINDS = {
     contract.SUCCEEDED: "ok",
@@ -98,7 +98,7 @@ footer { margin-top: 3rem; padding-top: .75rem; border-top: 1px solid var(--line
 
 
 def report_html(report: RunReport) -> str:
-    """The page. Every text of the report is escaped; nothing in it can become markup."""
+    """Return the page. Every text of the report is escaped, so that it cannot become markup."""
     parts = [
         _head(report),
         *_troubles(report),
@@ -165,7 +165,7 @@ def _cause(cause: Cause) -> str:
 
 
 def _folded(title: str, text: str) -> str:
-    """The beginning and the end of a long one: the end says most."""
+    """Return a folded text. Of a long text only beginning and end are shown: the end tells most."""
     text = text.rstrip()
     if len(text) > MOST_LETTERS:
         left_out = len(text) - MOST_LETTERS
@@ -225,7 +225,7 @@ def _figure(curve: Curve) -> str:
 
 
 def _summary(curve: Curve) -> str:
-    """``2.31 → 0.0312 · lowest 0.0298 at step 900 · highest ...``."""
+    """Return ``2.31 → 0.0312 · lowest 0.0298 at step 900 · highest ...``."""
     points = curve.points
     ends = f"{short(points[0][1])} → {short(points[-1][1])}"
     low, high = min(points, key=lambda one: one[1]), max(points, key=lambda one: one[1])
@@ -254,7 +254,7 @@ def _list(rows: Iterable[str]) -> str:
 
 
 def _strip(attempts: Iterable[Attempt], report: RunReport) -> Iterator[str]:
-    """Each attempt as long as it took."""
+    """Yield a bar for each attempt, as long as its duration."""
     for one in attempts:
         took = elapsed(one.started, one.ended or report.run.ended or report.made.isoformat()) or 0.0
         tip = escape(f"attempt {one.number}: {attempt_took(one, report)}", quote=True)
@@ -271,7 +271,7 @@ def _attempt(attempt: Attempt, end: str, report: RunReport) -> str:
     where = f"{fold(attempt.hosts)} · {clock(attempt.started)} · {attempt_took(attempt, report)}"
     trace = attempt.cause.traceback if attempt.cause else None
     if attempt.number == report.run.attempts[-1].number:
-        trace = None  # it is at the top
+        trace = None  # the top of the page shows it
     more = _folded("Traceback", trace) if trace else ""
     text = f"{end[:LONG]}…" if len(end) > LONG else end
     aside = f"<p>{escape(f'set aside: {aside_text(attempt)}')}</p>" if attempt.set_aside else ""
@@ -285,17 +285,17 @@ def _attempt(attempt: Attempt, end: str, report: RunReport) -> str:
 
 
 def _gpus(report: RunReport) -> str:
-    """Each GPU's use over the run, the least busy one first: idle ones are what a person looks for."""
+    """Return each GPU's use over the run, the least busy first: readers look for idle GPUs."""
     if not report.gpus:
         return ""
     shown = least_busy_first(report.gpus)[:MOST_GPUS]
-    text = "How much of the time each had work, from the start of the run to its end; the least busy one comes first."
+    text = "How much of the time each had work, from the start of the run to its end; the least busy GPU comes first."
     if not any(one.held for one in shown):
         text = "All GPUs of the hosts: which of them the run used could not be seen. " + text
     head = "<th>GPU</th><th>use</th><th>use over time</th><th>most memory</th><th>hottest</th><th>most power</th>"
     rows = "".join(_gpu(one, report) for one in shown)
     left = len(report.gpus) - len(shown)
-    more = _soft(f"{left} busier ones are left out here: `ddpctl report --json` has all.") if left else ""
+    more = _soft(f"{left} busier GPUs are left out here: `ddpctl report --json` has all.") if left else ""
     names = ", ".join(f"{count} × {name}" for name, count in Counter(one.name for one in report.gpus).items())
     return _section(
         "GPUs",
@@ -318,11 +318,11 @@ def _gpu(gpu: GpuUse, report: RunReport) -> str:
     return f"<tr><th>{escape(gpu.host)}:{gpu.index}</th><td>{use}</td><td>{picture}</td>{cells}</tr>"
 
 
-# --- who was slow ----------------------------------------------------------------------------------------------------
+# --- slow ranks ------------------------------------------------------------------------------------------------------
 
 
 def _ranks(report: RunReport) -> str:
-    """The ranks by their time in communication: the others wait for the rank that spends the least."""
+    """Return the ranks by their time in communication: the rank with the least is the rank that its peers wait for."""
     ranks = [one for one in report.ranks if COMM_SHARE in one[2]]
     if len(ranks) < 2:
         run = report.run
@@ -339,7 +339,7 @@ def _ranks(report: RunReport) -> str:
     )
     return _section(
         "Ranks",
-        _soft("Time in communication, by the last line of each rank. The slowest rank is the one that waits least."),
+        _soft("Time in communication, by the last line of each rank. The slowest rank waits least."),
         '<div class="wide"><table class="hosts"><thead><tr><th>rank</th><th>host</th><th>in communication</th>'
         f"<th>samples/s</th></tr></thead><tbody>{rows}</tbody></table></div>",
         more,
