@@ -22,7 +22,6 @@ def question(target: Target, want: Want) -> Question:
 
 
 def _login(view: View, target: Target) -> dict[str, Any]:
-    """Return the login's environment on a host; empty if the host did not answer."""
     return view.value(target.name, question(target, view.want)) or {}
 
 

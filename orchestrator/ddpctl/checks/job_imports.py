@@ -40,8 +40,8 @@ def modules_question(target: Target, want: Want) -> Question | None:
     """
     if want.imports is None or not want.imports.tried or (want.managed and target.environment is None):
         return None
-    params: dict[str, Any] = {"statements": [one.statement for one in want.imports.tried]}
-    if guards := {one.statement: one.guard for one in want.imports.tried if one.guard}:
+    params: dict[str, Any] = {"statements": [imported.statement for imported in want.imports.tried]}
+    if guards := {imported.statement: imported.guard for imported in want.imports.tried if imported.guard}:
         params["guards"] = guards
     if target.env:
         params["env"] = dict(sorted(target.env.items()))  # any variable may decide whether an import works
@@ -123,10 +123,10 @@ def failures(value: Mapping[str, Any], imports: Imports) -> list[tuple[Import, d
     by_statement = {each.statement: each for each in imports.tried}
     found: list[tuple[Import, dict[str, Any]]] = []
     for failed in value["failed"]:
-        one = by_statement[failed["statement"]]
-        survived = {NEEDED: (), IF_THERE: ("missing",), IF_IMPORTABLE: ("missing", "import")}[one.guard]
+        imported = by_statement[failed["statement"]]
+        survived = {NEEDED: (), IF_THERE: ("missing",), IF_IMPORTABLE: ("missing", "import")}[imported.guard]
         if failed["kind"] not in survived and failed["error"] not in [other["error"] for _, other in found]:
-            found.append((one, failed))
+            found.append((imported, failed))
     return found
 
 
@@ -151,20 +151,20 @@ def _judge_imports(view: View) -> Iterable[Finding]:
             continue
         if value["error"]:
             yield _unended(target, imports, value)
-        for one, failed in failures(value, imports):
-            check = _check_of_torch(one, failed, torches.get(target.name) or {})
+        for imported, failed in failures(value, imports):
+            check = _check_of_torch(imported, failed, torches.get(target.name) or {})
             if check:
-                message = f"{one.where}: `{one.statement}` fails with the error of {check}"
+                message = f"{imported.where}: `{imported.statement}` fails with the error of {check}"
                 yield report.info(target.name, message)
             else:
-                yield _failed(view.want, target, one, failed)
+                yield _failed(view.want, target, imported, failed)
 
 
-def _check_of_torch(one: Import, failed: Mapping[str, Any], tried: Mapping[str, Any]) -> str | None:
+def _check_of_torch(imported: Import, failed: Mapping[str, Any], tried: Mapping[str, Any]) -> str | None:
     """Return the check that reports why torch or torchvision itself fails, if that is the cause."""
     if is_error(failed, tried.get("torchvision_error")):
         return "torch.vision"
-    by_torch = one.module.split(".")[0] == "torch" or failed["missing"] in (None, "torch")
+    by_torch = imported.module.split(".")[0] == "torch" or failed["missing"] in (None, "torch")
     return "torch.import" if tried.get("error") and by_torch else None
 
 
@@ -175,33 +175,37 @@ def is_error(failed: Mapping[str, Any], error: str | None) -> bool:
 
 def _unended(target: Target, imports: Imports, value: Mapping[str, Any]) -> Finding:
     """Return the finding for a process that did not finish the imports: it hangs, or it crashed."""
-    one = next((one for one in imports.tried if one.statement == value.get("at")), imports.tried[0])
+    imported = next((imported for imported in imports.tried if imported.statement == value.get("at")), imports.tried[0])
     late = value.get("timed_out")
     slow = "run it once: the next import finds the files in memory; if it never ends, find out what it waits for"
     return report.finding(
         Severity.WARNING if late else Severity.ERROR,
         target.name,
-        f"{one.where}: `{one.statement}`{'' if late else ':'} {value['error']}",
+        f"{imported.where}: `{imported.statement}`{'' if late else ':'} {value['error']}",
         fix=slow if late else "the command shows how it ends; install a build that fits this machine",
-        command=_command(target, one),
+        command=_command(target, imported),
         evidence=value,
     )
 
 
-def _failed(want: Want, target: Target, one: Import, failed: dict[str, Any]) -> Finding:
-    missing, own = failed["missing"], one.module.split(".")[0]
+def _failed(want: Want, target: Target, imported: Import, failed: dict[str, Any]) -> Finding:
+    missing, own = failed["missing"], imported.module.split(".")[0]
     through = next((name for name in reversed(failed["through"]) if name != own), None)
     if missing and missing.split(".")[0] == own:
-        message = f"{one.where} imports {missing}, which is not installed for {target.environment or target.python}"
+        message = (
+            f"{imported.where} imports {missing}, which is not installed for {target.environment or target.python}"
+        )
     else:
-        message = f"{one.where}: `{one.statement}` fails{f' in {through}' if through else ''}: {failed['error']}"
+        message = (
+            f"{imported.where}: `{imported.statement}` fails{f' in {through}' if through else ''}: {failed['error']}"
+        )
     unsure = failed["kind"] == "missing" and want.imports is not None and not want.imports.certain
     return report.finding(
         Severity.WARNING if unsure else Severity.ERROR,
         target.name,
         message + ("; the script changes its search path and may find it there" if unsure else ""),
         fix=_remedy(want, missing, through or own),
-        command=_command(target, one),
+        command=_command(target, imported),
         evidence=failed,
     )
 
@@ -219,9 +223,9 @@ def _remedy(want: Want, missing: str | None, package: str) -> str:
     return f"install {name} there, or let ddpctl do it: `environment: {{mode: managed, packages: [..., {name}]}}`"
 
 
-def _command(target: Target, one: Import) -> str:
+def _command(target: Target, imported: Import) -> str:
     """Return the command that runs the import by hand with the job's variables, to show the whole error."""
-    return python_command(target.environment or target.python, dict(sorted(target.env.items())), one.statement)
+    return python_command(target.environment or target.python, dict(sorted(target.env.items())), imported.statement)
 
 
 IMPORTS = Check(

@@ -184,7 +184,6 @@ def _no_answer(check: Check, target: Target, question: Question, answer: Answer)
 
 
 def _answered(check: Check, view: View, target: Target) -> bool:
-    """Return whether the host answered a question of the check."""
     return any(
         (answer := view.answer(target.name, question)) is not None and answer.ok
         for question in check.questions(target, view.want)

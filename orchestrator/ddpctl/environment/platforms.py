@@ -153,7 +153,6 @@ def _capabilities(answers: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[in
 
 
 def _column(answers: Mapping[str, Mapping[str, Any]], name: str) -> list[str]:
-    """Return the cells of a column of nvidia-smi's table of GPUs."""
     value = (answers.get("nvidia_smi") or {}).get("value") or {}
     rows = nvidia.table((value.get("gpu") or {}).get("stdout") or "")
     return [text for row in rows if (text := row.get(name))]

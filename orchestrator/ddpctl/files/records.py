@@ -108,7 +108,6 @@ def folder_of(run: str) -> Path:
 
 
 def _made(folder: Path) -> Path:
-    """Create the folder and its parents below state_dir(), for this user alone."""
     state_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
     below = folder.relative_to(state_dir())
     for part in (*reversed(below.parents), below):
@@ -175,20 +174,17 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def _forget_old() -> None:
-    """Keep only the newest runs."""
     folders = [(entry.stat().st_mtime, entry.path) for entry in os.scandir(state_dir() / "runs") if entry.is_dir()]
     for _, path in sorted(folders, reverse=True)[KEEP_RUNS:]:
         _remove(Path(path))
 
 
 def _runs() -> list[str]:
-    """Return the ids of all recorded runs."""
     folder = state_dir() / "runs"
     return [entry.name for entry in os.scandir(folder)] if folder.is_dir() else []
 
 
 def _remove(folder: Path) -> None:
-    """Remove a run's folder, if it exists."""
     with contextlib.suppress(FileNotFoundError):  # another ddpctl was quicker
         for item in folder.iterdir():
             item.unlink(missing_ok=True)

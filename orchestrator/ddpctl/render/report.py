@@ -36,7 +36,7 @@ def report_view(report: RunReport) -> RenderableType:
     parts: list[RenderableType] = [head]
     if run.diagnosis:
         parts.append(Text(stuck_line(run, report.made), style="bold yellow"))
-    parts += [Text(slow_line(one), style="yellow") for one in run.slow]
+    parts += [Text(slow_line(slow), style="yellow") for slow in run.slow]
     if run.cause:
         parts.append(cause_view(run.cause))
     parts += [Text(f"not in this report: {host}: {why}", "yellow") for host, why in report.missing.items()]
@@ -53,17 +53,17 @@ def shown_curves(curves: Sequence[Curve]) -> list[Curve]:
 
 def _attempts(report: RunReport) -> Table:
     table = columns("ATTEMPT", "HOSTS", "TOOK", "END")
-    for one, end in attempt_ends(report):
-        end += f"; set aside: {aside_text(one)}" if one.set_aside else ""
-        table.add_row(str(one.number), Text(fold(one.hosts)), attempt_took(one, report), Text(end))
+    for attempt, end in attempt_ends(report):
+        end += f"; set aside: {aside_text(attempt)}" if attempt.set_aside else ""
+        table.add_row(str(attempt.number), Text(fold(attempt.hosts)), attempt_took(attempt, report), Text(end))
     return table
 
 
 def attempt_ends(report: RunReport) -> Iterator[tuple[Attempt, str]]:
     """Yield each attempt with its end; the last attempt has the run's end."""
     *earlier, last = report.run.attempts
-    for one in earlier:
-        yield one, attempt_end(one)
+    for attempt in earlier:
+        yield attempt, attempt_end(attempt)
     yield last, report.run.state
 
 
@@ -74,13 +74,15 @@ def attempt_took(attempt: Attempt, report: RunReport) -> str:
 
 def _metrics(curves: Sequence[Curve]) -> Table:
     table = columns("METRIC", "FIRST", "LAST", "LOWEST", "HIGHEST", "")
-    for one in curves:
-        values = [y for _, y in one.points]
+    for curve in curves:
+        values = [y for _, y in curve.points]
         if not values:
-            table.add_row(Text(one.name), "-", "-", "-", "-", Text(not_finite_text(one), "red"))
+            table.add_row(Text(curve.name), "-", "-", "-", "-", Text(not_finite_text(curve), "red"))
             continue
         figures = map(short, (values[0], values[-1], min(values), max(values)))
-        table.add_row(Text(one.name), *figures, Text.assemble(sparkline(values), (f"  {not_finite_text(one)}", "red")))
+        table.add_row(
+            Text(curve.name), *figures, Text.assemble(sparkline(values), (f"  {not_finite_text(curve)}", "red"))
+        )
     return table
 
 
@@ -172,8 +174,8 @@ def code_text(report: RunReport) -> str:
 def environments(report: RunReport) -> list[str]:
     """Return ``2.13.0 in environment 1f0c92ab4d5e``, with the hosts if they differ."""
     found: dict[str, list[str]] = {}
-    for host, one in report.launches.items():
-        if one.get("torch"):
-            where = f" in environment {one['environment'][:12]}" if one.get("environment") else ""
-            found.setdefault(f"{one['torch']}{where}", []).append(host)
+    for host, launch in report.launches.items():
+        if launch.get("torch"):
+            where = f" in environment {launch['environment'][:12]}" if launch.get("environment") else ""
+            found.setdefault(f"{launch['torch']}{where}", []).append(host)
     return list(found) if len(found) < 2 else [f"{text} on {fold(hosts)}" for text, hosts in found.items()]

@@ -64,7 +64,7 @@ def plan_view(plan: Plan) -> RenderableType:
         commit = f", commit {plan.code.git_commit[:12]}" if plan.code.git_commit else ""
         dirty = " (dirty)" if plan.code.dirty else ""
         parts.append(Text(f"code  {plan.code.sha256[:12]}, {plan.code.size} bytes{commit}{dirty}"))
-    parts += [Text(f"notify  {_notifier(one)}") for one in plan.notify]
+    parts += [Text(f"notify  {_notifier(notifier)}") for notifier in plan.notify]
     parts += [_node_view(node) for node in plan.active]
     spares = plan.nodes[len(plan.active) :]
     parts += [Text(f"\n{node.host}  spare: it takes the place of a host that is lost", style="bold") for node in spares]
@@ -74,9 +74,9 @@ def plan_view(plan: Plan) -> RenderableType:
     return Group(*parts)
 
 
-def _notifier(one: Mapping[str, Any]) -> str:
+def _notifier(notifier: Mapping[str, Any]) -> str:
     """Return ``command mail -s done me@example.org`` or ``webhook https://hooks.example.org/********``."""
-    return f"webhook {one['webhook']}" if "webhook" in one else f"command {display(one['command'])}"
+    return f"webhook {notifier['webhook']}" if "webhook" in notifier else f"command {display(notifier['command'])}"
 
 
 def _node_view(node: NodePlan) -> RenderableType:
@@ -185,14 +185,14 @@ def untracked_lines(found: Sequence[Untracked]) -> list[str]:
     return lines
 
 
-def _untracked_line(one: Untracked) -> str:
-    if one.error is not None:
-        return f"{one.host}: whether files that no output covers stay there is not known: {one.error}"
-    named = ", ".join(f"{name} ({size(length)})" for name, length in one.largest)
-    more = f" and {one.files - len(one.largest)} more" if one.files > len(one.largest) else ""
-    count = f"{'' if one.whole else 'at least '}{plural(one.files, 'file')}"
-    verb = "stays" if one.files == 1 else "stay"
-    return f"{one.host}: {count} that no output covers {verb} on the node: {named}{more}, in {one.folder}"
+def _untracked_line(untracked: Untracked) -> str:
+    if untracked.error is not None:
+        return f"{untracked.host}: whether files that no output covers stay there is not known: {untracked.error}"
+    named = ", ".join(f"{name} ({size(length)})" for name, length in untracked.largest)
+    more = f" and {untracked.files - len(untracked.largest)} more" if untracked.files > len(untracked.largest) else ""
+    count = f"{'' if untracked.whole else 'at least '}{plural(untracked.files, 'file')}"
+    verb = "stays" if untracked.files == 1 else "stay"
+    return f"{untracked.host}: {count} that no output covers {verb} on the node: {named}{more}, in {untracked.folder}"
 
 
 def left_line(node: NodeStatus) -> str:
@@ -333,8 +333,8 @@ def _shortened(row: Mapping[str, Text], count: str, *, few: int) -> dict[str, Te
     number.
     """
     job, project, hosts, user = (row[name].copy() for name in ("JOB", "PROJECT", "HOSTS", "USER"))
-    for one in (job, project):
-        one.no_wrap, one.overflow = True, "ellipsis"
+    for cell in (job, project):
+        cell.no_wrap, cell.overflow = True, "ellipsis"
     if len(hosts.plain) > few:
         hosts = Text(count)
     user.truncate(_LONG_USER, overflow="ellipsis")

@@ -195,7 +195,7 @@ def rank_rows(seen: Overview, run: RunStatus) -> list[TopRow]:
 def _rank_row(seen: Overview, run: RunStatus, node: NodeStatus, rank: int) -> TopRow:
     host = seen.pulse(node.host)
     of_run = host.runs.get(run.run, {}) if host is not None else {}
-    one = of_run.get(str(rank), RankPulse())
+    pulse = of_run.get(str(rank), RankPulse())
     slow = [slow for slow in run.slow if slow["rank"] == rank and not run.terminal]
     suspects = [who for who in (run.diagnosis or {}).get("suspects", ()) if who["rank"] == rank and not run.terminal]
     note = [f"slow: last in {100 * lag['last_share']:.0f}% of steps, {lag['lag_ms']} ms" for lag in slow]
@@ -206,23 +206,23 @@ def _rank_row(seen: Overview, run: RunStatus, node: NodeStatus, rank: int) -> To
         str(rank),
         str(rank),
         node.host,
-        _number(one.pid, "{}"),
-        _rank_state(node, one, host),
-        _number(one.cpu, "{:.0f}%"),
-        _number(one.rss_mb, "{:.0f}MB"),
+        _number(pulse.pid, "{}"),
+        _rank_state(node, pulse, host),
+        _number(pulse.cpu, "{:.0f}%"),
+        _number(pulse.rss_mb, "{:.0f}MB"),
         ", ".join(f"{gpu.index}: {_number(gpu.use, '{:.0f}%')}" for gpu in held) or "-",
-        _number(one.metrics.get("step"), "{:.0f}"),
-        _rate(one.metrics.get(SAMPLES)),
-        "-" if one.output_age_s is None else f"{one.output_age_s:.0f}s",
+        _number(pulse.metrics.get("step"), "{:.0f}"),
+        _rate(pulse.metrics.get(SAMPLES)),
+        "-" if pulse.output_age_s is None else f"{pulse.output_age_s:.0f}s",
         Text("; ".join(note), "yellow"),
     )
 
 
-def _rank_state(node: NodeStatus, one: RankPulse, host: Pulse | None) -> str | Text:
+def _rank_state(node: NodeStatus, pulse: RankPulse, host: Pulse | None) -> str | Text:
     """Return the state of the rank's process, or the node's state if no process is visible."""
-    if node.state in contract.TERMINAL or one.state is None:
+    if node.state in contract.TERMINAL or pulse.state is None:
         return state_text(node.state)
-    return Text(UNKNOWN, "yellow") if host is None or "runs" in host.late else one.state
+    return Text(UNKNOWN, "yellow") if host is None or "runs" in host.late else pulse.state
 
 
 def summary(seen: Overview) -> Text:

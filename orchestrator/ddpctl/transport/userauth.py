@@ -35,7 +35,7 @@ _SHA2 = ("rsa-sha2-512", "rsa-sha2-256")
 
 
 class NoAnswer(Exception):
-    """The server is silent (``silent``), or hung up."""
+    """The server did not answer: it is silent (``silent``), or it hung up."""
 
     def __init__(self, silent: bool) -> None:
         super().__init__()

@@ -27,9 +27,9 @@ _NO_MIG = use.smi_command("-i {gpus} -mig 0")
 
 def _judge_busy(view: View) -> Iterable[Finding]:
     yield from use.unseen(view)
-    apart = use.unused(view)
+    exempt = use.unused(view)
     for host, smi in use.smis(view).items():
-        if host not in apart:
+        if host not in exempt:
             yield from _busy(view, host, smi)
 
 

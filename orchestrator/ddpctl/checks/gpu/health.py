@@ -37,10 +37,10 @@ def by_host(judge: Judge) -> Callable[[View], Iterable[Finding]]:
 
     def judged(view: View) -> Iterable[Finding]:
         yield from use.unseen(view)
-        apart = use.unused(view)
+        exempt = use.unused(view)
         for host, smi in smis(view).items():
             found: dict[Severity, dict[GpuState, list[Gpu]]] = {}
-            for gpu in use.gpus(view, host) if host not in apart else ():
+            for gpu in use.gpus(view, host) if host not in exempt else ():
                 verdict = judge(view, host, smi, gpu)
                 if verdict is not None:
                     found.setdefault(verdict.severity, {}).setdefault(verdict, []).append(gpu)

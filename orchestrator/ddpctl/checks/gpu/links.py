@@ -29,10 +29,10 @@ _NO_PCI_P2P = ("SXM", "HBM3", "H200", "B200", "B300", "GB200", "GB300", "GH200",
 
 
 def _judge_fabric(view: View) -> Iterable[Finding]:
-    apart = _without_switches(view)
+    exempt = _without_switches(view)
     for host, value in view.values(FABRIC).items():
         gpus = use.gpus(view, host)
-        if host in apart or any(gpu.cells.get("fabric.state") == "Completed" for gpu in gpus):
+        if host in exempt or any(gpu.cells.get("fabric.state") == "Completed" for gpu in gpus):
             # in a virtual machine the fabric manager runs on the host below, and the GPUs report that it is done
             continue
         live = use.live(view, host)

@@ -173,9 +173,9 @@ def without_gpus(view: View) -> dict[str, str]:
 
 def unseen(view: View, there: Callable[[str], bool] = lambda host: True) -> Iterable[Finding]:
     """Report hosts where nvidia-smi fails, so that their NVIDIA GPUs could not be examined. gpu.driver reports why."""
-    apart = unused(view)
+    exempt = unused(view)
     for host, smi in smis(view).items():
-        if smi.state != nvidia.OK and host not in apart and there(host):
+        if smi.state != nvidia.OK and host not in exempt and there(host):
             why = "nvidia-smi is not installed" if smi.state == nvidia.ABSENT else "nvidia-smi does not work"
             yield report.unknown(host, f"not checked: {why}")
 

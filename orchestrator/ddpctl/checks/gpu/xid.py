@@ -96,9 +96,9 @@ def _age(line: str, value: Mapping[str, Any]) -> float | None:
 
 
 def _judge(view: View) -> Iterable[Finding]:
-    apart = _exempt(view)
+    exempt = _exempt(view)
     for host, value in view.values(LOG).items():
-        if value is None or host in apart:
+        if value is None or host in exempt:
             continue
         if value["source"] is None:
             yield report.unknown(
@@ -178,7 +178,6 @@ def _weigh(view: View, host: str, bus: str, code: int, last: Xid, reset: bool) -
 
 
 def _row(view: View, host: str, bus: str) -> Gpu | None:
-    """Return the GPU's present row of nvidia-smi."""
     smi = use.smis(view).get(host)
     return next((gpu for gpu in (smi.gpus if smi else ()) if bus and gpu.bus == bus_of(bus)), None)
 

@@ -73,7 +73,6 @@ def _hole_finding(view: View, mesh: Mesh, host: str, holes: Mapping[Pair, int | 
 
 
 def _others(host: str, pairs: Iterable[Pair]) -> tuple[str, ...]:
-    """Return the far ends of a host's links."""
     return tuple(dict.fromkeys(name for pair in pairs for name in pair if name != host))
 
 
