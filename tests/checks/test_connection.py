@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ddpctl.checks import ssh
 from ddpctl.checks.base import Target, View, Want
+from ddpctl.checks.limits import ALIKE_HOSTS
 from ddpctl.errors import AuthRefused, DdpctlError, Unreachable
 from ddpctl.spec.finding import Finding
 
@@ -21,12 +22,12 @@ def refused(host: str) -> DdpctlError:
 
 
 def test_many_hosts_with_the_same_trouble_are_one_finding_and_the_others_stay() -> None:
-    names = [f"node{number}" for number in range(ssh.MANY)]
+    names = [f"node{number}" for number in range(ALIKE_HOSTS)]
     (other, many) = findings({"odd": Unreachable("no route to odd")} | {name: refused(name) for name in names})
     assert (other.host, other.message) == ("odd", "no route to odd")
     assert many.host is None
     assert many.hosts == tuple(names)
-    assert many.message == f"{ssh.MANY} hosts, for example node0: 10.0.0.0:22 refuses the connection"
+    assert many.message == f"{ALIKE_HOSTS} hosts, for example node0: 10.0.0.0:22 refuses the connection"
     assert many.fix == "is sshd running on HOST?"
 
 
@@ -36,4 +37,4 @@ def test_no_host_is_left_out_or_named_twice(down: int, locked: int) -> None:
     errors |= {f"lock{number}": AuthRefused("no key of ours is accepted") for number in range(locked)}
     found = findings(errors)
     assert sorted(host for finding in found for host in finding.hosts) == sorted(errors)
-    assert len(found) <= 2 * (ssh.MANY - 1)
+    assert len(found) <= 2 * (ALIKE_HOSTS - 1)

@@ -77,6 +77,6 @@ def test_git_is_not_waited_for_for_ever(folder: Path, monkeypatch: pytest.Monkey
     slow.write_text("#!/bin/sh\nexec sleep 600\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(git_module, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(git_module, "GIT_S", 0.2)
     with pytest.raises(ProvisionError, match="git did not answer"):
         pack(folder, cache=tmp_path / "cache")

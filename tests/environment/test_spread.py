@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpctl.environment.spread import MOST_WANTS, Addresses, Feed, Spread
+from ddpctl.environment.limits import WANTS
+from ddpctl.environment.spread import Addresses, Feed, Spread
 from ddpctl.errors import RemoteError
 from tests.environment.support import BytesSource
 from tests.transport.dry import DryFleet, DryTransport, Stream
@@ -27,6 +28,6 @@ def test_a_node_gets_what_it_was_offered_and_no_more() -> None:
     for wrong in (("0" * 64, 0), (SOURCE.sha256, 101)):
         with pytest.raises(RemoteError, match="not offered"):
             feed.want([wrong])
-    feed.want([(SOURCE.sha256, 100)] * MOST_WANTS)
+    feed.want([(SOURCE.sha256, 100)] * WANTS)
     with pytest.raises(RemoteError):
         feed.want([(SOURCE.sha256, 0)] * 2)

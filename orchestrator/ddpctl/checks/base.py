@@ -1,11 +1,11 @@
-"""A check is a question and a verdict, both pure.
+"""The types of a check: its question, its verdict, and the data that the verdict reads.
 
-``ask`` names what a host must be asked (the worker answers all questions of all checks in one round trip);
-``judge`` sees every host's answers at once, so that values are compared there, and returns findings. The stage does
-the timing, the deadlines and the logging once for all checks.
+``ask`` returns the questions for a host; the worker answers the questions of all checks in one round trip. ``judge``
+sees the answers of all hosts at once, so that it can compare them, and returns findings. Both are pure. Timing,
+deadlines and logging are in the stage, once for all checks.
 
-The id of a check tells its file: ``login.kill`` is in login.py, ``host.shm`` in one of host*.py, ``gpu.xid`` in gpu/.
-The name of a question tells the fact of the worker that answers it, in worker/ddpctl_worker/facts/.
+The id of a check names its file: ``login.kill`` is in login.py, ``host.shm`` in a file host*.py, ``gpu.xid`` in gpu/.
+The name of a question is the name of a fact of the worker, in worker/ddpctl_worker/facts/.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from ddpctl.spec.script import ScriptFacts
 
 @dataclass(frozen=True)
 class Target:
-    """A host as the checks see it: the inventory's facts about it and what the job wants from it."""
+    """A host for the checks: its entry in the inventory, and the part of the job that runs there."""
 
     name: str
     address: str
     python: str
     base_dir: str
-    nproc: int | None = None  # processes of the job here; None: as many as GPUs
+    nproc: int | None = None  # processes of the job on this host; None: as many as GPUs
     fabric_address: str | None = None
     interface: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     local: bool = False
-    environment: str | None = None  # the interpreter of a managed environment, once it is there
+    environment: str | None = None  # the interpreter of a managed environment, after its installation
 
     @classmethod
     def all(cls, hosts: Sequence[Host], job: JobSpec | None, nproc: int | None = None) -> tuple[Target, ...]:
-        """``hosts`` in node rank order, the master first."""
+        """Return the targets of ``hosts`` in node rank order, the master first."""
         return tuple(cls._of(host, job, nproc) for host in hosts)
 
     @classmethod
@@ -67,31 +67,32 @@ class Target:
 
     @property
     def ranks(self) -> int:
-        """Processes of the job here, at least 1; where that is not known yet, 1."""
+        """Processes of the job on this host; 1 where the number is not known yet."""
         return max(1, self.nproc or 1)
 
 
 @dataclass(frozen=True)
 class Want:
-    """What the job needs, None where no job was named."""
+    """The requirements of the job. A field is None if no job is named."""
 
     job: JobId | None = None
     script: str | None = None
-    workdir: str | None = None  # a folder on the node, when the code is not sent
+    workdir: str | None = None  # a folder on the node, if ddpctl does not send the code
     master: str | None = None
     master_port: int | None = None
-    managed: bool = False  # ddpctl builds the environment: what is installed on the node does not matter
-    packages: tuple[str, ...] = ()  # requirement strings that must be equal everywhere
+    managed: bool = False  # ddpctl builds the environment, so the node's packages do not matter
+    packages: tuple[str, ...] = ()  # requirements with equal versions on all hosts
     data: tuple[str, ...] = ()
     free_disk_gb: float | None = None
-    backend: str | None = None  # nccl, gloo, or None: by the presence of GPUs
+    backend: str | None = None  # nccl or gloo; None: nccl where there are GPUs
     rendezvous: str = "static"  # static or c10d
     copies: bool = False  # hosts keep copies of each other's checkpoints
-    agents: bool = False  # it has restarts: an agent on every host, and any host may be the next master
+    agents: bool = False  # the job has restarts: every host has an agent and may become the master
     fabric_names: tuple[str, ...] = ()  # fabric addresses of the inventory that are names
-    imports: Imports | None = None  # what the job's program imports; None: not known
-    backend_place: str | None = None  # the file and line that name the backend; None: the arguments do, or nothing
-    processes: str | None = None  # how its processes begin, where torch's launcher does not start them
+    imports: Imports | None = None  # imports of the job's program; None: not known
+    # file and line that name the backend, unless the arguments name it
+    backend_place: str | None = None
+    processes: str | None = None  # how the processes start, if torch's launcher does not start them
 
     @classmethod
     def of(
@@ -102,7 +103,10 @@ class Want:
         imports: Imports | None = None,
         facts: ScriptFacts | None = None,
     ) -> Want:
-        """What the job needs of its nodes (the first of ``hosts`` is the master); without a job what any job would."""
+        """Return the job's requirements for its nodes; the first of ``hosts`` is the master.
+
+        Without a job, return the requirements that every job has.
+        """
         managed = inventory.environment.mode == "managed"
         packages = () if managed else tuple(inventory.environment.packages)
         master = hosts[0].name
@@ -129,7 +133,7 @@ class Want:
 
     @staticmethod
     def of_script(job: JobSpec, facts: ScriptFacts | None, hosts: int) -> dict[str, Any]:
-        """The fields that the job's script and its arguments decide, for that number of hosts."""
+        """Return the fields that the job's script and arguments decide, for that number of hosts."""
         script = facts.backend if facts is not None else None
         backend = backend_of(job.args, script)
         named = script is not None and backend_of(job.args) is None and backend == script.name
@@ -139,8 +143,11 @@ class Want:
 
 @dataclass(frozen=True)
 class Timing:
-    """Four moments of one ``probe`` call, seconds since the epoch: ``asked`` and ``answered`` on our clock (just before
-    the call and just after its reply), ``received`` and ``sent`` on the host's (both are in the reply)."""
+    """Four moments of a ``probe`` call, in seconds since the epoch.
+
+    ``asked`` and ``answered`` are on this machine's clock, just before the call and just after its reply. ``received``
+    and ``sent`` are on the host's clock and come with the reply.
+    """
 
     asked: float
     received: float
@@ -149,23 +156,24 @@ class Timing:
 
     @property
     def offset(self) -> float:
-        """How far the host's clock is ahead of ours, seconds: the midpoint rule, right to within ``uncertainty``."""
+        """Seconds that the host's clock is ahead: the midpoint rule, exact to within ``uncertainty``."""
         return ((self.received - self.asked) + (self.sent - self.answered)) / 2
 
     @property
     def uncertainty(self) -> float:
-        """Half of the time that the call spent on the way (connecting included), seconds, never negative."""
+        """Half of the call's time on the way (connecting included), in seconds, never negative."""
         return max(0.0, (self.answered - self.asked) - (self.sent - self.received)) / 2
 
 
-@dataclass(frozen=True, eq=False)  # one that is equal to itself alone, so that what is read from it can be kept
+@dataclass(frozen=True, eq=False)  # equal only to itself, so that results read from it can be cached
 class View:
-    """Everything a verdict may look at: the hosts in order, the job's wishes, and each host's answers by question key.
+    """All input of a verdict: the hosts in order, the job's requirements, and each host's answers by question key.
 
-    A host that could not be asked at all has no answers but an entry in ``errors``; only the checks of ssh.py
-    look there, every other check simply passes over it. ``timings`` holds the moments of each host's probe call.
-    ``mesh`` is what the nodes saw of each other (None: not measured), ``firewalls`` the raw rules of hosts that a
-    connection failed on, ``rehearsal`` what each host says about the deep rehearsal (None: not done).
+    - ``errors``: hosts that could not be asked at all. They have no answers. Only the checks of ssh.py read the errors.
+    - ``timings``: the moments of each host's probe call.
+    - ``mesh``: the connections between the nodes, if they were measured.
+    - ``firewalls``: the raw rules of the hosts at both ends of failed connections.
+    - ``rehearsal``: each host's result of the rehearsal, if there was a rehearsal.
     """
 
     targets: tuple[Target, ...]
@@ -181,12 +189,12 @@ class View:
         return self.answers.get(host, {}).get(question.key)
 
     def value(self, host: str, question: Question) -> Any:
-        """What the host answered; None where it was not asked or could not tell."""
+        """Return the host's answer, if the host was asked and could answer."""
         answer = self.answer(host, question)
         return answer.value if answer is not None and answer.ok else None
 
     def values(self, ask: Question | Callable[[Target, Want], Question | None]) -> dict[str, Any]:
-        """host -> value, for every host that answered this question well."""
+        """Return host -> value for every host that answered this question."""
         found: dict[str, Any] = {}
         for target in self.targets:
             question = ask if isinstance(ask, Question) else ask(target, self.want)
@@ -196,7 +204,7 @@ class View:
         return found
 
     def named(self, host: str, name: str) -> Any:
-        """The host's answer to the question of this name, whatever its parameters; None as in ``value``."""
+        """Return the host's answer to the question of this name, whatever its parameters, as ``value`` does."""
         answers = self.answers.get(host, {}).items()
         return next((a.value for key, a in answers if a.ok and key.partition(":")[0] == name), None)
 
@@ -215,35 +223,35 @@ NO_HARDWARE = f"{RECORDED}, never real hardware"
 
 @dataclass(frozen=True)
 class Check:
-    """One entry of the catalogue: a question and a verdict, with its section in docs/checks.md.
+    """An entry of the catalogue: questions, a verdict, and a section of docs/checks.md.
 
-    ``ask`` holds questions, and functions that make a host's own (None: it is not asked). ``judge`` sees every host's
-    answers; what it finds (see report.py) gets the check's id in ``findings``. What could not be looked at on a host is
-    an UNKNOWN finding; ``exempt`` says where the check does not apply, host -> why ("no GPU found"). A host of either
-    kind is not among those that passed.
-
-    ``cause``, ``symptom`` as people meet it and ``fix`` are for the page. ``recorded`` says why the check was judged on
-    recorded output only; None: it was seen to find its fault on real hosts.
+    - ``ask`` holds questions, and functions that return a host's questions (None: the host is not asked).
+    - ``judge`` sees every host's answers and returns findings (see report.py); ``findings`` adds the check's id. A host
+      that could not be examined gets an UNKNOWN finding.
+    - ``exempt`` returns host -> reason for the hosts where the check does not apply ("no GPU found"). Such a host, like
+      a host with an UNKNOWN finding, does not count as passed.
+    - ``cause``, ``symptom`` (as users meet it) and ``fix`` are for docs/checks.md.
+    - ``recorded`` says why the check was tested on recorded output only; None: it has found its fault on real hosts.
     """
 
     id: str
     title: str
     judge: Callable[[View], Iterable[Finding]]
     ask: tuple[Question | Ask, ...] = ()
-    exempt: Callable[[View], Mapping[str, str]] = lambda view: {}  # it applies everywhere
+    exempt: Callable[[View], Mapping[str, str]] = lambda view: {}  # by default the check applies everywhere
     cause: str = ""
     symptom: str = ""
     fix: str = ""
     recorded: str | None = None
 
     def questions(self, target: Target, want: Want) -> tuple[Question, ...]:
-        """What this host is asked."""
+        """Return the questions for this host."""
         found: list[Question] = []
-        for one in self.ask:
-            made = one if isinstance(one, Question) else one(target, want)
+        for item in self.ask:
+            made = item if isinstance(item, Question) else item(target, want)
             found += made if isinstance(made, tuple) else () if made is None else (made,)
         return tuple(found)
 
     def findings(self, view: View) -> list[Finding]:
-        """The verdict."""
+        """Return the findings of ``judge`` with the check's id."""
         return [replace(found, check=self.id) for found in self.judge(view)]

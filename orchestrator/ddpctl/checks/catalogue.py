@@ -1,4 +1,4 @@
-"""Every check there is, in the order in which they are listed."""
+"""Every check, in the order in which they are listed."""
 
 from __future__ import annotations
 

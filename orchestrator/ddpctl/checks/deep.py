@@ -1,4 +1,4 @@
-"""The rehearsal (--deep): did every rank get through every phase, which ones did not, and over what network?"""
+"""The rehearsal (--deep): whether every rank passed every phase, which ranks did not, and over which network."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from ddpctl.checks import hca, report
 from ddpctl.checks.base import NO_HARDWARE, Check, View
+from ddpctl.checks.limits import REHEARSAL_ENDS_S
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import by
 from ddpctl.spec.ranges import fold
@@ -18,14 +19,16 @@ from ddpctl_worker.wire.contract import VICTIM_WORDS
 SOCKET = "Socket"
 _USING = re.compile(r"Using network (.+)")
 _GDR = re.compile(r"GPU Direct RDMA (Enabled|Disabled) for ")
-AT_ONCE_S = 3.0  # the nodes begin and end within so much of each other
-# What the ranks of the other nodes say when one of them is missing: no cause, but its echo.
+# Errors that ranks report when a rank of another node is missing: an effect, not a cause.
 _ECHO = re.compile(VICTIM_WORDS + r"|timed out|timeout|connection reset", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class _Rank:
-    """Where a rank ended up: ``report`` is its last word (None: it never got to one), ``phase`` the last it entered."""
+    """How far a rank came in the rehearsal.
+
+    ``report`` is its final report, if it got that far, ``phase`` the last phase that it entered.
+    """
 
     host: str
     rank: int
@@ -46,25 +49,25 @@ class _Rank:
 
 
 def _judge_rehearsal(view: View) -> Iterable[Finding]:
-    told = view.rehearsal
-    if told is None:
+    results = view.rehearsal
+    if results is None:
         return
-    broken = [host for host, answer in told.items() if "error" in answer]
+    broken = [host for host, answer in results.items() if "error" in answer]
     for host in broken:
         yield report.error(
             host,
-            f"the rehearsal could not start: {told[host]['error']}",
-            fix=told[host].get("hint"),
-            evidence=dict(told[host]),
+            f"the rehearsal could not start: {results[host]['error']}",
+            fix=results[host].get("hint"),
+            evidence=dict(results[host]),
         )
-    ranks = [rank for host, answer in told.items() if host not in broken for rank in _ranks(host, answer)]
+    ranks = [rank for host, answer in results.items() if host not in broken for rank in _ranks(host, answer)]
     if not broken and ranks and all(rank.ok for rank in ranks):
-        yield _fine(ranks, told)
+        yield _fine(ranks, results)
     else:
-        yield from _trouble(ranks, told, started=not broken)
-    for host, answer in told.items():
+        yield from _trouble(ranks, results, started=not broken)
+    for host, answer in results.items():
         if answer.get("survivors"):
-            pids = ", ".join(str(one["pid"]) for one in answer["survivors"])
+            pids = ", ".join(str(process["pid"]) for process in answer["survivors"])
             yield report.warning(
                 host,
                 f"processes of the rehearsal could not be killed: {pids}",
@@ -79,40 +82,46 @@ def _ranks(host: str, answer: Mapping[str, Any]) -> list[_Rank]:
     return [_Rank(host, rank, seen.get("phase"), seen.get("report")) for rank, seen in found]
 
 
-def _fine(ranks: Sequence[_Rank], told: Mapping[str, Mapping[str, Any]]) -> Finding:
+def _fine(ranks: Sequence[_Rank], results: Mapping[str, Mapping[str, Any]]) -> Finding:
     reports = [rank.report for rank in ranks if rank.report]
     slowest = min((report["mb_per_s"] for report in reports if report.get("mb_per_s")), default=None)
     speed = f", {slowest:g} MB/s" if slowest else ""
     backend = reports[0].get("backend")
-    seconds = max(answer["seconds"] for answer in told.values())
+    seconds = max(answer["seconds"] for answer in results.values())
     return report.ok(
-        f"all-reduce correct across {len(ranks)} ranks on {len(told)} nodes ({backend}{speed}, {seconds:.0f} s)",
+        f"all-reduce correct across {len(ranks)} ranks on {len(results)} nodes ({backend}{speed}, {seconds:.0f} s)",
         evidence={"mb_per_s": slowest, "backend": backend, "seconds": seconds},
     )
 
 
-def _trouble(ranks: Sequence[_Rank], told: Mapping[str, Mapping[str, Any]], *, started: bool) -> Iterable[Finding]:
-    """Causes if there are any; otherwise the stuck ranks. Ranks that only report the others' absence come last."""
+def _trouble(ranks: Sequence[_Rank], results: Mapping[str, Mapping[str, Any]], *, started: bool) -> Iterable[Finding]:
+    """Report the ranks that are a cause, or else the stuck ranks. Ranks that only report a missing peer come last."""
     failed = [rank for rank in ranks if not rank.ok]
     silent = [rank for rank in failed if rank.report is None]
     guilty = [rank for rank in failed if rank.error is not None and not rank.echo]
-    given_up = min((float(answer["seconds"]) for answer in told.values() if answer.get("timed_out")), default=math.inf)
-    dead = [rank for rank in silent if _ended_by_itself(told[rank.host], given_up)]
-    absent = [rank for rank in silent if not told[rank.host].get("met")]
+    given_up = min(
+        (float(answer["seconds"]) for answer in results.values() if answer.get("timed_out")), default=math.inf
+    )
+    dead = [rank for rank in silent if _ended_by_itself(results[rank.host], given_up)]
+    absent = [rank for rank in silent if not results[rank.host].get("met")]
     chosen = guilty or dead or (absent or silent or failed if started else [])
     for host in dict.fromkeys(rank.host for rank in chosen):
         own = [rank for rank in chosen if rank.host == host]
-        yield _finding(host, own, told[host], [rank for rank in failed if rank not in chosen])
+        yield _finding(host, own, results[host], [rank for rank in failed if rank not in chosen])
 
 
 def _place(rank: _Rank, answer: Mapping[str, Any]) -> str:
-    """Where the doctor saw it, empty where it did not."""
+    """Return where the rank hangs according to the doctor, or an empty text."""
     return str(answer.get("where", {}).get(str(rank.rank), ""))
 
 
 def _ended_by_itself(answer: Mapping[str, Any], given_up: float) -> bool:
-    """A launcher that ends about when another node gives up (seconds from the start) has only lost its connection."""
-    return answer.get("exit_code") not in (None, 0) and float(answer["seconds"]) < given_up - AT_ONCE_S
+    """Return whether the launcher on this host ended by itself, before any node gave up.
+
+    A launcher that ends within REHEARSAL_ENDS_S of another node's giving up (seconds from the start) has only lost its
+    connection.
+    """
+    return answer.get("exit_code") not in (None, 0) and float(answer["seconds"]) < given_up - REHEARSAL_ENDS_S
 
 
 def _finding(host: str, ranks: Sequence[_Rank], answer: Mapping[str, Any], waiting: Sequence[_Rank]) -> Finding:
@@ -151,22 +160,22 @@ def _finding(host: str, ranks: Sequence[_Rank], answer: Mapping[str, Any], waiti
 
 
 def _judge_network(view: View) -> Iterable[Finding]:
-    told = {host: answer.get("nccl", ()) for host, answer in (view.rehearsal or {}).items() if _by_nccl(answer)}
-    used = {host: _networks(lines) for host, lines in told.items()}
+    lines_of = {host: answer.get("nccl", ()) for host, answer in (view.rehearsal or {}).items() if _by_nccl(answer)}
+    used = {host: _networks(lines) for host, lines in lines_of.items()}
     for host in (host for host, names in used.items() if not names):
-        yield report.unknown(host, "not checked: NCCL did not say what network it uses")
+        yield report.unknown(host, "not checked: NCCL did not say which network it uses")
     kinds = {names for names in used.values() if names}
     if len(kinds) > 1:
         yield _differ(used)
         return
-    found = [finding for host, lines in told.items() for finding in _of_host(view, host, used[host], lines)]
+    found = [finding for host, lines in lines_of.items() for finding in _of_host(view, host, used[host], lines)]
     yield from found
     if kinds and not found:
         yield report.ok(f"NCCL uses the network {', '.join(next(iter(kinds)))} on {fold(list(used))}")
 
 
 def _by_nccl(answer: Mapping[str, Any]) -> bool:
-    """Whether a rank there got far enough with NCCL to have chosen a network."""
+    """Return whether a rank on the host got far enough with NCCL to choose a network."""
     reports = [rank.get("report") or {} for rank in answer.get("ranks", {}).values()]
     return any(report.get("ok") and report.get("backend") == "nccl" for report in reports)
 
@@ -221,7 +230,7 @@ REHEARSAL = Check(
     "ranks do not get through init_process_group, an all_reduce of known numbers and a barrier. (Seen with gloo; "
     "never run on GPUs.)",
     symptom="init_process_group hangs or fails; wrong sums",
-    fix="The finding names the ranks that are stuck or failed, the phase, and their last words; the others only "
+    fix="The finding names the ranks that are stuck or failed, the phase, and their last output; all other ranks only "
     "waited for them.",
 )
 

@@ -1,4 +1,4 @@
-"""docs/checks.md, made from the catalogue: ``python -m ddpctl.checks.document > docs/checks.md``."""
+"""Writes docs/checks.md from the catalogue: ``python -m ddpctl.checks.document > docs/checks.md``."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _HEAD = """\
 
 Generated from the catalogue by `python -m ddpctl.checks.document > docs/checks.md`; do not edit.
 
-`ddpctl preflight` and `ddpctl up` run them all; `--only` and `--skip` take ids (`gpu.xid`) or their first part (`gpu`).
-An **error** keeps a job from starting (exit 3), a **warning** does not, an **info** says why something that looks wrong
-is harmless. What could not be checked is **unknown** (rules that only root may read), what does not apply is
-**skipped** (no GPU found); neither counts as passed.
+`ddpctl preflight` and `ddpctl up` run all of these checks; `--only` and `--skip` take ids (`gpu.xid`) or their first
+part (`gpu`). An **error** keeps a job from starting (exit 3), a **warning** does not, an **info** says why something
+that looks wrong is harmless. A check is **unknown** on a host that could not be examined (rules that only root may
+read), and **skipped** where it does not apply (no GPU found); neither counts as passed.
 
-A finding has a `command`, which runs on the host as it is and is shown as `ssh -t HOST '...'`, a `fix` in words, or
-both.
+A finding has a `command`, a `fix` in words, or both. The command runs on the host unchanged and is shown as
+`ssh -t HOST '...'`.
 
 Every check marked *on test hosts* has found its fault, injected for real, on hosts with an sshd, a network and a file
-system of their own: Linux namespaces on one machine. The others were tested on recorded output only.
+system of their own: Linux namespaces on one machine. All other checks were tested on recorded output only.
 """
 
 
 def page(catalogue: Iterable[Check]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     checks = tuple(catalogue)
     seen = {check.id: check.recorded or "on test hosts" for check in checks}
     rows = [f"| [{check.id}](#{anchor(check)}) | {check.title} | {seen[check.id]} |" for check in checks]
@@ -36,17 +36,17 @@ def page(catalogue: Iterable[Check]) -> str:
 
 
 def anchor(check: Check) -> str:
-    """The name that a heading of this id gets."""
+    """Return the anchor of the check's heading."""
     return check.id.replace(".", "")
 
 
 def _sentence(title: str) -> str:
-    """With a capital letter, unless it begins with a name that has none."""
+    """Start with a capital letter, unless the first word is a name in lower case."""
     return title if title.startswith(("ddpctl", "torch", "base_dir")) else title[0].upper() + title[1:]
 
 
 def section(check: Check) -> str:
-    """One check: cause, symptom as people meet it, fix."""
+    """Return the section of a check: cause, symptom, fix."""
     return "\n\n".join(
         [
             f"## {check.id}",

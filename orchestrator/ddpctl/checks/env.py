@@ -1,4 +1,4 @@
-"""The variables and libraries that the job has in the end: of the login, the inventory, ddpctl and NCCL's files."""
+"""The job's final variables and NCCL library: from the login, the inventory, ddpctl and NCCL's files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.question import Question
 from ddpctl_worker.wire.contract import SCRUB_NAMES, SCRUB_PREFIXES
 
-OWN = frozenset({"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS"})  # what spec.planning sets by itself
-PER_HOST = frozenset({"NCCL_IB_HCA", "NCCL_IB_GID_INDEX"})  # they name what may differ by host; ib.* judge them
+OWN = frozenset({"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS"})  # set by spec.planning
+PER_HOST = frozenset({"NCCL_IB_HCA", "NCCL_IB_GID_INDEX"})  # may differ by host; ib.* judge them
 
 
 def question(target: Target, want: Want) -> Question:
@@ -22,24 +22,23 @@ def question(target: Target, want: Want) -> Question:
 
 
 def _login(view: View, target: Target) -> dict[str, Any]:
-    """What one host's login has; empty where it did not answer."""
     return view.value(target.name, question(target, view.want)) or {}
 
 
 def scrubbed(name: str) -> bool:
-    """Whether ddpctl keeps the variable from the job."""
+    """Return whether ddpctl removes the variable from the job's environment."""
     return name in SCRUB_NAMES or name.startswith(SCRUB_PREFIXES)
 
 
 def final(view: View, target: Target) -> dict[str, str]:
-    """What the job finds there, as far as anybody but ddpctl sets it: the inventory goes before the login."""
+    """Return the job's variables on a host, without ddpctl's own variables: the inventory overrides the login."""
     login = _login(view, target).get("variables", {})
     kept = {name: text for name, text in login.items() if not scrubbed(name) and name not in OWN}
     return {**kept, **target.env}
 
 
 def nccl_settings(view: View, target: Target) -> dict[str, str]:
-    """What NCCL goes by there. Of its files the user's own counts before /etc/nccl.conf, and a variable before both."""
+    """Return NCCL's settings on a host: /etc/nccl.conf, overridden by the user's file, overridden by variables."""
     files = _login(view, target).get("nccl_conf", {})
     lines = [line for name in sorted(files, key=lambda name: name != "/etc/nccl.conf") for line in files[name]]
     settings = {key.strip(): text.strip() for key, mark, text in (line.partition("=") for line in lines) if mark}
@@ -47,7 +46,7 @@ def nccl_settings(view: View, target: Target) -> dict[str, str]:
 
 
 def without_nccl(view: View) -> dict[str, str]:
-    """Every host, where the job does not use NCCL."""
+    """Return every host, with the reason, if the job does not use NCCL."""
     return {target.name: "the job uses gloo" for target in view.targets} if uses_gloo(view) else {}
 
 
@@ -80,7 +79,7 @@ def _judge_variables(view: View) -> Iterable[Finding]:
 
 
 def _from_logins(view: View, found: Mapping[str, dict[str, Any]]) -> set[str]:
-    """The variables that some job's process has from its login; what the inventory alone sets is meant so."""
+    """Return the variables that a process of the job has from its login. A value of the inventory is intended."""
     return {
         name
         for target in view.targets
@@ -96,7 +95,7 @@ def _severity(view: View, name: str, values: Mapping[str, str | None]) -> Severi
 
 
 def steers(name: str) -> bool:
-    """Whether a difference between nodes can change how they talk or what they load, not just how fast they are."""
+    """Return whether a difference can change how nodes communicate or which libraries they load, not only the speed."""
     families = ("NCCL_", "GLOO_", "TORCH", "CUDA_VISIBLE", "UCX_", "FI_")
     return name.startswith(families) or name in ("LD_PRELOAD", "PYTHONPATH")
 
@@ -125,7 +124,7 @@ def _judge_nccl(view: View) -> Iterable[Finding]:
 
 
 def _loaded(view: View) -> dict[str, str]:
-    """host -> the version of the NCCL that torch loads; empty where python.versions already says that they differ."""
+    """Return host -> version of the NCCL that torch loads; empty if python.versions already reports a difference."""
     builds = {((value["torch"] or {}).get("version"), value["nccl"]) for value in python.versions(view).values()}
     if len(builds) > 1:
         return {}
@@ -133,14 +132,14 @@ def _loaded(view: View) -> dict[str, str]:
 
 
 def _file_settings(view: View, target: Target) -> dict[str, str]:
-    """What of NCCL's files counts there and has to be equal: neither a variable nor ddpctl sets it."""
+    """Return the settings of NCCL's files that must be equal: no variable, and not ddpctl, overrides them."""
     variables = final(view, target)
     settings = nccl_settings(view, target)
     return {name: settings[name] for name in sorted(settings) if name not in OWN | PER_HOST | set(variables)}
 
 
 def _other_nccl(view: View) -> Iterable[Finding]:
-    """Each libnccl on LD_LIBRARY_PATH. torch's wheels find their own first, through their RPATH."""
+    """Find each libnccl on LD_LIBRARY_PATH. torch's wheels find their own first, through their RPATH."""
     imports, versions = python.imports(view), python.versions(view)
     for host, value in view.values(question).items():
         loaded = imports.get(host, {}).get("nccl_path")
@@ -165,10 +164,10 @@ CHECKS = (
         _judge_variables,
         ask=(question,),
         cause="A profile on one node sets NCCL_*, GLOO_*, CUDA_VISIBLE_DEVICES, or PET_*, RANK, MASTER_ADDR, which "
-        "torch's launcher takes for its defaults. What counts is the job's final environment: the inventory overrides "
+        "torch's launcher takes for its defaults. The check reads the job's final environment: the inventory overrides "
         "the login, and ddpctl sets NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and OMP_NUM_THREADS itself.",
         symptom="one node uses another interface, sees other GPUs, or waits for another master",
-        fix="ddpctl removes PET_*, RANK, WORLD_SIZE, MASTER_* and the like; set the others in the inventory.",
+        fix="ddpctl removes PET_*, RANK, WORLD_SIZE, MASTER_* and the like; set all other variables in the inventory.",
     ),
     Check(
         "env.nccl",

@@ -1,4 +1,4 @@
-"""Each node's address and interface: what the other nodes reach and the job is told; and the kernel's neighbour table.
+"""Each node's address and interface for the job, and the kernel's neighbour table.
 
 fabric.speed and fabric.source are in fabric_speed.py.
 """
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View
+from ddpctl.checks.limits import NEIGHBOURS_GIVEN
 from ddpctl.checks.mesh import mesh_check, names, network_answer, network_question, not_dialled
 from ddpctl.spec.fabric import HostNetwork, candidates, host_network, is_literal
 from ddpctl.spec.finding import Finding
@@ -18,7 +19,6 @@ from ddpctl.spec.fold import by
 from ddpctl.spec.mesh import Dial, Mesh
 from ddpctl.spec.ranges import fold
 
-LEAST_ROOM = 8192  # what is proposed
 _LARGER_TABLE = (
     "give the kernel a larger table. All containers of a machine share one: set it on the machine itself. It is lost "
     "at a reboot unless the same keys are in /etc/sysctl.d/"
@@ -26,7 +26,7 @@ _LARGER_TABLE = (
 
 
 def networks_of(view: View) -> dict[str, HostNetwork]:
-    """host -> its network, of every host that told it."""
+    """Return host -> network, for every host that reported its network."""
     found: dict[str, HostNetwork] = {}
     for host, value in view.values(network_question).items():
         target = view.target(host)
@@ -36,7 +36,7 @@ def networks_of(view: View) -> dict[str, HostNetwork]:
 
 
 def _resolved(view: View, target: Target) -> tuple[str, ...]:
-    """The inventory's fabric address of a host; a name as the other hosts see it, never as loopback."""
+    """Return the inventory's fabric address of a host. All hosts resolve a name; loopback addresses are dropped."""
     name = target.fabric_address
     if name is None or is_literal(name):
         return (name,) if name else ()
@@ -65,8 +65,10 @@ def _judge_address(view: View) -> Iterable[Finding]:
 
 
 def _homeless(networks: Sequence[HostNetwork]) -> Iterable[Finding]:
-    """Hosts without any address that the others could dial: what they have, others have too (two containers that are
-    both 172.17.0.2)."""
+    """Report hosts without an address that the other hosts could dial.
+
+    All of their addresses also belong to another host, as with two containers that are both 172.17.0.2.
+    """
     if len(networks) < 2:
         return
     usable = candidates(networks)
@@ -103,7 +105,7 @@ def _not_owned(network: HostNetwork) -> Iterable[Finding]:
 
 
 def _other_address(mesh: Mesh, network: HostNetwork) -> Iterable[Finding]:
-    """The nodes do not reach the address that the inventory names or that SSH came in by, but they reach another."""
+    """Report a host that the nodes reach only at another address than that of the inventory or of SSH."""
     better = mesh.reached.get(network.host)
     chosen = mesh.fabric.get(network.host)
     if better:
@@ -148,7 +150,7 @@ def _judge_interface(view: View) -> Iterable[Finding]:
 
 
 def _interface_fault(network: HostNetwork) -> str | None:
-    """What is wrong with the interface that the inventory names."""
+    """Return the fault of the interface that the inventory names, if it has a fault."""
     if network.interface is None:
         return None
     mine = [entry for entry in network.addresses if entry.interface == network.interface]
@@ -167,7 +169,7 @@ def _interface_fault(network: HostNetwork) -> str | None:
 
 
 def _judge_neighbours(view: View) -> Iterable[Finding]:
-    """Connections that failed because a host had no room for a neighbour, and tables too small for the job."""
+    """Report connections that failed because a neighbour table was full, and tables too small for the job."""
     yield from not_dialled(view)
     mesh = view.mesh or Mesh()
     full = _crowded(mesh)
@@ -184,7 +186,7 @@ def _judge_neighbours(view: View) -> Iterable[Finding]:
 
 
 def _crowded(mesh: Mesh) -> dict[str, list[Dial]]:
-    """The connections that failed, by the host whose table was full; where both were, by the dialer."""
+    """Return the failed connections by the host with the full table; if both tables were full, by the dialer."""
 
     def full(dial: Dial) -> str:
         table = mesh.neighbours.get(dial.dialer)
@@ -194,7 +196,7 @@ def _crowded(mesh: Mesh) -> dict[str, list[Dial]]:
 
 
 def _room(view: View, mesh: Mesh) -> dict[str, int]:
-    """How many other nodes of the job each host has in the network of its own fabric address."""
+    """Return, for each host, the number of other nodes in the network of its fabric address."""
     mine: dict[str, str] = {}
     for host, fabric in mesh.fabric.items():
         for entry in network_answer(view, host).get("addresses", ()):
@@ -229,7 +231,7 @@ def _too_small(view: View, host: str, need: int, table: Mapping[str, int]) -> Fi
 
 
 def _command(view: View, host: str, need: int) -> str:
-    limit = max(LEAST_ROOM, 4 * need)
+    limit = max(NEIGHBOURS_GIVEN, 4 * need)
     keys = [f"net.ipv4.neigh.default.gc_thresh{n}={limit >> (3 - n)}" for n in (3, 2, 1)]
     return report.as_root(view, host, f"sysctl -w {' '.join(keys)}")
 
@@ -237,14 +239,14 @@ def _command(view: View, host: str, need: int) -> str:
 CHECKS = (
     Check(
         "fabric.address",
-        "every node has an address that the others reach",
+        "every node has an address that the other nodes reach",
         _judge_address,
         ask=(network_question,),
-        cause="`fabric_address:` in the inventory is not an address of that node, or one that the others do not "
+        cause="`fabric_address:` in the inventory is not an address of that node, or the other nodes do not "
         "reach: a container bridge (docker0 has the same address everywhere), a VPN, a management network.",
         symptom="client socket has timed out after 900000ms while trying to connect to (10.0.0.5, 29500); or Gloo "
         "connectFullMesh failed ... remote=[172.17.0.1]",
-        fix="Leave `fabric_address:` out and ddpctl takes the one that answers, or write the right one.",
+        fix="Leave `fabric_address:` out, and ddpctl takes an address that answers; or write the right address.",
     ),
     Check(
         "fabric.interface",
@@ -262,7 +264,7 @@ CHECKS = (
         _judge_neighbours,
         ask=(network_question,),
         cause="Many nodes in one network, or many containers on one machine, and a neighbour (ARP) table of the usual "
-        "1024 entries (gc_thresh3): the kernel drops what it has no entry for.",
+        "1024 entries (gc_thresh3): the kernel drops packets to neighbours without an entry.",
         symptom="No route to host, or connections that time out, between changing pairs of nodes; kernel log: "
         "neighbour: arp_cache: neighbor table overflow!",
         fix="sysctl net.ipv4.neigh.default.gc_thresh1, 2 and 3 on every node, several times the number of nodes.",

@@ -1,4 +1,4 @@
-"""The interface that the job uses: is it the fast one, and do its connections really go through it?"""
+"""The speed of the job's interface, and whether the job's connections really use it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ddpctl.checks import hca, report
 from ddpctl.checks.base import RECORDED, Check, View
 from ddpctl.checks.fabric import networks_of
+from ddpctl.checks.limits import FASTER_TIMES
 from ddpctl.checks.mesh import mesh_check, network_question, of_mesh, one_host
 from ddpctl.checks.mesh.faults import wrong_address
 from ddpctl.spec.fabric import HostNetwork, NodeAddress
@@ -17,7 +18,6 @@ from ddpctl.spec.fold import by
 from ddpctl.spec.mesh import OK, Fabric, Mesh
 from ddpctl.spec.ranges import fold
 
-FASTER = 2.0  # times the chosen network
 _VPN = re.compile(r"(tailscale|wg|tun|tap|zt|nebula|utun|ppp|netmaker)")
 
 
@@ -26,20 +26,20 @@ _VPN = re.compile(r"(tailscale|wg|tun|tap|zt|nebula|utun|ppp|netmaker)")
 
 @of_mesh
 def _judge_speed(view: View, mesh: Mesh) -> Iterable[Finding]:
-    """The network that was chosen is slower than another in which every host has an address."""
+    """Report that another network, in which every host has an address, is faster than the chosen network."""
     networks = list(networks_of(view).values())
     if len(networks) < 2 or _exempt_speed(view):
         return
     mine = {network.host: entry for network in networks if (entry := _entry(network, mesh.fabric))}
     if len(mine) < len(networks):
         return
-    others = [found for found in _shared(networks) if not set(found.values()) & set(mine.values())]
-    better = [found for found in others if _is_better(found, mine)]
-    untold = [found for found in (mine, *others) if _speed(found) is None]
+    shared = [found for found in _shared(networks) if not set(found.values()) & set(mine.values())]
+    better = [found for found in shared if _is_better(found, mine)]
+    unknown = [found for found in (mine, *shared) if _speed(found) is None]
     if better:
         yield _slower(mine, max(better, key=lambda found: _speed(found) or 0))
-    elif others and untold:
-        names = ", ".join(dict.fromkeys(map(_names, untold)))
+    elif shared and unknown:
+        names = ", ".join(dict.fromkeys(map(_names, unknown)))
         yield report.unknown(None, f"not checked: no driver says how fast {names} is")
 
 
@@ -49,7 +49,7 @@ def _entry(network: HostNetwork, fabric: Mapping[str, Fabric]) -> NodeAddress | 
 
 
 def _shared(networks: Sequence[HostNetwork]) -> list[dict[str, NodeAddress]]:
-    """The networks in which every host has an address of its own, host by host."""
+    """Return the networks in which every host has an address of its own: host -> address."""
     found: dict[str, dict[str, NodeAddress]] = {}
     for network in networks:
         for entry in network.addresses:
@@ -65,7 +65,7 @@ def _shared(networks: Sequence[HostNetwork]) -> list[dict[str, NodeAddress]]:
 
 
 def _speed(entries: Mapping[str, NodeAddress]) -> int | None:
-    """Of the slowest host; None where a driver does not say, or where a tunnel says what it likes."""
+    """Return the speed of the slowest host, if all drivers report it. A tunnel reports any value, so it is unknown."""
     speeds = [None if _VPN.match(entry.interface) else entry.speed for entry in entries.values()]
     return min((speed for speed in speeds if speed is not None), default=None) if None not in speeds else None
 
@@ -75,7 +75,7 @@ def _is_better(found: Mapping[str, NodeAddress], mine: Mapping[str, NodeAddress]
     if theirs is None:
         return False
     tunnels = any(_VPN.match(entry.interface) for entry in mine.values())
-    return tunnels or (ours is not None and theirs >= FASTER * ours)
+    return tunnels or (ours is not None and theirs >= FASTER_TIMES * ours)
 
 
 def _slower(mine: Mapping[str, NodeAddress], better: Mapping[str, NodeAddress]) -> Finding:
@@ -103,7 +103,7 @@ def _words(mbit: int) -> str:
 
 
 def _exempt_speed(view: View) -> Mapping[str, str]:
-    """Under NCCL the data goes over RDMA where every host has it; the interface only brings the nodes together."""
+    """Exempt hosts with RDMA: NCCL then sends data over RDMA and uses the interface only to set up connections."""
     if len(view.targets) == 1:
         return one_host(view)
     rdma = hca.in_use(view)
@@ -115,14 +115,18 @@ def _exempt_speed(view: View) -> Mapping[str, str]:
 
 @of_mesh
 def _judge_source(view: View, mesh: Mesh) -> Iterable[Finding]:
-    """gloo and NCCL take the first address of the interface; the kernel takes the route. Either may be another."""
+    """Report a host with connections that leave from another address than its fabric address.
+
+    gloo and NCCL take the first address of the interface, the kernel takes the address of the route. Each may differ
+    from the fabric address.
+    """
     dials = by(lambda dial: dial.dialer, (dial for dial in mesh.dials if dial.status == OK))
     for host, network in networks_of(view).items():
         mine = mesh.fabric.get(host)
         if mine is None or len(mesh.hosts) < 2 or network.local:
             continue
         if wrong_address(mesh, host) or network.owner(mine.address) is None:
-            continue  # told by fabric.address
+            continue  # reported by fabric.address
         first = _first_address(network, mine)
         if first is not None:
             yield _another_first(host, mine, first)
@@ -137,7 +141,7 @@ def _judge_source(view: View, mesh: Mesh) -> Iterable[Finding]:
 
 
 def _first_address(network: HostNetwork, mine: Fabric) -> NodeAddress | None:
-    """The address that comes first on the interface, where it is not the fabric address."""
+    """Return the first address of the interface if it is not the fabric address."""
     own = [entry for entry in network.addresses if entry.interface == mine.interface]
     if not own or own[0].address == mine.address or all(entry.address != mine.address for entry in own):
         return None
@@ -184,10 +188,10 @@ CHECKS = (
         "the nodes talk over the fastest network that they share",
         _judge_speed,
         ask=(network_question, hca.PORTS),
-        cause="ddpctl uses the address that SSH came in on, if the others reach it. That may be a management network "
-        "of 1 Gbit/s, or a VPN (tailscale), while all nodes share a faster one.",
+        cause="ddpctl uses the address that SSH came in on, if the other nodes reach it. That may be a management "
+        "network of 1 Gbit/s, or a VPN (tailscale), while all nodes share a faster network.",
         symptom="the job runs, slowly",
-        fix="`interface:` (or `fabric_address:`) in the inventory names the fast one.",
+        fix="Name the fast interface in the inventory: `interface:` (or `fabric_address:`).",
         recorded=RECORDED,
         exempt=_exempt_speed,
     ),
@@ -197,8 +201,9 @@ CHECKS = (
         _judge_source,
         ask=(network_question,),
         cause="gloo and NCCL take the first address of the interface that they are given (NCCL: of the family in "
-        "NCCL_SOCKET_FAMILY). Where the fabric address is a later one (a second address, a /32 on lo, IPv6 beside "
-        "IPv4), ranks announce another. Or the route to the peers leaves by another interface: two in one network.",
+        "NCCL_SOCKET_FAMILY). If the fabric address is not the first (a second address, a /32 on lo, IPv6 beside "
+        "IPv4), ranks announce another address. Or the route to the peers leaves by another interface, because two "
+        "interfaces are in one network.",
         symptom="Connection refused or time-outs at an address that is in no configuration file; half the speed",
         fix="Another `fabric_address:` or `interface:`; NCCL_SOCKET_FAMILY=AF_INET6 for IPv6.",
     ),

@@ -1,4 +1,4 @@
-"""Which InfiniBand, RoCE and EFA ports the job uses, by what NCCL goes by in the end. Nothing here judges."""
+"""The InfiniBand, RoCE and EFA ports that the job uses, from NCCL's final settings. This module judges nothing."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from typing import Any
 from ddpctl.checks import env, python
 from ddpctl.checks.base import View
 from ddpctl.checks.gpu.use import uses_gloo
+from ddpctl.checks.limits import ADAPTERS_S
 from ddpctl.spec.nvidia import numbers
 from ddpctl.spec.question import Question
 
-PORTS = Question("infiniband", deadline=8.0)
+PORTS = Question("infiniband", deadline=ADAPTERS_S)
 ASK = (PORTS, env.question)
 Port = Mapping[str, Any]
 
 
 def is_active(port: Port) -> bool:
-    """``4: ACTIVE``."""
+    """Return whether the state is ``4: ACTIVE``."""
     return "ACTIVE" in str(port["state"]).upper()
 
 
 def is_efa(port: Port) -> bool:
-    """Amazon's adapter: NCCL uses it through a plugin alone."""
+    """Return whether the port is Amazon's EFA, which NCCL uses only through a plugin."""
     return port.get("driver") == "efa" or str(port["link_layer"]) == "Unspecified"
 
 
@@ -37,8 +38,11 @@ def label(port: Port) -> str:
 
 
 def selects(chosen: str, port: Port) -> bool:
-    """Whether NCCL_IB_HCA lets NCCL use a port: ``mlx5_0:1,mlx5_1`` are prefixes, ``=`` wants whole names, ``^`` is
-    for all but these."""
+    """Return whether NCCL_IB_HCA lets NCCL use a port.
+
+    The value is a list of prefixes (``mlx5_0:1,mlx5_1``). A leading ``=`` asks for whole names, a leading ``^``
+    excludes the listed ports.
+    """
     if not chosen:
         return True
     without, exact = chosen.startswith("^"), chosen.lstrip("^").startswith("=")
@@ -53,14 +57,14 @@ def _matches(part: str, port: Port, exact: bool) -> bool:
 
 
 def is_named(chosen: str, port: Port) -> bool:
-    """Whether NCCL_IB_HCA names this very device; a prefix such as ``mlx5`` names none."""
+    """Return whether NCCL_IB_HCA names exactly this device; a prefix such as ``mlx5`` does not."""
     if chosen.startswith("^"):
         return False
     return any(_matches(part, port, exact=True) for part in chosen.lstrip("=").split(",") if part)
 
 
 def switch(settings: Mapping[str, str]) -> str | None:
-    """The setting that keeps NCCL off InfiniBand and RoCE; None where nothing does."""
+    """Return the setting that keeps NCCL off InfiniBand and RoCE, if there is such a setting."""
     disable = settings.get("NCCL_IB_DISABLE", "")
     if re.fullmatch(r"\s*[-+]?0*[1-9]\d*.*", disable):
         return f"NCCL_IB_DISABLE={disable}"
@@ -70,17 +74,17 @@ def switch(settings: Mapping[str, str]) -> str | None:
 
 
 def settings_of(view: View) -> dict[str, dict[str, str]]:
-    """host -> what NCCL goes by there."""
+    """Return host -> NCCL's settings."""
     return {target.name: env.nccl_settings(view, target) for target in view.targets}
 
 
 def ports_of(view: View) -> dict[str, list[Port]]:
-    """host -> all of its ports."""
+    """Return host -> all ports of the host."""
     return {host: list(value["ports"]) for host, value in view.values(PORTS).items()}
 
 
 def used(view: View) -> dict[str, list[Port]]:
-    """host -> the ports, up or down, that NCCL may use for the job; a host without one is not there."""
+    """Return host -> the ports, up or down, that NCCL may use for the job. Hosts without such a port are left out."""
     if uses_gloo(view):
         return {}
     settings = settings_of(view)
@@ -89,19 +93,19 @@ def used(view: View) -> dict[str, list[Port]]:
 
 
 def _uses(settings: Mapping[str, str], port: Port) -> bool:
-    if is_efa(port):  # the plugin knows neither of the two variables
+    if is_efa(port):  # the plugin reads neither of these two variables
         return settings.get("NCCL_NET", "").lower() != "socket"
     return switch(settings) is None and selects(settings.get("NCCL_IB_HCA", ""), port)
 
 
 def used_and_up(view: View) -> dict[str, list[Port]]:
-    """host -> the ports of ``used`` that are active."""
+    """Return host -> the active ports of ``used``."""
     found = {host: [port for port in ports if is_active(port)] for host, ports in used(view).items()}
     return {host: ports for host, ports in found.items() if ports}
 
 
 def unused(view: View) -> dict[str, str]:
-    """Hosts whose ports the job does not use -> why."""
+    """Return the hosts with ports that the job does not use, each with the reason."""
     ports, settings = ports_of(view), settings_of(view)
     gone, mine = env.without_nccl(view), used(view)
     found: dict[str, str] = {}
@@ -116,8 +120,10 @@ def unused(view: View) -> dict[str, str]:
 
 
 def in_use(view: View) -> dict[str, list[Port]]:
-    """host -> the ports that carry the job: up, opened by libibverbs, and of those the fastest. A slower one beside
-    them is a virtual machine's Ethernet, or the way to the storage."""
+    """Return host -> the ports that carry the job: up, opened by libibverbs, and the fastest of these.
+
+    A slower port beside them is the Ethernet of a virtual machine, or leads to the storage.
+    """
     opened = {host: value.get("verbs") for host, value in view.values(PORTS).items()}
     found = {
         host: fastest([port for port in ports if opened[host] is None or port["device"] in opened[host]["devices"]])
@@ -127,7 +133,7 @@ def in_use(view: View) -> dict[str, list[Port]]:
 
 
 def not_in_use(view: View) -> dict[str, str]:
-    """Hosts without a port in ``in_use`` -> why."""
+    """Return the hosts without a port in ``in_use``, with the reason."""
     mine, up, gone = in_use(view), used_and_up(view), unused(view)
     return {
         host: gone.get(host)
@@ -138,7 +144,7 @@ def not_in_use(view: View) -> dict[str, str]:
 
 
 def nccl_versions(view: View) -> dict[str, tuple[int, ...]]:
-    """host -> the version of the NCCL that torch loads there, where it is known."""
+    """Return host -> version of the NCCL that torch loads, where it is known."""
     loaded = {host: value.get("nccl_runtime") for host, value in python.imports(view).items()}
     installed = {host: value["nccl"] for host, value in python.versions(view).items()}
     texts = {host: loaded.get(host) or installed.get(host) for host in {**installed, **loaded}}
@@ -146,18 +152,18 @@ def nccl_versions(view: View) -> dict[str, tuple[int, ...]]:
 
 
 def rate(port: Port) -> float:
-    """Gb/s; 0 where the kernel does not tell it."""
+    """Return the speed in Gb/s; 0 if the kernel does not report it."""
     match = re.match(r"[\d.]+", port["rate"])
     return float(match.group()) if match else 0.0
 
 
 def fastest(ports: Sequence[Port]) -> list[Port]:
-    """Those that NCCL prefers."""
+    """Return the ports that NCCL prefers."""
     most = max(map(rate, ports), default=0.0)
     return [port for port in ports if rate(port) == most]
 
 
 def summary(ports: Iterable[Port]) -> str:
-    """``8x400 + 1x100 Gb/s``."""
+    """Return the ports as ``8x400 + 1x100 Gb/s``."""
     kinds = Counter(map(rate, ports))
     return " + ".join(f"{count}x{speed:g}" for speed, count in sorted(kinds.items(), reverse=True)) + " Gb/s"

@@ -1,4 +1,4 @@
-"""What a host is: a machine of its own, of one kind with the others, with a name and a clock that are right."""
+"""The hosts themselves: separate machines of one kind, with correct names and clocks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from typing import Any
 from ddpctl.checks import report
 from ddpctl.checks.base import RECORDED, Check, Target, View
 from ddpctl.checks.gpu.use import uses_gloo
+from ddpctl.checks.limits import C10D_SKEW_S, CLOCK_SURE_S, NAMES_S, SKEW_S, SLOW_NAMES_S
 from ddpctl.checks.python import PYTHON
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by, named
 from ddpctl.spec.question import Question
 
 MACHINE = Question("machine")
-NAMES = Question("names", deadline=12.0)  # a dead DNS server answers nothing for 5 s or more
-SLOW_NAMES_S = 2.0
-SKEW_S = 5.0
-SURE_S = 1.0  # clocks that are known better than this are told by their difference
+NAMES = Question("names", deadline=NAMES_S)
 _FIX_NAMES = "add the nodes to /etc/hosts, or a DNS server that answers to /etc/resolv.conf"
-C10D_SKEW_S = 15.0  # its heartbeats are wall-clock times and expire after 3 x 5 s
 Machines = Mapping[str, Mapping[str, Any]]
 _NEW_MACHINE_ID = "rm -f /etc/machine-id /var/lib/dbus/machine-id; systemd-machine-id-setup"
 
@@ -45,7 +42,7 @@ def _judge_identity(view: View) -> Iterable[Finding]:
 
 
 def _namesakes(view: View, machines: Machines, hostname: str, hosts: list[str]) -> Iterable[Finding]:
-    """Different machines with one hostname. NCCL takes two ranks for neighbours by hostname and boot id."""
+    """Report different machines with one hostname. By hostname and boot id NCCL decides which ranks are neighbours."""
     if len(hosts) < 2:
         return
     one_boot = len({machines[host]["boot_id"] for host in hosts}) < len(hosts)
@@ -70,7 +67,7 @@ def _namesakes(view: View, machines: Machines, hostname: str, hosts: list[str]) 
 
 
 def _cloned(view: View, machines: Machines, hosts: list[str]) -> Iterable[Finding]:
-    """Machines that were copied with their /etc/machine-id. Images of containers may well have one in common."""
+    """Report machines that were copied with their /etc/machine-id, but not containers: images often share an id."""
     own = [host for host in hosts if machines[host].get("machine_id") and not machines[host].get("container")]
     for clones in by(lambda host: machines[host]["machine_id"], own).values():
         boots = {machines[host]["boot_id"] for host in clones}
@@ -134,7 +131,7 @@ def _judge_hostname(view: View) -> Iterable[Finding]:
 
 
 def _give_name(view: View, target: Target, name: str) -> str:
-    """Take the name off the loopback lines of /etc/hosts and give it the address that the other nodes use."""
+    """Remove the name from the loopback lines of /etc/hosts and give it the address that other nodes use."""
     address = _address(view, target)
     if address is None:
         return f"grep -n {shlex.quote(name)} /etc/hosts"
@@ -146,7 +143,7 @@ def _give_name(view: View, target: Target, name: str) -> str:
 
 
 def _address(view: View, target: Target) -> str | None:
-    """The host's own address as the inventory or its network has it."""
+    """Return the host's own address, from the inventory or from its network."""
     network = view.named(target.name, "network") or {}
     for address in (target.fabric_address, network.get("ssh_address")):
         with contextlib.suppress(ValueError):
@@ -156,7 +153,7 @@ def _address(view: View, target: Target) -> str | None:
 
 
 def name_fault(value: dict[str, Any]) -> str | None:
-    """What is wrong with what a host's own name means there; None: it means an address of the host."""
+    """Return why the host's own name does not resolve to an address of the host, or None."""
     if not value["addresses"]:
         return f"cannot be resolved there ({value['error']})"
     first, local = value["addresses"][0], value["local"][0]
@@ -193,7 +190,7 @@ def _judge_resolver(view: View) -> Iterable[Finding]:
 
 
 def _judge_clock(view: View) -> Iterable[Finding]:
-    """Hosts are measured against the middle of all hosts: a wrong clock of this machine is not held against them."""
+    """Compare each host with the median of all hosts, so that a wrong clock of this machine blames no host."""
     offsets = {host: timing.offset for host, timing in view.timings.items()}
     if not offsets:
         return
@@ -220,10 +217,10 @@ def _judge_clock(view: View) -> Iterable[Finding]:
 
 
 def _agreement(view: View, offsets: dict[str, float]) -> str:
-    """How well the clocks agree, and of which hosts nobody can say so well: a slow login blurs what is measured."""
+    """Return how well the clocks agree, and for which hosts this is uncertain: a slow login blurs the measurement."""
     unsure = {host: timing.uncertainty for host, timing in view.timings.items()}
-    sure = [offset for host, offset in offsets.items() if unsure[host] <= SURE_S]
-    blurred = [host for host in offsets if unsure[host] > SURE_S]
+    sure = [offset for host, offset in offsets.items() if unsure[host] <= CLOCK_SURE_S]
+    blurred = [host for host in offsets if unsure[host] > CLOCK_SURE_S]
     said = f"clocks agree to within {max(max(sure) - min(sure), 0.1):.1f} s" if sure else "no clock seems to be off"
     if not blurred:
         return said
@@ -261,9 +258,9 @@ CHECKS = (
         "the hosts have one kind of processor",
         _judge_arch,
         ask=(PYTHON,),
-        cause="Some hosts are x86_64, others aarch64 (Grace Hopper beside x86).",
+        cause="Some hosts are x86_64, and some are aarch64 (Grace Hopper beside x86).",
         symptom="results that differ by host; packages that exist for one kind only",
-        fix="Run a job on one kind only: `nodes:` of the job, or one inventory per kind.",
+        fix="Run a job on one kind only: `nodes:` of the job, or an inventory for each kind.",
         recorded=RECORDED,
     ),
     Check(
@@ -272,7 +269,7 @@ CHECKS = (
         _judge_hostname,
         ask=(NAMES,),
         cause="Debian and Ubuntu write `127.0.1.1 HOSTNAME` into /etc/hosts, so gloo listens where no other node can "
-        "reach it. Or the name has no address, or one of another machine.",
+        "reach it. Or the name has no address, or the address of another machine.",
         symptom="Gloo connectFullMesh failed: SO_ERROR: Connection refused, remote=[127.0.1.1]:26021; the other side "
         "stays silent for five times the time-out (150 minutes)",
         fix="ddpctl names the interface to gloo and NCCL, so nothing needs to be done; without ddpctl, remove the "

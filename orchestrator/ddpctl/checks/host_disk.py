@@ -1,4 +1,4 @@
-"""Disks: room, inodes, folders that can be written, shared memory and temporary space."""
+"""Disks: free space, inodes, writable folders, shared memory and temporary space."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from typing import Any
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.limits import (
+    DISK_LEAST_BYTES,
+    DISK_LOW_BYTES,
+    DISK_S,
+    INODES_GIVEN,
+    INODES_LEAST,
+    SHM_A_RANK_BYTES,
+    SHM_LEAST_BYTES,
+    TMP_LEAST_BYTES,
+)
 from ddpctl.checks.report import size
 from ddpctl.checks.ssh import DISK_KINDS, FOLDER_KINDS, judge_errors
 from ddpctl.errors import DdpctlError, RemoteError
@@ -15,18 +25,8 @@ from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.question import Question
 from ddpctl.spec.values import plural
 
-LEAST = 100_000_000  # bytes: a run's records and logs need some room
-LOW = 10**9
-GB = 10**9
-LEAST_INODES = 1000
-MANY_INODES = 1_000_000
-DEADLINE_S = 8.0
-SHM = Question("disk", {"path": "/dev/shm"}, DEADLINE_S)
-TMP = Question("disk", {"path": "/tmp"}, DEADLINE_S)
-MIB = 1 << 20
-SHM_LEAST = 32 * MIB  # NCCL alone takes about 10 MB for each pair of ranks on a node
-SHM_A_RANK = 256 * MIB  # Docker's default is 64 MB for all
-TMP_LEAST = 16 * MIB
+SHM = Question("disk", {"path": "/dev/shm"}, DISK_S)
+TMP = Question("disk", {"path": "/tmp"}, DISK_S)
 
 _REMOUNT = "mount -o remount,size=50% /dev/shm"
 _LARGEST = "ls -lhS /dev/shm | head"
@@ -38,7 +38,7 @@ _FIX_READ_ONLY = (
 
 
 def base_dir(target: Target, want: Want) -> Question:
-    return Question("disk", {"path": target.base_dir}, DEADLINE_S)
+    return Question("disk", {"path": target.base_dir}, DISK_S)
 
 
 def _of_kind(kinds: frozenset[str]) -> Callable[[DdpctlError], bool]:
@@ -51,23 +51,27 @@ def _of_kind(kinds: frozenset[str]) -> Callable[[DdpctlError], bool]:
 def _judge_room(view: View) -> Iterable[Finding]:
     make_room = "make room there, or set `base_dir:` to another disk"
     yield from judge_errors(view, _of_kind(DISK_KINDS), make_room)
-    asked = (view.want.free_disk_gb or 0) * GB
+    asked = (view.want.free_disk_gb or 0) * 10**9
     for host, fs in view.values(base_dir).items():
         free, place = fs["free"], f"{fs['path']} (on {fs['mount']})"
         fix = "`ddpctl gc` removes old runs and environments; or set `base_dir:` to another disk"
         command = f"du -xh {shlex.quote(fs['mount'])} 2>/dev/null | sort -h | tail -20"
-        if free < max(LEAST, asked):
-            need = f"the job needs {view.want.free_disk_gb:g} GB" if asked > LEAST else f"{size(LEAST)} is the minimum"
+        if free < max(DISK_LEAST_BYTES, asked):
+            need = (
+                f"the job needs {view.want.free_disk_gb:g} GB"
+                if asked > DISK_LEAST_BYTES
+                else f"{size(DISK_LEAST_BYTES)} is the minimum"
+            )
             message = f"{size(free)} free for {place}, {need}"
             yield report.error(host, message, fix=fix, command=command, evidence=fs)
-        elif free < LOW:
+        elif free < DISK_LOW_BYTES:
             message = f"only {size(free)} free for {place}"
             yield report.warning(host, message, fix=fix, command=command, evidence=fs)
 
 
 def _judge_inodes(view: View) -> Iterable[Finding]:
     for host, fs in view.values(base_dir).items():
-        if fs["inodes"] and fs["inodes_free"] < LEAST_INODES:  # some file systems count none
+        if fs["inodes"] and fs["inodes_free"] < INODES_LEAST:  # some file systems do not count inodes
             yield report.error(
                 host,
                 f"{fs['inodes_free']} of {fs['inodes']} inodes free on {fs['mount']}: no file can be created, however "
@@ -79,9 +83,9 @@ def _judge_inodes(view: View) -> Iterable[Finding]:
 
 
 def _more_inodes(view: View, host: str, fs: dict[str, Any]) -> str:
-    """A tmpfs can be given more; of any other file system, where they went."""
+    """Return a command: more inodes for a tmpfs, or else the folders with the most inodes."""
     if fs["kind"] == "tmpfs":
-        return _remount(view, host, fs, f"nr_inodes={max(MANY_INODES, 2 * fs['inodes'])}")
+        return _remount(view, host, fs, f"nr_inodes={max(INODES_GIVEN, 2 * fs['inodes'])}")
     return f"du --inodes -x {shlex.quote(fs['mount'])} 2>/dev/null | sort -n | tail -20"
 
 
@@ -96,7 +100,7 @@ def _judge_folder(view: View) -> Iterable[Finding]:
                 fix=_FIX_READ_ONLY
                 if fs["read_only"]
                 else f"give it to the login's user, or set `base_dir:` of {host} to a folder that it may write",
-                # whose folder it is nobody but a person decides
+                # a person decides who owns the folder
                 command=_remount(view, host, fs, "rw") if fs["read_only"] else None,
                 evidence=fs,
             )
@@ -123,8 +127,8 @@ def _noexec(view: View, host: str, fs: dict[str, Any]) -> Finding:
 
 
 def _full(fs: dict[str, Any]) -> bool:
-    """A folder that cannot be written for want of room is host.disk's finding."""
-    return "ENOSPC" in fs["write_error"] or fs["free"] < LEAST
+    """Return whether the folder is not writable for lack of space, which host.disk reports."""
+    return "ENOSPC" in fs["write_error"] or fs["free"] < DISK_LEAST_BYTES
 
 
 # --- /dev/shm and /tmp -----------------------------------------------------------------------------------------------
@@ -146,7 +150,7 @@ def _judge_shm(view: View) -> Iterable[Finding]:
 
 
 def _shm_fault(fs: dict[str, Any], many: int) -> tuple[Severity, str, str] | None:
-    """(how bad, what, what to run as root)."""
+    """Return (severity, message, command to run as root)."""
     if not fs["exists"] or fs["mount"] != "/dev/shm":
         message = "/dev/shm is not mounted: DataLoader workers and NCCL need it"
         return Severity.ERROR, message, "mount -t tmpfs -o size=50%,mode=1777 tmpfs /dev/shm"
@@ -154,12 +158,12 @@ def _shm_fault(fs: dict[str, Any], many: int) -> tuple[Severity, str, str] | Non
         writable = "mount -o remount,rw /dev/shm" if fs["read_only"] else "chmod 1777 /dev/shm"
         return Severity.ERROR, f"/dev/shm cannot be written: {fs['write_error']}", writable
     total = size(fs["total"])
-    if fs["total"] < SHM_LEAST:
+    if fs["total"] < SHM_LEAST_BYTES:
         message = f"/dev/shm has {total}: DataLoader workers die with a bus error, NCCL cannot start"
         return Severity.ERROR, message, _REMOUNT
-    if fs["free"] < SHM_LEAST // 2:
+    if fs["free"] < SHM_LEAST_BYTES // 2:
         return Severity.ERROR, f"/dev/shm is full: {size(fs['free'])} of {total} free", _LARGEST
-    if fs["total"] < SHM_A_RANK * many:
+    if fs["total"] < SHM_A_RANK_BYTES * many:
         message = f"/dev/shm has {total} for {plural(many, 'process')}: little for DataLoader workers"
         return Severity.WARNING, message, _REMOUNT
     return None
@@ -167,7 +171,7 @@ def _shm_fault(fs: dict[str, Any], many: int) -> tuple[Severity, str, str] | Non
 
 def _judge_tmp(view: View) -> Iterable[Finding]:
     for host, fs in view.values(TMP).items():
-        if fs["write_error"] or fs["free"] < TMP_LEAST:
+        if fs["write_error"] or fs["free"] < TMP_LEAST_BYTES:
             why = fs["write_error"] or f"{size(fs['free'])} free"
             yield report.warning(
                 host,

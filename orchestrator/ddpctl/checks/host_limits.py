@@ -1,4 +1,4 @@
-"""What a login on the host may use: limits, memory, processors, control groups, the kernel's network tables."""
+"""Limits of a login on the host: ulimits, memory, processors, control groups, the kernel's network tables."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ from typing import Any
 from ddpctl.checks import report
 from ddpctl.checks.base import RECORDED, Check, View
 from ddpctl.checks.host import MACHINE
+from ddpctl.checks.limits import (
+    CONNTRACK_FULL_SHARE,
+    FILES_GIVEN,
+    FILES_LEAST,
+    MEMORY_A_RANK_BYTES,
+    PIDS_A_RANK,
+    PROCESSES_LEAST,
+    SEGMENT_LEAST_BYTES,
+    SOMAXCONN_GIVEN,
+)
 from ddpctl.checks.report import size
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
@@ -17,13 +27,6 @@ from ddpctl.spec.values import plural
 CGROUP = Question("cgroup")
 TABLES = Question("tables")
 
-MIB = 1 << 20
-FILES_LEAST = 4096
-PROCESSES_LEAST = 1024
-MEMORY_A_RANK = 512 * MIB
-PIDS_A_RANK = 64
-MOST_FILES = 1048576  # the kernel's own maximum (fs.nr_open) where nobody raised it
-NEARLY_FULL = 0.9  # of the firewall's connection table
 
 RELOGIN = "it takes effect at the next login; in a container, give --ulimit to `docker run` instead"
 _REBOOT = "it lasts until the next reboot: write it into /etc/sysctl.d as well"
@@ -45,17 +48,21 @@ def _judge_limits(view: View) -> Iterable[Finding]:
 
 
 def raise_limit(view: View, host: str, user: str, option: str) -> str:
-    """For this user alone: ``*`` does not stand for root. Never ``nofile unlimited``: until 2021 pam_limits refused
-    the login then."""
-    most = MOST_FILES if option == "nofile" else "unlimited"
+    """Return the command that raises a limit for this user alone: ``*`` does not include root.
+
+    Never ``nofile unlimited``: with it pam_limits refused the login until 2021.
+    """
+    most = FILES_GIVEN if option == "nofile" else "unlimited"
     who = "*" if user.isdigit() else user
     path = f"/etc/security/limits.d/90-ddpctl-{option}.conf"
     return report.write_as_root(view, host, path, f"{who} soft {option} {most}", f"{who} hard {option} {most}")
 
 
 def _low_limits(value: dict[str, Any]) -> Iterable[tuple[str, str]]:
-    """(limit as limits.conf calls it, message) for each that is too low. A soft limit below the hard one is no trouble:
-    any process may raise it."""
+    """Yield (name in limits.conf, message) for each limit that is too low.
+
+    A soft limit below the hard limit is no trouble where a process may raise it.
+    """
     limits = value["limits"]
     hard_files, hard_processes = limits["nofile"][1], limits["nproc"][1]
     if hard_files is not None and hard_files < FILES_LEAST:
@@ -68,7 +75,7 @@ def _low_limits(value: dict[str, Any]) -> Iterable[tuple[str, str]]:
         ("fsize", "file size (ulimit -f)"),
     ):
         soft = limits[name][0]
-        if soft is not None and soft < (64 << 30):
+        if soft is not None and soft < SEGMENT_LEAST_BYTES:
             yield name, f"the {what} is limited to {size(soft)}: CUDA and checkpoints need more"
     soft_cpu = limits["cpu"][0]
     if soft_cpu is not None:
@@ -81,12 +88,12 @@ def _low_limits(value: dict[str, Any]) -> Iterable[tuple[str, str]]:
 def _judge_memory(view: View) -> Iterable[Finding]:
     for host, value in view.values(MACHINE).items():
         ranks = view.target(host).ranks
-        memory, need = value["memory"], MEMORY_A_RANK * ranks
+        memory, need = value["memory"], MEMORY_A_RANK_BYTES * ranks
         if memory["available"] < need:
             yield report.warning(
                 host,
                 f"{size(memory['available'])} of {size(memory['total'])} memory available for "
-                f"{plural(ranks, 'process')}: importing torch alone takes about {size(MEMORY_A_RANK)} each",
+                f"{plural(ranks, 'process')}: importing torch alone takes about {size(MEMORY_A_RANK_BYTES)} each",
                 fix="stop processes that are not needed, or run fewer processes here (`slots:`)",
                 command="ps aux --sort=-rss | head",
                 evidence=memory,
@@ -130,11 +137,13 @@ def _judge_cgroup(view: View) -> Iterable[Finding]:
 
 
 def _tight(value: dict[str, Any], many: int) -> Iterable[tuple[str, dict[str, Any], str]]:
-    """(what, the limit, the property that lifts it) for each that is too low. The page cache is given back when
-    memory is asked for: it is not in use."""
+    """Yield (message, limit, property that lifts it) for each limit that is too low.
+
+    The page cache does not count as used memory: the kernel frees it on demand.
+    """
     memory, cpus, pids = value["memory"], value["cpus"], value["pids"]
     used = memory["used"] - memory.get("cache", 0) if memory else 0
-    if memory and memory["limit"] - used < MEMORY_A_RANK * many:
+    if memory and memory["limit"] - used < MEMORY_A_RANK_BYTES * many:
         message = (
             f"a control group allows {size(memory['limit'])} of memory, {size(used)} are in use: the kernel kills "
             "processes that go beyond"
@@ -151,7 +160,7 @@ def _judge_tables(view: View) -> Iterable[Finding]:
     world = sum(target.ranks for target in view.targets)
     for host, found in view.values(TABLES).items():
         used, most, queue = found["conntrack"], found["conntrack_max"], found["somaxconn"]
-        if used is not None and most and used > NEARLY_FULL * most:
+        if used is not None and most and used > CONNTRACK_FULL_SHARE * most:
             yield report.warning(
                 host,
                 f"the firewall's connection table is nearly full: {used:.0f} of {most:.0f}; when it is full, new "
@@ -166,7 +175,7 @@ def _judge_tables(view: View) -> Iterable[Finding]:
                 f"the master queues {queue:.0f} connections (somaxconn), and {world} processes connect at once: some "
                 "will wait",
                 fix=_REBOOT,
-                command=report.as_root(view, host, f"sysctl -w net.core.somaxconn={max(4096, 2 * world)}"),
+                command=report.as_root(view, host, f"sysctl -w net.core.somaxconn={max(SOMAXCONN_GIVEN, 2 * world)}"),
                 evidence=found,
             )
 
@@ -188,7 +197,7 @@ CHECKS = (
         ask=(MACHINE,),
         cause="Other processes have taken nearly all of the memory.",
         symptom="Signal 9 (SIGKILL) received; exitcode -9; the other ranks lose their connection",
-        fix="Stop what uses it, or run fewer processes there.",
+        fix="Stop the processes that use it, or run fewer processes there.",
         recorded=RECORDED,
     ),
     Check(

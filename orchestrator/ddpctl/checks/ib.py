@@ -1,5 +1,8 @@
-"""InfiniBand and RoCE: ports that are down or slower where others are not, memory that may not be pinned, addresses
-that do not reach each other."""
+"""InfiniBand and RoCE: ports, pinned memory, and RoCE addresses.
+
+Faults: a port that is down or slower than on other hosts, memory that may not be pinned, RoCE addresses that do not
+reach each other.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from ddpctl.checks.base import NO_HARDWARE, Check, View
 from ddpctl.checks.hca import Port
 from ddpctl.checks.host import MACHINE
 from ddpctl.checks.host_limits import RELOGIN, raise_limit
+from ddpctl.checks.limits import MEMLOCK_LEAST_BYTES
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by_value, named
 
-LEAST_MEMLOCK = 1 << 30  # bytes; NCCL pins its buffers, some hundred MB a rank
-FINDS_GID = (2, 21)  # NCCL looks for the index by itself from here on; before, it takes entry 0
+FINDS_GID = (2, 21)  # from this version on NCCL looks for the index itself; before, it takes entry 0
 V2 = "RoCE v2"
 
 
@@ -39,10 +42,10 @@ def _down(view: View) -> Iterable[Finding]:
     settings = hca.settings_of(view)
     for host, ports in hca.used(view).items():
         for port in ports:
-            others = [one for one in up.get(hca.label(port), []) if one != host]
+            others = [name for name in up.get(hca.label(port), []) if name != host]
             chosen = hca.is_named(settings[host].get("NCCL_IB_HCA", ""), port)
             if hca.is_active(port) or not (others or chosen):
-                continue  # a port that is down everywhere is a port without a cable
+                continue  # a port that is down on every host has no cable
             why = "NCCL_IB_HCA names it" if chosen else f"it is up on {named(others)}"
             yield report.finding(
                 Severity.ERROR if chosen else Severity.WARNING,
@@ -60,17 +63,20 @@ def _word(text: str) -> str:
 
 
 def _rates(up: dict[str, list[Port]]) -> Iterable[Finding]:
-    """A link that came up slower than its peers. NCCL takes the fastest ports: what else is up may be a virtual
-    machine's Ethernet, or the way to the storage."""
+    """Report links that came up slower than their peers.
+
+    NCCL takes the fastest ports. A slower port that is up may be the Ethernet of a virtual machine, or lead to the
+    storage.
+    """
     rates = {host: hca.summary(ports) for host, ports in up.items()}
-    (most, most_hosts), *others = by_value(rates) or [("", [])]
-    for slower, hosts in others:
-        aside = hca.summary(hca.fastest(up[hosts[0]])) == hca.summary(hca.fastest(up[most_hosts[0]]))
+    (most, most_hosts), *minorities = by_value(rates) or [("", [])]
+    for slower, hosts in minorities:
+        harmless = hca.summary(hca.fastest(up[hosts[0]])) == hca.summary(hca.fastest(up[most_hosts[0]]))
         yield report.finding(
-            Severity.INFO if aside else Severity.WARNING,
+            Severity.INFO if harmless else Severity.WARNING,
             report.only(hosts),
             f"{named(hosts)} {'has' if len(hosts) == 1 else 'have'} {slower} active, {named(most_hosts)} {most}"
-            + ("; harmless, NCCL takes the fastest" if aside else ""),
+            + ("; harmless, NCCL takes the fastest" if harmless else ""),
             fix="a link that came up slower than its peers has a bad cable or a wrong port",
             command="ibstat || ibv_devinfo" if len(hosts) == 1 else None,
             evidence={"rates": rates, "hosts": hosts},
@@ -78,14 +84,14 @@ def _rates(up: dict[str, list[Port]]) -> Iterable[Finding]:
 
 
 def _mtus(view: View, mine: dict[str, list[Port]]) -> Iterable[Finding]:
-    """The size of RDMA packets, as libibverbs tells it; NCCL takes the smaller one of two ends."""
-    told = {host: (value.get("verbs") or {}).get("mtus", {}) for host, value in view.values(hca.PORTS).items()}
+    """Compare the size of RDMA packets, as libibverbs reports it: NCCL takes the smaller size of two ends."""
+    reported = {host: (value.get("verbs") or {}).get("mtus", {}) for host, value in view.values(hca.PORTS).items()}
     values: dict[tuple[str, str], dict[str, int]] = {}
     for host, ports in mine.items():
         for port in ports:
-            if port["device"] in told[host]:
+            if port["device"] in reported[host]:
                 alike = (port["device"], port["link_layer"])
-                values.setdefault(alike, {})[host] = told[host][port["device"]]
+                values.setdefault(alike, {})[host] = reported[host][port["device"]]
     for (device, _), mtus in values.items():
         most = max(mtus.values())
         for host, mtu in mtus.items():
@@ -112,14 +118,14 @@ def _small_mtu(view: View, host: str, device: str, mtu: int, most: int) -> Findi
 
 
 def _judge_memlock(view: View) -> Iterable[Finding]:
-    """The hard limit counts: ddpctl raises the soft one for the job."""
+    """Check the hard limit: ddpctl raises the soft limit for the job."""
     machines = view.values(MACHINE)
     for host in hca.in_use(view):
         machine = machines.get(host)
         if machine is None or machine.get("locks_memory", machine["uid"] == 0):
             continue
         _, hard = machine["limits"]["memlock"]
-        if hard is None or hard >= LEAST_MEMLOCK:
+        if hard is None or hard >= MEMLOCK_LEAST_BYTES:
             continue
         boxed = bool(machine.get("container")) or machine["uid"] == 0
         yield report.error(
@@ -136,14 +142,14 @@ def _judge_memlock(view: View) -> Iterable[Finding]:
 
 @dataclass(frozen=True)
 class Choice:
-    """The entry of its RoCE ports' address tables that NCCL takes on a host, and by whose word."""
+    """The entry of the RoCE ports' address tables that NCCL takes on a host, and the reason."""
 
     index: int
     why: str
 
 
 def _judge_gid(view: View) -> Iterable[Finding]:
-    """The entry that NCCL takes must be there, and be of one kind everywhere."""
+    """Report an entry that does not exist, or that is of another kind than on other hosts."""
     kinds: dict[str, str] = {}
     choices = _choices(view)
     for host, ports in hca.in_use(view).items():
@@ -154,9 +160,9 @@ def _judge_gid(view: View) -> Iterable[Finding]:
         kinds[host] = ", ".join(sorted({_kind(entry) for entry in taken}))
         for port, entry in zip(roce, taken, strict=True):
             yield from _entry(host, port, choices[host], entry)
-    told = by_value(kinds)
-    if len(told) > 1:
-        sides = ", ".join(f"{named(hosts)}: {kind}" for kind, hosts in told)
+    sorted_kinds = by_value(kinds)
+    if len(sorted_kinds) > 1:
+        sides = ", ".join(f"{named(hosts)}: {kind}" for kind, hosts in sorted_kinds)
         yield report.error(
             None,
             f"NCCL takes RoCE addresses of different kinds, which do not reach each other: {sides}",
@@ -166,7 +172,7 @@ def _judge_gid(view: View) -> Iterable[Finding]:
 
 
 def _choices(view: View) -> dict[str, Choice]:
-    """host -> what counts there: the setting, else entry 0 for an NCCL that does not look for one by itself."""
+    """Return host -> the entry: the setting's, or entry 0 for an NCCL that does not look for an entry itself."""
     found: dict[str, Choice] = {}
     versions = hca.nccl_versions(view)
     for host, settings in hca.settings_of(view).items():
@@ -189,12 +195,12 @@ def _kind(entry: dict[str, Any] | None) -> str:
 
 
 def _is_v4(gid: dict[str, Any]) -> bool:
-    """``::ffff:a.b.c.d``."""
+    """Return whether the address is ``::ffff:a.b.c.d``."""
     return str(gid["gid"]).startswith("0000:0000:0000:0000:0000:ffff:")
 
 
 def _good(port: Port) -> list[int]:
-    """The entries that reach beyond one switch: RoCE v2, over IPv4 where the port has that."""
+    """Return the entries that reach beyond one switch: RoCE v2, over IPv4 if the port has such an entry."""
     usable = [gid for gid in port["gids"] if gid["type"] == V2 and not str(gid["gid"]).startswith("fe80")]
     return [gid["index"] for gid in usable if _is_v4(gid)] or [gid["index"] for gid in usable]
 
@@ -249,7 +255,7 @@ CHECKS = (
         ask=(*hca.ASK, *python.ASK_TORCH),
         cause="NCCL_IB_GID_INDEX, from the inventory, the login or nccl.conf, picks an entry of a used adapter's "
         "address table that is not there, not RoCE v2, or of another kind than on the other hosts. NCCL before "
-        "2.21 takes entry 0 where none is named.",
+        "2.21 takes entry 0 by default.",
         symptom="ibv_modify_qp failed with error Connection timed out; Invalid argument",
         fix="The index of the entry with type RoCE v2 and an IPv4 address, which may differ by host.",
         recorded=NO_HARDWARE,

@@ -1,4 +1,4 @@
-"""Whether NCCL gets to the adapters that are up: libraries, device nodes, plugins, settings, and the GPUs' memory."""
+"""Whether NCCL can use the adapters that are up: libraries, device nodes, plugins, settings, and GPU memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from ddpctl.checks import env, hca, python, report
 from ddpctl.checks.base import NO_HARDWARE, Check, Target, View
 from ddpctl.checks.gpu.use import smis, uses_gloo
 from ddpctl.checks.hca import Port
+from ddpctl.checks.limits import FAST_ETHERNET_GBIT
 from ddpctl.checks.python import PYTHON
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.nvidia import KERNEL, SMI, numbers
 from ddpctl.spec.values import plural
 
-BOTH_PEERMEM = (2, 23)  # from here on NCCL knows nvidia_peermem by its new name as well
-DMABUF = ((5, 12), (2, 13))  # Linux and NCCL that reach GPU memory without a module, with NVIDIA's open driver
-FAST_ETHERNET = 100  # Gb/s; a slower adapter that knows RoCE as well is seldom meant for it
+BOTH_PEERMEM = (2, 23)  # from this version on NCCL also knows the new name nvidia_peermem
+# from these versions of Linux and NCCL on, GPU memory is reached without a module, with NVIDIA's open driver
+DMABUF = ((5, 12), (2, 13))
 PLUGIN = "aws-ofi-nccl"
 _WHERE_SET = "/etc/nccl.conf /etc/environment /etc/profile.d/* ~/.nccl.conf ~/.bashrc ~/.profile"
 _BOX = "a container: `docker run --device=/dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1`; "
@@ -43,8 +44,10 @@ def _judge_use(view: View) -> Iterable[Finding]:
 
 
 def _switched_off(target: Target, settings: Mapping[str, str], every: list[Port]) -> Iterable[Finding]:
-    """Ports that are up and that a setting keeps NCCL from; what the inventory says was meant so. A port of Ethernet
-    need not have a network below it that is made for RoCE."""
+    """Report active ports that a setting keeps NCCL off.
+
+    A setting in the inventory is intended. A port of Ethernet alone is an info: its network need not be made for RoCE.
+    """
     host, meant = target.name, target.env
     ports = [port for port in every if hca.is_active(port) and not hca.is_efa(port)]
     chosen, switch = settings.get("NCCL_IB_HCA", ""), hca.switch(settings)
@@ -73,7 +76,7 @@ def _switched_off(target: Target, settings: Mapping[str, str], every: list[Port]
 
 
 def _blocked(host: str, value: Mapping[str, Any], mine: list[Port]) -> Finding | None:
-    """Ports that the kernel calls active and that a process from here cannot open."""
+    """Return the finding for ports that are active but that a process on the host cannot open."""
     devices = sorted({port["device"] for port in mine})
     verbs = value.get("verbs")
     if not devices or verbs is None:
@@ -97,7 +100,7 @@ def _blocked(host: str, value: Mapping[str, Any], mine: list[Port]) -> Finding |
         command = "ls /etc/libibverbs.d; ibv_devices"
     return report.finding(
         Severity.INFO
-        if all(hca.is_roce(port) and hca.rate(port) < FAST_ETHERNET for port in mine)
+        if all(hca.is_roce(port) and hca.rate(port) < FAST_ETHERNET_GBIT for port in mine)
         else Severity.WARNING,
         host,
         f"{hca.summary(mine)} are up, but {what} from where the job runs: {why}",
@@ -157,7 +160,7 @@ def _judge_gpudirect(view: View) -> Iterable[Finding]:
 
 
 def _has_dmabuf(driver: str, release: str, version: tuple[int, ...] | None) -> bool:
-    """Whether NCCL gets there by the kernel's own way. An NCCL of unknown version is taken for a new one."""
+    """Return whether NCCL can use the kernel's DMA-BUF. An NCCL of unknown version counts as new."""
     linux = numbers(release)[:2]
     return "Open Kernel Module" in driver and linux >= DMABUF[0] and (version or DMABUF[1]) >= DMABUF[1]
 
@@ -181,7 +184,7 @@ CHECKS = (
         "NCCL can use the adapters",
         _judge_use,
         ask=hca.ASK,
-        cause="Ports are up, and NCCL does not use them: libibverbs or the adapter's driver for it is missing where "
+        cause="Ports are up, but NCCL does not use them: libibverbs or the adapter's driver for it is missing where "
         "the job runs, a container has no /dev/infiniband, NCCL_IB_DISABLE or NCCL_IB_HCA in a profile or nccl.conf "
         f"keeps it off, EFA has no {PLUGIN}.",
         symptom="NET/IB : No device found. Using network Socket; training at a tenth of its speed",

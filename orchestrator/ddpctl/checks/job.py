@@ -1,4 +1,4 @@
-"""What the job needs on its nodes: script, code, data; and who is there already. (Its imports: job_imports.py.)"""
+"""The job's needs on its nodes (script, code, data), and processes that already run there. Imports: job_imports.py."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.limits import LEFTOVERS_S, TREE_S
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
 from ddpctl.spec.origin import JobId
@@ -14,14 +15,11 @@ from ddpctl.spec.question import Question
 from ddpctl.spec.script import read_script
 from ddpctl.spec.values import plural
 
-WALK_S = 12.0
-
-
 # --- script and data -------------------------------------------------------------------------------------------------
 
 
 def script_question(target: Target, want: Want) -> Question | None:
-    """The script where it lies on the nodes already: code that is sent is looked at before it is sent."""
+    """Ask for a script that is on the nodes already. Code that ddpctl sends is examined before it is sent."""
     if want.script is None:
         return None
     params = {"path": want.script} | ({"workdir": want.workdir} if want.workdir else {})
@@ -53,7 +51,7 @@ def _judge_script(view: View) -> Iterable[Finding]:
 
 
 def _processes(view: View) -> Iterable[Finding]:
-    """How the job's processes begin, where it is not torch's launcher that starts them."""
+    """Report how the job's processes start, if torch's launcher does not start them."""
     if view.want.processes is not None:
         yield report.info(None, view.want.processes)
 
@@ -79,7 +77,7 @@ def _style(value: dict[str, Any]) -> Iterable[Finding]:
 def _tree(target: Target, want: Want) -> Question | None:
     if want.script is None or want.workdir is None:
         return None
-    return Question("tree", {"path": want.workdir}, WALK_S)
+    return Question("tree", {"path": want.workdir}, TREE_S)
 
 
 def _judge_code(view: View) -> Iterable[Finding]:
@@ -106,7 +104,7 @@ def _version(value: dict[str, Any]) -> str:
 
 def _data(want: Want, path: str) -> Question:
     params = {"path": path} | ({"workdir": want.workdir} if want.workdir else {})
-    return Question("path", params, WALK_S)
+    return Question("path", params, TREE_S)
 
 
 def _judge_data(view: View) -> Iterable[Finding]:
@@ -131,7 +129,7 @@ def _judge_data(view: View) -> Iterable[Finding]:
         )
 
 
-LEFTOVERS = Question("leftovers", deadline=8.0)
+LEFTOVERS = Question("leftovers", deadline=LEFTOVERS_S)
 
 
 def _judge_leftovers(view: View) -> Iterable[Finding]:
@@ -143,7 +141,10 @@ def _judge_leftovers(view: View) -> Iterable[Finding]:
 
 
 def _kinds(processes: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], str]]:
-    """Each process with whose it is: a helper that left its parents (a logger's service) lives with its run."""
+    """Yield each process with its kind: "ours", "torchrun" or "left".
+
+    A helper process that left its parents (a logger's service) belongs to its run as long as a rank of the run lives.
+    """
     alive: dict[tuple[str | None, ...], str] = {}
     for process in processes:
         if process["supervised"] or process["launched"]:
@@ -154,12 +155,12 @@ def _kinds(processes: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], st
 
 
 def _job_of(process: dict[str, Any]) -> str:
-    """CLUSTER/PROJECT/JOB of a process of ours."""
+    """Return CLUSTER/PROJECT/JOB of a process that ddpctl started."""
     return str(process["variables"].get("DDPCTL_JOB_ID", ""))
 
 
 def _run(process: dict[str, Any]) -> tuple[str | None, ...]:
-    """What the processes of one run on one host have in common; torchrun's id alone is often "none"."""
+    """Return the key that the processes of a run share on a host. torchrun's id alone is often "none"."""
     variables = process["variables"]
     if "DDPCTL_RUN" in variables:
         return (variables["DDPCTL_RUN"],)
@@ -177,7 +178,7 @@ def _present(host: str, kind: str, processes: list[dict[str, Any]], own: JobId |
     evidence = {"processes": processes[:20]}
     if kind == "left":
         named = f" of the ddpctl job {job}" if job else ""
-        # Where there are more than were listed, the rest of their run may be among those that were not.
+        # If the host reported only a part of the processes, live ranks of this run may be missing from the list.
         ps = f"ps -o pid,ppid,etime,user,args -p {','.join(map(str, pids))}"
         return report.warning(
             host,
@@ -189,11 +190,11 @@ def _present(host: str, kind: str, processes: list[dict[str, Any]], own: JobId |
             evidence=evidence,
         )
     if kind == "ours" and job and own is not None and _job_of(first) == str(own):
-        # Started twice, the name would mean the newer run only, and the older one be forgotten.
+        # After a second start the job's name would mean only the newer run, and the older run would be forgotten.
         message = f"the job {job} is running here already ({who})"
         fix = (
             f"follow it with `ddpctl attach {job}`, end it with `ddpctl kill {job}`, "
-            "or start a second one under another name: `ddpctl up --name NAME`"
+            "or start a second run under another name: `ddpctl up --name NAME`"
         )
         return report.error(host, message, fix=fix, evidence=evidence)
     what = f"the ddpctl job {job} of project {project}" if kind == "ours" else "a job of torchrun"
@@ -208,10 +209,10 @@ def _present(host: str, kind: str, processes: list[dict[str, Any]], own: JobId |
 CHECKS = (
     Check(
         "job.script",
-        "every host has the script, and the same one",
+        "every host has the same script",
         _judge_script,
         ask=(script_question,),
-        cause="With `code: null` the script must be on every node. It is missing on one, or differs between nodes.",
+        cause="With `code: null` the script must be on every node. It is missing on a node, or differs between nodes.",
         symptom="can't open file '/x.py': [Errno 2]; exitcode 2; DDP expects same model across all ranks",
         fix="Let ddpctl send the code (`code: .`), or copy it.",
     ),
@@ -230,7 +231,8 @@ CHECKS = (
         _judge_data,
         ask=(lambda target, want: tuple(_data(want, path) for path in want.data),),
         cause="A path of `requires.data` is missing, unreadable or of another size on a node.",
-        symptom="FileNotFoundError on one node while the others wait; ranks that run out of batches at different times",
+        symptom="FileNotFoundError on one node while the other nodes wait; ranks that run out of batches at different "
+        "times",
         fix="Copy the data; mount the share.",
     ),
     Check(

@@ -1,4 +1,4 @@
-"""What the job's script imports: can it be read, is it there, and can it be imported on every node."""
+"""The imports of the job's script: whether its files can be parsed, and whether the imports work on every node."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from ddpctl.checks import python, report
 from ddpctl.checks.base import Check, Target, View, Want
 from ddpctl.checks.job import script_question
+from ddpctl.checks.limits import IMPORTS_S
 from ddpctl.checks.python import PYTHON, python_command
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.imports import Import, Imports, read_imports
 from ddpctl.spec.question import Question
 from ddpctl.spec.source import IF_IMPORTABLE, IF_THERE, NEEDED, SourceFault
 
-DEADLINE_S = 120.0
-# Packages that are not named as their module is.
+# Packages with other names than their modules.
 _PACKAGES = {
     "cv2": "opencv-python-headless",
     "PIL": "pillow",
@@ -34,36 +34,37 @@ _PACKAGES = {
 
 
 def modules_question(target: Target, want: Want) -> Question | None:
-    """The import statements of the script, to be run on the node; None where it has none, they are not known, or the
-    environment is not there yet."""
+    """Return the question that runs the script's import statements on the node.
+
+    No question if there are no imports, if they are not known, or if the environment is not there yet.
+    """
     if want.imports is None or not want.imports.tried or (want.managed and target.environment is None):
         return None
-    params: dict[str, Any] = {"statements": [one.statement for one in want.imports.tried]}
-    if guards := {one.statement: one.guard for one in want.imports.tried if one.guard}:
+    params: dict[str, Any] = {"statements": [imported.statement for imported in want.imports.tried]}
+    if guards := {imported.statement: imported.guard for imported in want.imports.tried if imported.guard}:
         params["guards"] = guards
     if target.env:
-        params["env"] = dict(sorted(target.env.items()))  # any of them may decide whether an import works
+        params["env"] = dict(sorted(target.env.items()))  # any variable may decide whether an import works
     if want.script:
         params["beside"] = _own_folders(target, want.script, want.workdir or "~")
     if want.managed:
         params["python"] = target.environment
-    return Question("modules", params, deadline=DEADLINE_S)
+    return Question("modules", params, deadline=IMPORTS_S)
 
 
 def _own_folders(target: Target, script: str, workdir: str) -> list[str]:
-    """Where a script that lies on the nodes finds modules of its own: beside it, and by a relative PYTHONPATH."""
+    """Return where a script on the nodes finds modules of its own: beside it, and on a relative PYTHONPATH."""
     parts = [part for part in target.env.get("PYTHONPATH", "/").split(":") if not part.startswith(("/", "~"))]
     return [posixpath.dirname(posixpath.join(workdir, script)), *(posixpath.join(workdir, part) for part in parts)]
 
 
 def modules(view: View) -> dict[str, dict[str, Any]]:
-    """host -> what the imports of the script said there."""
+    """Return host -> result of the script's imports."""
     return view.values(modules_question)
 
 
 def script_imports(view: View) -> Imports | None:
-    """What a script imports that lies on the nodes, by the text that the first of them sent; None where that text is
-    not there, or not whole."""
+    """Return the imports of a script that is on the nodes, from the first whole text that a host sent."""
     for value in view.values(script_question).values():
         text = (value["text"] or "").encode("utf-8", "surrogatepass")
         if value["sha256"] == hashlib.sha256(text).hexdigest():
@@ -86,12 +87,12 @@ def _judge_syntax(view: View) -> Iterable[Finding]:
 
 
 def _one_for_all(hosts: list[str], of: Mapping[str, Any]) -> list[str] | list[None]:
-    """What is so on every host is said once."""
+    """Return [None], for a single finding, if the fault is on every host; else the hosts."""
     return [None] if hosts and len(hosts) == len(of) else hosts
 
 
 def _syntax(fault: SourceFault, host: str | None, pythons: Mapping[str, tuple[int, int]]) -> Finding:
-    own = fault.below is not None and not fault.newer_unknown  # a matter of the node's Python
+    own = fault.below is not None and not fault.newer_unknown  # the node's Python is the cause
     where = f", and {_has(host, pythons)}" if own else ""
     newer = ", or name a newer interpreter (`python:`)" if own else ""
     return report.finding(
@@ -118,14 +119,14 @@ def _has(host: str | None, pythons: Mapping[str, tuple[int, int]]) -> str:
 
 
 def failures(value: Mapping[str, Any], imports: Imports) -> list[tuple[Import, dict[str, Any]]]:
-    """The failures that the script does not survive, those of one cause once."""
-    by_statement = {one.statement: one for one in imports.tried}
+    """Return the failures that the script does not survive, each cause once."""
+    by_statement = {each.statement: each for each in imports.tried}
     found: list[tuple[Import, dict[str, Any]]] = []
     for failed in value["failed"]:
-        one = by_statement[failed["statement"]]
-        survived = {NEEDED: (), IF_THERE: ("missing",), IF_IMPORTABLE: ("missing", "import")}[one.guard]
+        imported = by_statement[failed["statement"]]
+        survived = {NEEDED: (), IF_THERE: ("missing",), IF_IMPORTABLE: ("missing", "import")}[imported.guard]
         if failed["kind"] not in survived and failed["error"] not in [other["error"] for _, other in found]:
-            found.append((one, failed))
+            found.append((imported, failed))
     return found
 
 
@@ -150,57 +151,61 @@ def _judge_imports(view: View) -> Iterable[Finding]:
             continue
         if value["error"]:
             yield _unended(target, imports, value)
-        for one, failed in failures(value, imports):
-            check = _already_told(one, failed, torches.get(target.name) or {})
+        for imported, failed in failures(value, imports):
+            check = _check_of_torch(imported, failed, torches.get(target.name) or {})
             if check:
-                message = f"{one.where}: `{one.statement}` fails with the error of {check}"
+                message = f"{imported.where}: `{imported.statement}` fails with the error of {check}"
                 yield report.info(target.name, message)
             else:
-                yield _failed(view.want, target, one, failed)
+                yield _failed(view.want, target, imported, failed)
 
 
-def _already_told(one: Import, failed: Mapping[str, Any], tried: Mapping[str, Any]) -> str | None:
-    """The check that says why torch or torchvision itself fails."""
+def _check_of_torch(imported: Import, failed: Mapping[str, Any], tried: Mapping[str, Any]) -> str | None:
+    """Return the check that reports why torch or torchvision itself fails, if that is the cause."""
     if is_error(failed, tried.get("torchvision_error")):
         return "torch.vision"
-    by_torch = one.module.split(".")[0] == "torch" or failed["missing"] in (None, "torch")
+    by_torch = imported.module.split(".")[0] == "torch" or failed["missing"] in (None, "torch")
     return "torch.import" if tried.get("error") and by_torch else None
 
 
 def is_error(failed: Mapping[str, Any], error: str | None) -> bool:
-    """Whether an import failed with this very error, quoted perhaps by the package that it went through."""
+    """Return whether an import failed with this error, perhaps quoted by the package that it went through."""
     return bool(error) and (str(error).partition(": ")[2] or str(error)) in failed["error"]
 
 
 def _unended(target: Target, imports: Imports, value: Mapping[str, Any]) -> Finding:
-    """A process that did not get to the end of the imports: it hangs, or it crashed."""
-    one = next((one for one in imports.tried if one.statement == value.get("at")), imports.tried[0])
+    """Return the finding for a process that did not finish the imports: it hangs, or it crashed."""
+    imported = next((imported for imported in imports.tried if imported.statement == value.get("at")), imports.tried[0])
     late = value.get("timed_out")
     slow = "run it once: the next import finds the files in memory; if it never ends, find out what it waits for"
     return report.finding(
         Severity.WARNING if late else Severity.ERROR,
         target.name,
-        f"{one.where}: `{one.statement}`{'' if late else ':'} {value['error']}",
+        f"{imported.where}: `{imported.statement}`{'' if late else ':'} {value['error']}",
         fix=slow if late else "the command shows how it ends; install a build that fits this machine",
-        command=_command(target, one),
+        command=_command(target, imported),
         evidence=value,
     )
 
 
-def _failed(want: Want, target: Target, one: Import, failed: dict[str, Any]) -> Finding:
-    missing, own = failed["missing"], one.module.split(".")[0]
+def _failed(want: Want, target: Target, imported: Import, failed: dict[str, Any]) -> Finding:
+    missing, own = failed["missing"], imported.module.split(".")[0]
     through = next((name for name in reversed(failed["through"]) if name != own), None)
     if missing and missing.split(".")[0] == own:
-        message = f"{one.where} imports {missing}, which is not installed for {target.environment or target.python}"
+        message = (
+            f"{imported.where} imports {missing}, which is not installed for {target.environment or target.python}"
+        )
     else:
-        message = f"{one.where}: `{one.statement}` fails{f' in {through}' if through else ''}: {failed['error']}"
+        message = (
+            f"{imported.where}: `{imported.statement}` fails{f' in {through}' if through else ''}: {failed['error']}"
+        )
     unsure = failed["kind"] == "missing" and want.imports is not None and not want.imports.certain
     return report.finding(
         Severity.WARNING if unsure else Severity.ERROR,
         target.name,
         message + ("; the script changes its search path and may find it there" if unsure else ""),
         fix=_remedy(want, missing, through or own),
-        command=_command(target, one),
+        command=_command(target, imported),
         evidence=failed,
     )
 
@@ -218,9 +223,9 @@ def _remedy(want: Want, missing: str | None, package: str) -> str:
     return f"install {name} there, or let ddpctl do it: `environment: {{mode: managed, packages: [..., {name}]}}`"
 
 
-def _command(target: Target, one: Import) -> str:
-    """The import by hand, with the job's variables: the whole error."""
-    return python_command(target.environment or target.python, dict(sorted(target.env.items())), one.statement)
+def _command(target: Target, imported: Import) -> str:
+    """Return the command that runs the import by hand with the job's variables, to show the whole error."""
+    return python_command(target.environment or target.python, dict(sorted(target.env.items())), imported.statement)
 
 
 IMPORTS = Check(
@@ -235,7 +240,7 @@ IMPORTS = Check(
     "environment is there. For a script that is on the nodes already (`code: null`), only its own imports are tried.",
     symptom="ModuleNotFoundError: No module named 'timm' on every rank, minutes after the launch; RuntimeError: "
     "operator torchvision::nms does not exist from `import lightning`",
-    fix="Install what is named, or add it to `environment.packages`.",
+    fix="Install the named package, or add it to `environment.packages`.",
 )
 
 
@@ -247,7 +252,7 @@ CHECKS = (
         ask=(lambda target, want: None if want.imports is None else PYTHON,),
         cause="The script, or a file of the code folder that it imports, has a syntax error or needs a newer Python "
         "than a node has, or it imports a file that is not sent. Other files of the folder do not matter. ddpctl reads "
-        "it with its own Python, so syntax that only a newer one accepts cannot be checked.",
+        "it with its own Python, so syntax that only a newer Python accepts cannot be checked.",
         symptom="SyntaxError: invalid syntax; every rank ends with exit code 1 after the imports",
         fix="Correct the line that is named, or name a newer interpreter with `python:`.",
     ),

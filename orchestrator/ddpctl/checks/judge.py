@@ -1,4 +1,4 @@
-"""From the catalogue to questions, and from answers to findings: what is the same for every check, done once."""
+"""Turns checks into questions, and answers into findings: the work that is the same for every check."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ _log = logging.getLogger(__name__)
 def chosen(
     catalogue: Sequence[Check], only: Collection[str] = (), skip: Collection[str] = ()
 ) -> tuple[tuple[Check, ...], tuple[Check, ...]]:
-    """The checks to run and those left out, in catalogue order. A name is an id (``gpu.xid``) or its first part.
+    """Return the checks to run and the checks left out, in catalogue order.
+
+    A name is an id (``gpu.xid``) or its first part.
 
     Raises:
-        UsageError: a name that no check has.
+        UsageError: no check has a given name.
     """
     for name in (*only, *skip):
         if not any(_named(check, name) for check in catalogue):
             ids = [check.id for check in catalogue]
-            near = difflib.get_close_matches(name, ids, 1, cutoff=0.4)
-            hint = f"did you mean {near[0]}?" if near else f"the checks are {', '.join(ids)}"
+            close = difflib.get_close_matches(name, ids, 1, cutoff=0.4)
+            hint = f"did you mean {close[0]}?" if close else f"the checks are {', '.join(ids)}"
             raise UsageError(f"no such check: {name!r}", hint=hint)
     run: list[Check] = []
     out: list[Check] = []
@@ -45,7 +47,7 @@ def _named(check: Check, name: str) -> bool:
 
 
 def questions(checks: Iterable[Check], target: Target, want: Want) -> tuple[Question, ...]:
-    """What one host is asked for all checks: each question once, with the longest deadline any check gives it."""
+    """Return the questions for a host: each question once, with the longest deadline that a check gives it."""
     found: dict[str, Question] = {}
     for check in checks:
         for question in check.questions(target, want):
@@ -56,11 +58,12 @@ def questions(checks: Iterable[Check], target: Target, want: Want) -> tuple[Ques
 
 
 def verdicts(checks: Iterable[Check], view: View, left_out: Iterable[Check] = ()) -> tuple[Finding, ...]:
-    """Every check's findings, in catalogue order.
+    """Return every check's findings, in catalogue order.
 
-    A check that was looked at on some host and found nothing is ``ok``, once. One that a host could not answer is a
-    warning or unknown there, unless the check itself already says something about that host. Where it does not apply it
-    is skipped.
+    - A check that examined a host and found nothing is ``ok``, once for all hosts.
+    - A question that a host could not answer is a warning or unknown, unless the check itself has a finding on that
+      host.
+    - A check that does not apply to a host is skipped there.
     """
     findings: list[Finding] = []
     for check in checks:
@@ -77,7 +80,7 @@ def verdicts(checks: Iterable[Check], view: View, left_out: Iterable[Check] = ()
 
 
 def _passed(check: Check, view: View, own: Sequence[Finding], exempt: Collection[str]) -> bool:
-    """Whether some host was looked at, and nothing was found on any."""
+    """Return whether the check examined a host, and has no finding on any host."""
     if any(finding.severity is not Severity.UNKNOWN for finding in own):
         return False
     unseen = {host for finding in own for host in finding.hosts}
@@ -88,7 +91,7 @@ def _passed(check: Check, view: View, own: Sequence[Finding], exempt: Collection
 
 
 def _skipped(check: Check, exempt: Mapping[str, str]) -> list[Finding]:
-    """One finding for all hosts to which the check does not apply for one reason."""
+    """Return a finding for each reason, for all hosts to which the check does not apply for that reason."""
     return [
         Finding(
             check.id,
@@ -102,7 +105,7 @@ def _skipped(check: Check, exempt: Mapping[str, str]) -> list[Finding]:
 
 
 def _exempt(check: Check, view: View) -> Mapping[str, str]:
-    """Where the check does not apply. An answer that cannot be read exempts nobody: the verdict says so."""
+    """Return where the check does not apply. An unreadable answer exempts no host: the verdict reports it."""
     try:
         return check.exempt(view)
     except Exception:
@@ -111,26 +114,29 @@ def _exempt(check: Check, view: View) -> Mapping[str, str]:
 
 
 def _judged(check: Check, view: View) -> list[Finding]:
-    """The check's findings. An answer that it cannot read is a finding of its host, and hides nobody else's."""
+    """Return the check's findings.
+
+    An answer that the check cannot read is a finding of its host, and does not hide the findings of the other hosts.
+    """
     try:
         return check.findings(view)
     except Exception as error:
         _log.debug("%s cannot be judged", check.id, exc_info=error)
-    told = {host: _fault(check.findings, _of(view, {host})) for host in view.answers}
-    bad: dict[str | None, Exception] = {host: fault for host, fault in told.items() if fault is not None}
+    faults = {host: _fault(check.findings, _of(view, {host})) for host in view.answers}
+    bad: dict[str | None, Exception] = {host: fault for host, fault in faults.items() if fault is not None}
     rest = _of(view, set(view.answers) - set(bad))
     fault = _fault(check.findings, rest)
-    if fault is not None:  # no single answer does it
+    if fault is not None:  # no single answer is the cause
         bad[None] = fault
     found = check.findings(rest) if fault is None else []
     return [*found, *(_unreadable(check, host, error) for host, error in bad.items())]
 
 
 def _of(view: View, hosts: Collection[str]) -> View:
-    """The answers of these hosts."""
-    told = {host: answer for host, answer in view.answers.items() if host in hosts}
+    """Return the view with the answers of these hosts only."""
+    answers = {host: answer for host, answer in view.answers.items() if host in hosts}
     rules = {host: dump for host, dump in view.firewalls.items() if host in hosts}
-    return replace(view, answers=told, firewalls=rules)
+    return replace(view, answers=answers, firewalls=rules)
 
 
 def _fault(read: Callable[[View], object], view: View) -> Exception | None:
@@ -166,7 +172,7 @@ def _unanswered(check: Check, view: View, said: Collection[str | None]) -> list[
 
 
 def _no_answer(check: Check, target: Target, question: Question, answer: Answer) -> Finding:
-    """A question that a host does not answer in time is a sign of trouble there; one that fails is only unknown."""
+    """A late answer is a sign of trouble on the host, so it is a warning; an answer that failed is only unknown."""
     return Finding(
         check.id,
         Severity.WARNING if answer.timed_out else Severity.UNKNOWN,
@@ -178,7 +184,6 @@ def _no_answer(check: Check, target: Target, question: Question, answer: Answer)
 
 
 def _answered(check: Check, view: View, target: Target) -> bool:
-    """Whether the host answered one of the check's questions."""
     return any(
         (answer := view.answer(target.name, question)) is not None and answer.ok
         for question in check.questions(target, view.want)

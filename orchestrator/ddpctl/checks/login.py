@@ -1,4 +1,4 @@
-"""What the login does to a job: the session's end and the profile."""
+"""Effects of the login on a job: the end of the session, and the profile."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, View
+from ddpctl.checks.limits import LOGIN_S, SHELL_S, SLOW_SHELL_S
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
 
-LOGIN = Question("login", deadline=6.0)
-SHELL = Question("shell", deadline=10.0)
-SLOW_SHELL_S = 2.0
-SYSTEM_UIDS = 1000  # logind leaves the shared memory of system users alone
+LOGIN = Question("login", deadline=LOGIN_S)
+SHELL = Question("shell", deadline=SHELL_S)
+SYSTEM_UIDS = 1000  # logind keeps the shared memory of system users
 NO_SYSTEMD = "recorded output only: the test machine runs no systemd"
 _KEEP = (
     "mkdir -p /etc/systemd/logind.conf.d"
@@ -28,9 +28,9 @@ _KEEP = (
 
 
 def manager(value: Mapping[str, Any]) -> dict[str, Any]:
-    """logind's settings from busctl's lines: ``kill``, ``only``, ``exclude``, ``remove_ipc``; empty when not known.
+    """Return logind's settings from busctl's output: ``kill``, ``only``, ``exclude``, ``remove_ipc``. Empty: not known.
 
-    The lines are ``b false``, ``as 0``, ``as 1 "root"``, ``b true``, in the order they were asked for.
+    The output lines are ``b false``, ``as 0``, ``as 1 "root"``, ``b true``, in the order of the request.
     """
     result = value.get("busctl")
     lines = result["stdout"].splitlines() if result and result["code"] == 0 else []
@@ -45,12 +45,15 @@ def manager(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_session(value: Mapping[str, Any]) -> bool:
-    """Whether the login is a session that logind knows; sshd without PAM makes none."""
+    """Return whether the login is a session of logind; sshd without PAM makes no session."""
     return bool(re.search(r"/session-[^/]*\.scope", value["cgroup"]))
 
 
 def _judge_kill(view: View) -> Iterable[Finding]:
-    """A lingering user's own manager stays, but logind ends the session's scope all the same, and the job is in it."""
+    """Report that logind would kill the job at the end of the session.
+
+    Lingering does not help: the user's manager stays, but logind ends the session's scope, which contains the job.
+    """
     for host, value in view.values(LOGIN).items():
         known, user = manager(value), value["user"]
         if not known.get("kill") or user in known["exclude"] or (known["only"] and user not in known["only"]):
@@ -70,7 +73,7 @@ def _judge_ipc(view: View) -> Iterable[Finding]:
     for host, value in view.values(LOGIN).items():
         known = manager(value)
         if not known.get("remove_ipc") or value["linger"] or value["uid"] < SYSTEM_UIDS or in_session(value):
-            continue  # while processes of the session's scope live, logind keeps the user's shared memory
+            continue  # logind keeps the user's shared memory while processes of the session live
         yield report.warning(
             host,
             f"systemd-logind removes the shared memory of {value['user']} at logout (RemoveIPC=yes), and this login "
@@ -85,7 +88,7 @@ def _judge_ipc(view: View) -> Iterable[Finding]:
 
 def _judge_profile(view: View) -> Iterable[Finding]:
     for host, value in view.values(SHELL).items():
-        fix = "in ~/.bashrc, put what is only for people after `case $- in *i*) ;; *) return;; esac`"
+        fix = "in ~/.bashrc, put commands for interactive shells after `case $- in *i*) ;; *) return;; esac`"
         if value.get("timed_out"):
             message = f"{value['shell']} did not start within {value['seconds']:.0f} s: its profile waits for something"
             yield report.warning(host, message, fix=fix, evidence=value)
@@ -110,7 +113,7 @@ CHECKS = (
         "however well it is detached.",
         symptom="the job is gone some seconds after `up -d`, without a traceback",
         fix="KillUserProcesses=no in /etc/systemd/logind.conf. `loginctl enable-linger` keeps the user's services, "
-        "not what a login started.",
+        "not the processes of a login.",
         recorded=NO_SYSTEMD,
     ),
     Check(
@@ -119,8 +122,8 @@ CHECKS = (
         _judge_ipc,
         ask=(LOGIN,),
         cause="systemd-logind with RemoveIPC=yes (its default) removes a user's files in /dev/shm when the user's "
-        "last session ends. A job started from a session keeps that session alive, so this bites only where the "
-        "login is none (sshd without PAM).",
+        "last session ends. A job started from a session keeps that session alive, so this happens only where a "
+        "login makes no session (sshd without PAM).",
         symptom="unable to open shared memory object in read-write mode, some time after the start",
         fix="`loginctl enable-linger USER`.",
         recorded=NO_SYSTEMD,
@@ -132,6 +135,6 @@ CHECKS = (
         ask=(lambda target, want: None if target.local else SHELL,),
         cause="~/.bashrc prints or waits even without a terminal. bash reads it for every command over SSH.",
         symptom="scp and rsync fail with strange protocol errors; every command takes seconds",
-        fix="Put it after `case $- in *i*) ;; *) return;; esac`.",
+        fix="Put such commands after `case $- in *i*) ;; *) return;; esac`.",
     ),
 )

@@ -1,4 +1,4 @@
-"""The master port on the master node: can the launcher have it, and if not, who has it."""
+"""The master port on the master node: whether it is free, and which process has it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _verdict(host: str, found: dict[str, Any]) -> Iterable[Finding]:
     number, owners = found["port"], found["owners"]
     low, high = found["ephemeral"]
     if number < found["unprivileged_start"] and found["uid"] != 0:
-        why = f"port {number} is a privileged one: only root may listen below {found['unprivileged_start']}"
+        why = f"port {number} is privileged: only root may listen below {found['unprivileged_start']}"
         yield report.error(host, why, fix=_ANOTHER, evidence=found)
     elif found["error"] == "EADDRINUSE":
         why = f"port {number} is taken by {owners_text(owners)}"
@@ -42,10 +42,10 @@ def _verdict(host: str, found: dict[str, Any]) -> Iterable[Finding]:
 
 
 def owners_text(owners: list[dict[str, Any]]) -> str:
-    """``pid 4711 (python train.py, user ada, listening on 0.0.0.0)``, the listener first."""
+    """Return ``pid 4711 (python train.py, user ada, listening on 0.0.0.0)``, for the listener if there is one."""
     if not owners:
         return "a socket that is not in /proc/net/tcp (another network namespace?)"
-    first = sorted(owners, key=lambda one: (one["state"] != "listening", one["pid"] is None))[0]
+    first = sorted(owners, key=lambda owner: (owner["state"] != "listening", owner["pid"] is None))[0]
     where = f"{first['state']} on {first['address']}"
     if first["pid"] is None:
         return f"a process of user {first['user']} that we may not inspect ({where})"
@@ -54,14 +54,14 @@ def owners_text(owners: list[dict[str, Any]]) -> str:
 
 
 def _fix(owners: list[dict[str, Any]]) -> str:
-    run = next((one["run"] for one in owners if one.get("run")), None)
+    run = next((owner["run"] for owner in owners if owner.get("run")), None)
     return f"{f'`ddpctl kill {run}`, or ' if run else ''}{_AUTO}"
 
 
 def _command(owners: list[dict[str, Any]]) -> str | None:
-    """Whose pid we see is ours to end; a job of ddpctl's is ended by ddpctl."""
-    pid = next((one["pid"] for one in owners if one["pid"] is not None), None)
-    return None if pid is None or any(one.get("job") for one in owners) else f"kill {pid}"
+    """Return the command that ends the owner. A visible pid belongs to the login's user; ddpctl ends its own jobs."""
+    pid = next((owner["pid"] for owner in owners if owner["pid"] is not None), None)
+    return None if pid is None or any(owner.get("job") for owner in owners) else f"kill {pid}"
 
 
 CHECKS = (

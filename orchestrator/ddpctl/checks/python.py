@@ -1,6 +1,6 @@
 """The interpreter that runs the worker and, in existing mode, the job: its version, its packages, and its torch.
 
-What it says of torch is judged in torch.py and gpu/.
+torch.py and gpu/ judge the answers about torch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.limits import DEVICES_S, TORCH_IMPORT_S
 from ddpctl.checks.ssh import judge_errors
 from ddpctl.errors import PythonMissing
 from ddpctl.spec.finding import Finding, Severity
@@ -22,9 +23,7 @@ from ddpctl.spec.question import Question
 
 PYTHON = Question("python")
 MANAGED = "`environment: {mode: managed, packages: [torch==...]}` makes ddpctl install the same one on every node"
-IMPORT_DEADLINE_S = 60.0
-LIVE_DEADLINE_S = 20.0
-# Variables of the job that change which libraries an import finds, and which devices.
+# Variables of the job that change which libraries or devices an import finds.
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 _IMPORT_ENV = ("LD_LIBRARY_PATH", "PYTHONPATH", "LD_PRELOAD", *_VISIBLE)
 
@@ -35,21 +34,21 @@ def versions_question(target: Target, want: Want) -> Question:
 
 
 def installed(target: Target, want: Want) -> Question | None:
-    """The versions, where the node's own interpreter runs the job."""
+    """Ask for the versions if the node's own interpreter runs the job."""
     return None if want.managed else versions_question(target, want)
 
 
 def torch_import(target: Target, want: Want) -> Question | None:
-    return None if want.managed else Question("torch_import", _import_params(target), deadline=IMPORT_DEADLINE_S)
+    return None if want.managed else Question("torch_import", _import_params(target), deadline=TORCH_IMPORT_S)
 
 
-# The import, and the versions, which tell a torch that fails from one that is not there.
+# The import, and the versions: only these distinguish a broken torch from a missing torch.
 ASK_TORCH = (torch_import, installed)
 
 
 def live_question(target: Target, want: Want) -> Question:
-    """What the driver's library sees now: the import of torch tells it too, where there is a torch to import."""
-    return torch_import(target, want) or Question("gpu_devices", _import_params(target), deadline=LIVE_DEADLINE_S)
+    """Ask for the devices that the driver's library sees. The import of torch reports them too, if there is a torch."""
+    return torch_import(target, want) or Question("gpu_devices", _import_params(target), deadline=DEVICES_S)
 
 
 def _import_params(target: Target) -> dict[str, Any]:
@@ -63,18 +62,18 @@ def _import_env(target: Target) -> dict[str, str]:
 
 @lru_cache(maxsize=2)
 def versions(view: View) -> Mapping[str, dict[str, Any]]:
-    """host -> what is installed there; empty when ddpctl brings the environment."""
+    """Return host -> installed versions; empty if ddpctl brings the environment."""
     return view.values(installed)
 
 
 @lru_cache(maxsize=2)
 def imports(view: View) -> Mapping[str, dict[str, Any]]:
-    """host -> what its import of torch said; empty when ddpctl brings the environment."""
+    """Return host -> result of importing torch; empty if ddpctl brings the environment."""
     return view.values(torch_import)
 
 
 def torch_of(view: View, host: str) -> Mapping[str, Any] | None:
-    """The torch of a host's interpreter: its own version.py where that was found, else what its import says."""
+    """Return the torch of a host's interpreter: from its version.py if it was found, else from the import."""
     found: Mapping[str, Any] | None = (versions(view).get(host) or {}).get("torch")
     real = imports(view).get(host) or {}
     if found is None and real.get("torch"):
@@ -83,7 +82,7 @@ def torch_of(view: View, host: str) -> Mapping[str, Any] | None:
 
 
 def live(view: View, host: str) -> dict[str, Any] | None:
-    """What the driver's library said on the host; None: not asked, or a torch for processors."""
+    """Return the driver library's report on the host, if it was asked and torch is not a CPU build."""
     if view.want.managed:
         return _drivers(view).get(host)
     found: dict[str, Any] | None = (imports(view).get(host) or {}).get("live")
@@ -96,13 +95,13 @@ def _drivers(view: View) -> Mapping[str, dict[str, Any]]:
 
 
 def run_python(view: View, host: str, program: str) -> str:
-    """A command that runs a program in the host's interpreter, with the job's search paths."""
+    """Return a command that runs a program in the host's interpreter, with the job's search paths."""
     target = view.target(host)
     return python_command(target.python, _import_env(target), program)
 
 
 def python_command(python: str, env: Mapping[str, str], program: str) -> str:
-    """Shell text that runs a program in an interpreter, which may lie below ``~``."""
+    """Return shell text that runs a program in an interpreter, which may be below ``~``."""
     variables = "".join(f"{name}={shlex.quote(value)} " for name, value in env.items())
     quoted = f"~/{shlex.quote(python[2:])}" if python.startswith("~/") else shlex.quote(python)
     return f"{variables}{quoted} -c {shlex.quote(program)}"
@@ -115,7 +114,7 @@ def _judge_version(view: View) -> Iterable[Finding]:
     name_it = "name the interpreter's full path in the inventory (`python:`)"
     yield from judge_errors(view, lambda error: isinstance(error, PythonMissing), name_it)
     if view.want.managed:
-        return  # the environment brings its own; the node's interpreter only runs the worker
+        return  # the environment brings its own Python; the node's interpreter only runs the worker
     minors = {host: ".".join(str(part) for part in v["info"][:2]) for host, v in view.values(PYTHON).items()}
     yield from report.differences(
         Severity.WARNING,
@@ -129,13 +128,13 @@ def _judge_version(view: View) -> Iterable[Finding]:
 
 
 def requirements(want: Want) -> dict[str, Requirement]:
-    """Normalized name -> requirement; torch and torchvision have checks of their own."""
+    """Return normalized name -> requirement. torch and torchvision have their own checks."""
     found: dict[str, Requirement] = {}
     for text in want.packages:
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
-            continue  # the inventory refused it already
+            continue  # the inventory has refused it already
         found[canonicalize_name(requirement.name)] = requirement
     return found
 
@@ -144,7 +143,7 @@ def _judge_packages(view: View) -> Iterable[Finding]:
     installed = versions(view)
     for name, requirement in requirements(view.want).items():
         have = {host: value["packages"].get(name) for host, value in installed.items()}
-        if name == "torch":  # not every build of it comes with a distribution's metadata
+        if name == "torch":  # some builds of torch have no distribution metadata
             have = {host: have[host] or (torch_of(view, host) or {}).get("version") for host in have}
         for host, version in have.items():
             if version is None or not requirement.specifier.contains(version.split("+")[0], prereleases=True):
@@ -174,7 +173,7 @@ CHECKS = (
         "that of the other nodes. A shell over SSH does not read the part of the profile that puts conda or pyenv on "
         "PATH.",
         symptom="python3: command not found / torchrun: command not found, though it works after an interactive login; "
-        "with differing versions: ImportError on one node while the others wait in init_process_group",
+        "with differing versions: ImportError on one node while the other nodes wait in init_process_group",
         fix="Write the interpreter's full path as `python:` in the inventory.",
     ),
     Check(
@@ -183,7 +182,8 @@ CHECKS = (
         _judge_packages,
         ask=(installed,),
         cause="A package of the inventory's `environment.packages` is missing on a node or has another version there.",
-        symptom="ImportError on one node while the others wait 30 minutes in init_process_group; results that differ",
+        symptom="ImportError on one node while the other nodes wait 30 minutes in init_process_group; results that "
+        "differ",
         fix="Install the same everywhere, or `environment: {mode: managed}`.",
     ),
 )

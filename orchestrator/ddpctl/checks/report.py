@@ -1,4 +1,4 @@
-"""How a check says what it found: findings, differences between hosts, and shell text that runs there as it is."""
+"""Builds findings, compares hosts, and writes shell text that runs on a host unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def finding(
     command: str | None = None,
     evidence: Mapping[str, Any] | None = None,
 ) -> Finding:
-    """What a check has to say of a host (None: of no single one). The check itself puts its id on it."""
+    """Return a finding on a host, or without a host on several hosts. ``Check.findings`` adds the check's id."""
     return Finding("", severity, message, host, peer, fix, command, evidence or {})
 
 
@@ -34,7 +34,7 @@ ok = partial(finding, Severity.OK, None)
 
 
 def only(hosts: Sequence[str]) -> str | None:
-    """The one host that a finding is about; None where there are more."""
+    """Return the host if there is exactly one host."""
     return hosts[0] if len(hosts) == 1 else None
 
 
@@ -46,19 +46,19 @@ def differences(
     fix: str | None = None,
     show: Callable[[Any], str] = str,
 ) -> list[Finding]:
-    """One finding for each group of hosts whose value is not the majority's; none when all are equal.
+    """Return a finding for each group of hosts with a value other than the majority's.
 
-    Without a majority (as many hosts on each side) one finding names every value.
+    Without a majority (as many hosts on each side) a single finding names every value.
     """
     found = by_value(values)
     if len(found) < 2:
         return []
     evidence = {"values": dict(values)}
-    (most, most_hosts), *others = found
-    if len(most_hosts) == len(others[0][1]):
+    (most, most_hosts), *minorities = found
+    if len(most_hosts) == len(minorities[0][1]):
         sides = ", ".join(f"{named(hosts)}: {show(value)}" for value, hosts in found)
         return [finding(severity, None, f"{what} differs: {sides}", fix=fix, evidence=evidence)]
-    rest = "other" if len(others) == 1 else "majority of"
+    rest = "other" if len(minorities) == 1 else "majority of"
     return [
         finding(
             severity,
@@ -68,12 +68,12 @@ def differences(
             fix=fix,
             evidence=evidence,
         )
-        for value, hosts in others
+        for value, hosts in minorities
     ]
 
 
 def size(count: float) -> str:
-    """Bytes for people: ``64.0 KB``, ``1.5 GB`` (powers of 1000, as disks are sold and ``requires`` counts)."""
+    """Return bytes as text: ``64.0 KB``, ``1.5 GB`` (powers of 1000, as disks are sold and ``requires`` counts)."""
     if count < 1000:
         return f"{count:.0f} bytes"
     for unit in ("KB", "MB", "GB"):
@@ -87,7 +87,7 @@ def size(count: float) -> str:
 
 
 def _uid(view: View, host: str) -> int | None:
-    """The login's user id there, from whichever answer tells it."""
+    """Return the login's user id on the host, from any answer that holds it."""
     for answer in view.answers.get(host, {}).values():
         if answer.ok and isinstance(answer.value, dict) and isinstance(answer.value.get("uid"), int):
             return int(answer.value["uid"])
@@ -95,11 +95,11 @@ def _uid(view: View, host: str) -> int | None:
 
 
 def as_root(view: View, host: str, command: str) -> str:
-    """One simple command, run as root: with sudo only where the login is not root."""
+    """Return a simple command, prefixed with sudo if the login is not root."""
     return command if _uid(view, host) == 0 else f"sudo {command}"
 
 
 def write_as_root(view: View, host: str, path: str, *lines: str) -> str:
-    """Make a file of these lines, which root alone may write."""
+    """Return a command that writes these lines to a file as root."""
     text = " ".join(shlex.quote(line) for line in lines)
     return f"printf '%s\\n' {text} | {as_root(view, host, f'tee {shlex.quote(path)}')}"

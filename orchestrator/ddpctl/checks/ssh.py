@@ -1,4 +1,4 @@
-"""Hosts that could not be asked at all: why, told apart. Judged from the connection's own error, with no question."""
+"""Hosts that could not be asked at all, by cause. The verdict reads the connection's error; there is no question."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, View
+from ddpctl.checks.limits import ALIKE_HOSTS
 from ddpctl.errors import (
     AgentSilent,
     AuthRefused,
@@ -23,16 +24,15 @@ from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import by, one_line, together
 from ddpctl_worker.wire.contract import NO_SPACE, UNSAFE_PATH, UNWRITABLE
 
-MANY = 16  # hosts with the same trouble: more than a person reads one by one
-# Kinds of a worker's refusal to start (see ddpctl_worker.wire.boot) that have a check of their own.
+# Errors of a worker's start (see ddpctl_worker.wire.boot) that another check reports.
 DISK_KINDS = frozenset({NO_SPACE})
 FOLDER_KINDS = frozenset({UNWRITABLE, UNSAFE_PATH})
 
 
 def judge_errors(view: View, belongs: Callable[[DdpctlError], bool], fix: str) -> list[Finding]:
-    """A finding for every host whose error belongs to this check; one for all of them where MANY say the same.
+    """Return a finding for every host with an error that belongs to this check; ALIKE_HOSTS and more share a finding.
 
-    ``fix`` is for an error that has no hint of its own.
+    ``fix`` is for errors without a hint.
     """
     own = {target.name: view.errors[target.name] for target in view.targets if target.name in view.errors}
     found = [
@@ -46,11 +46,11 @@ def judge_errors(view: View, belongs: Callable[[DdpctlError], bool], fix: str) -
         if belongs(error)
     ]
     alike = by(lambda finding: finding.gist, found).values()
-    return [finding for group in alike for finding in ([_for_all(group)] if len(group) >= MANY else group)]
+    return [finding for group in alike for finding in ([_for_all(group)] if len(group) >= ALIKE_HOSTS else group)]
 
 
 def _for_all(group: Sequence[Finding]) -> Finding:
-    """One finding that stands for many hosts."""
+    """Return a finding that stands for many hosts."""
     first = group[0]
     fixes = [finding.fix for finding in group if finding.fix]
     shared = {finding.nameless(finding.fix) for finding in group if finding.fix}
@@ -85,8 +85,8 @@ def _other_connection(error: DdpctlError) -> bool:
 
 
 def _other_remote(error: DdpctlError) -> bool:
-    told = DISK_KINDS | FOLDER_KINDS
-    mine = isinstance(error, RemoteError) and not isinstance(error, PythonMissing) and error.kind not in told
+    reported = DISK_KINDS | FOLDER_KINDS
+    mine = isinstance(error, RemoteError) and not isinstance(error, PythonMissing) and error.kind not in reported
     return mine or not isinstance(error, (ConnectError, RemoteError))
 
 
@@ -115,8 +115,8 @@ CHECKS = (
         "ssh.host_key",
         "host keys are known and unchanged",
         _is(HostKeyUnknown, HostKeyChanged),
-        cause="known_hosts has no key of this host, or another one: a new machine, a reinstalled machine, or somebody "
-        "in between. ddpctl never adds or replaces a key by itself.",
+        cause="known_hosts has no key of this host, or another key: a new machine, a reinstalled machine, or an "
+        "attacker in between. ddpctl never adds or replaces a key by itself.",
         symptom="Host key verification failed. / REMOTE HOST IDENTIFICATION HAS CHANGED!",
         fix="Unknown: `ddpctl trust` shows the SHA-256 of each key and adds it once you have compared it. Changed: "
         "find out why; only then `ssh-keygen -f FILE -R HOST` and `ddpctl trust`.",
@@ -125,7 +125,7 @@ CHECKS = (
         "ssh.auth",
         "the host accepts a key",
         _is(AuthRefused, AgentSilent),
-        cause="None of your keys is in the account's authorized_keys, the user is wrong, a certificate has expired, "
+        cause="The account's authorized_keys has no key of yours, the user is wrong, a certificate has expired, "
         "or the agent that holds the key does not answer.",
         symptom="Permission denied (publickey,password).",
         fix="`ssh-copy-id -p PORT USER@HOST`, or name the right `user:` and `identity_file:` in the inventory.",
@@ -137,7 +137,7 @@ CHECKS = (
         cause="The login works, but the account's shell is nologin, or the profile ends the shell, waits for input, or "
         "starts another program before ddpctl's command runs.",
         symptom="This account is currently not available. / a command over ssh prints nothing and ends with 1",
-        fix="In ~/.bashrc put what is only for people after `case $- in *i*) ;; *) return;; esac`.",
+        fix="In ~/.bashrc put commands for interactive shells after `case $- in *i*) ;; *) return;; esac`.",
     ),
     _check(
         "host.worker",

@@ -1,4 +1,4 @@
-"""torch on every node: there, importable, and the very same build everywhere; and torchvision beside it."""
+"""torch on every node: installed, importable, and the same build everywhere; and torchvision beside it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _judge_versions(view: View) -> Iterable[Finding]:
     here = {host: torch for host in found if (torch := python.torch_of(view, host)) is not None}
     by_version = _differ({host: build.get("version") for host, build in here.items()}, "torch", "torch")
     yield from by_version
-    if not by_version:  # builds without a local version (+cu126, +cpu) look equal by name alone
+    if not by_version:  # builds without a local version (+cu126, +cpu) have equal version numbers
         yield from _differ({host: build.get("cuda") for host, build in here.items()}, "a CUDA build of torch:", "torch")
         nccl = {host: value["nccl"] for host, value in found.items() if value["torch"] and value["nccl"]}
         yield from _differ(nccl, "NCCL", "nvidia-nccl package")
@@ -48,7 +48,7 @@ def _differ(values: Mapping[str, Any], what: str, package: str, severity: Severi
 def _judge_import(view: View) -> Iterable[Finding]:
     missing = {host for host, value in python.versions(view).items() if value["torch"] is None}
     for host, value in python.imports(view).items():
-        if value["error"] and host not in missing:  # a torch that is not there has its own finding
+        if value["error"] and host not in missing:  # a missing torch has its own finding
             late = value.get("timed_out", False)
             yield report.finding(
                 Severity.WARNING if late else Severity.ERROR,
@@ -82,19 +82,19 @@ def _judge(view: View) -> Iterable[Finding]:
 
 
 def _need(view: View, host: str, error: str) -> tuple[Severity, str]:
-    """How bad it is, by what the script imports, and why."""
+    """Return the severity, by the script's imports, and the reason."""
     imports = view.want.imports
     if imports is None:
         return Severity.WARNING, "; a job that imports it will fail"
-    told = modules(view).get(host)
-    for one, failed in failures(told, imports) if told else ():
+    result = modules(view).get(host)
+    for statement, failed in failures(result, imports) if result else ():
         if is_error(failed, error):
-            return Severity.ERROR, f"; {one.where} needs it: `{one.statement}`"
-    for one in imports.statements:
-        if one.module.split(".")[0] == "torchvision" and (one.guard == OPTIONAL or not told):
-            return Severity.WARNING, f"; {one.where} may import it"
+            return Severity.ERROR, f"; {statement.where} needs it: `{statement.statement}`"
+    for statement in imports.statements:
+        if statement.module.split(".")[0] == "torchvision" and (statement.guard == OPTIONAL or not result):
+            return Severity.WARNING, f"; {statement.where} may import it"
     asked = any(modules_question(target, view.want) for target in view.targets)
-    if imports.unread or (asked and (not told or told["error"])):
+    if imports.unread or (asked and (not result or result["error"])):
         return Severity.WARNING, "; whether the script needs it is unknown"
     return Severity.INFO, "; harmless, nothing that the script imports needs it"
 
@@ -109,7 +109,7 @@ CHECKS = (
         "versions between nodes: the processes meet and then wait for each other forever.",
         symptom="Timed out after 901 seconds waiting for clients. 1/2 clients joined. / Connection reset by peer / "
         "failed to format addr, unknown family=0 / no output at all",
-        fix="The same version, CUDA build and NCCL everywhere. `environment: {mode: managed}` does all of it.",
+        fix="The same version, CUDA build and NCCL everywhere. `environment: {mode: managed}` does all of this.",
     ),
     Check(
         "torch.import",

@@ -1,4 +1,9 @@
-"""The job's code folder as one archive that is named by its content."""
+"""A job's code folder as an archive that is named by its content.
+
+``listing`` chooses the files, ``git`` asks git for them, ``archive`` packs them, ``imports`` reads the imports of the
+job's program. Processes: git. Files: archives below the user's cache folder, in ``ddpctl/code``. Deadlines and sizes
+stand in ``limits``.
+"""
 
 from ddpctl.code.archive import CodeArchive, pack, recall, receiving
 from ddpctl.code.imports import code_imports, code_mentions

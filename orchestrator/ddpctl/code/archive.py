@@ -1,4 +1,4 @@
-"""The job's code as one archive, named by its content: the same files give the same bytes, on any machine."""
+"""A job's code as an archive named by its content: the same files give the same bytes, on any machine."""
 
 from __future__ import annotations
 
@@ -16,21 +16,16 @@ from typing import IO
 
 import platformdirs
 
+from ddpctl.code.limits import ARCHIVE_BYTES, CHUNK_BYTES, KEEP_DAYS, MUCH_BYTES, PACK_ATTEMPTS
 from ddpctl.code.listing import IGNORE_FILE, Listing, Member, list_code
 from ddpctl.errors import FileDamaged, ProvisionError, UsageError
-
-MAX_BYTES = 512 << 20
-MUCH_BYTES = 50_000_000  # more than code has: a data set or results, which travel to every node with each change
-KEEP_DAYS = 30
-_CHUNK = 1 << 20
-_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
 class CodeArchive:
-    """A packed folder; can be sent as it is (``chunks``). Sizes in bytes.
+    """A packed folder, which can be sent (``chunks``). Sizes in bytes.
 
-    Members are GNU tar, names as UTF-8 with every other byte as it is, modes 0644 and 0755, owner 0, time 0.
+    Format: GNU tar. Names are UTF-8 with any other byte unchanged, modes 0644 and 0755, owner 0, time 0.
     """
 
     path: Path
@@ -40,57 +35,59 @@ class CodeArchive:
     git_commit: str | None = None
     dirty: bool | None = None
     notes: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()  # of its members, folders apart
+    names: tuple[str, ...] = ()  # of its members, without folders
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name in messages."""
         return "code"
 
     def chunks(self, offset: int = 0) -> Iterator[bytes]:
-        """The archive's bytes from ``offset`` on."""
+        """Yield the archive's bytes from ``offset`` on."""
         with self.path.open("rb") as file:
             file.seek(offset)
-            while piece := file.read(_CHUNK):
+            while piece := file.read(CHUNK_BYTES):
                 yield piece
 
 
 class _Changed(Exception):
-    """A file changed between being listed and being packed."""
+    """A file changed between its listing and its packing."""
 
 
 def pack(
     folder: Path | str,
     *,
     exclude: Iterable[Path | str] = (),
-    limit: int = MAX_BYTES,
+    limit: int = ARCHIVE_BYTES,
     cache: Path | None = None,
 ) -> CodeArchive:
-    """The archive of ``folder``: from the cache when nothing has changed. ``exclude`` are files never sent (secrets).
+    """Return the archive of ``folder``, from the cache if nothing has changed.
+
+    Files in ``exclude`` are never sent (secrets).
 
     Raises:
         UsageError: there is no such folder.
-        ProvisionError: too big, a link that leads out, something unreadable, a git that fails.
+        ProvisionError: too big, a link that leads out, an unreadable file, or a git command that fails.
     """
     root = Path(folder).resolve()
     if not root.is_dir():
         raise UsageError(f"code folder {root} not found", hint="correct code: in the job, or write code: null")
     target = _cache(cache)
     excluded = tuple(exclude)
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(PACK_ATTEMPTS):
         listing = list_code(root, excluded)
         _check_size(root, listing.entries, limit)
         try:
             return _pack(root, listing, target)
         except _Changed as error:
-            if attempt == _ATTEMPTS - 1:
+            if attempt == PACK_ATTEMPTS - 1:
                 hint = f"stop what writes it, or add it to {IGNORE_FILE}"
                 raise ProvisionError(f"{root / str(error)} kept changing while it was packed", hint=hint) from None
     raise AssertionError("not reached")
 
 
 def recall(sha256: str, *, cache: Path | None = None) -> Path | None:
-    """The archive of that hash, where this machine has made or received it, and still has it whole."""
+    """Return the archive of that hash if this machine has made or received it, and it is still whole."""
     for path in _cache(cache).glob(f"*.{sha256}.tar.gz"):
         if _hash_file(path) == sha256:
             os.utime(path)
@@ -100,17 +97,17 @@ def recall(sha256: str, *, cache: Path | None = None) -> Path | None:
 
 @contextlib.contextmanager
 def receiving(sha256: str, *, cache: Path | None = None) -> Iterator[IO[bytes]]:
-    """A file for the bytes of an archive that ``recall`` finds from then on.
+    """Yield a file for the bytes of an archive, which ``recall`` finds afterwards.
 
     Raises:
-        FileDamaged: that was another one.
+        FileDamaged: the bytes have another hash.
     """
-    with _aside(_cache(cache)) as (aside, file):
+    with _temporary_file(_cache(cache)) as (temporary, file):
         yield file
         file.flush()
-        if _hash_file(aside) != sha256:
+        if _hash_file(temporary) != sha256:
             raise FileDamaged("the code archive did not come as its hash says", hint="run it again")
-        aside.replace(aside.with_name(f"received.{sha256}.tar.gz"))
+        temporary.replace(temporary.with_name(f"received.{sha256}.tar.gz"))
 
 
 def _cache(folder: Path | None) -> Path:
@@ -118,8 +115,8 @@ def _cache(folder: Path | None) -> Path:
 
 
 @contextlib.contextmanager
-def _aside(cache: Path) -> Iterator[tuple[Path, IO[bytes]]]:
-    """A file of a name of its own in the cache, mode 0600; gone in the end, unless it has got another name."""
+def _temporary_file(cache: Path) -> Iterator[tuple[Path, IO[bytes]]]:
+    """Yield a new file in the cache, mode 0600, which is removed at the end unless it was renamed."""
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=cache)
     try:
@@ -158,7 +155,7 @@ def _check_size(root: Path, entries: Sequence[Member], limit: int) -> None:
 
 
 def _warning(root: Path, entries: Sequence[Member]) -> list[str]:
-    """What a person should know of code that is large, and sent all the same."""
+    """Return a warning about large code, which is sent nevertheless."""
     total = sum(entry.size for entry in entries)
     if total <= MUCH_BYTES:
         return []
@@ -167,7 +164,7 @@ def _warning(root: Path, entries: Sequence[Member]) -> list[str]:
 
 
 def _biggest(entries: Sequence[Member]) -> str:
-    """``data/ (4 MB), model.bin (3 MB)``"""
+    """Return ``data/ (4 MB), model.bin (3 MB)``."""
     sizes: dict[str, int] = {}
     for entry in entries:
         top, slash, _ = entry.name.partition("/")
@@ -177,7 +174,7 @@ def _biggest(entries: Sequence[Member]) -> str:
 
 
 def _digest(root: Path, entry: Member) -> bytes:
-    """SHA-256 of a file's bytes; of a link's target."""
+    """Return the SHA-256 of a file's bytes or of a link's target."""
     if entry.kind != "file":
         return hashlib.sha256(os.fsencode(entry.target)).digest()
     sha = hashlib.sha256()
@@ -199,9 +196,9 @@ def _open(root: Path, entry: Member) -> IO[bytes]:
 
 
 def _exactly(stream: IO[bytes], entry: Member) -> Iterator[bytes]:
-    """The bytes of a file that must be as long as it was listed."""
+    """Yield the bytes of a file, which must be as long as it was listed."""
     left = entry.size
-    while left and (piece := stream.read(min(_CHUNK, left))):
+    while left and (piece := stream.read(min(CHUNK_BYTES, left))):
         left -= len(piece)
         yield piece
     if left or stream.read(1):
@@ -209,7 +206,7 @@ def _exactly(stream: IO[bytes], entry: Member) -> Iterator[bytes]:
 
 
 def _content_hash(entries: Sequence[Member], digests: Sequence[bytes]) -> str:
-    """Names what goes into an archive, before it is made."""
+    """Return the name of an archive's content, before the archive is made."""
     sha = hashlib.sha256(b"ddpctl code 1\0")
     for entry, digest in zip(entries, digests, strict=True):
         sha.update(b"%s\0%s\0%d\0%s" % (os.fsencode(entry.name), entry.kind.encode(), entry.executable, digest))
@@ -217,7 +214,7 @@ def _content_hash(entries: Sequence[Member], digests: Sequence[bytes]) -> str:
 
 
 def _cached(cache: Path, content: str) -> Path | None:
-    """The archive made earlier of the same content, if it is still whole: its own hash is part of its name."""
+    """Return the earlier archive of the same content, if it is whole: its name holds its own hash."""
     for path in cache.glob(f"{content}.*.tar.gz"):
         if path.name.split(".")[1] == _hash_file(path):
             os.utime(path)
@@ -233,13 +230,13 @@ def _archive_hash(path: Path) -> str:
 def _hash_file(path: Path) -> str:
     sha = hashlib.sha256()
     with path.open("rb") as stream:
-        while piece := stream.read(_CHUNK):
+        while piece := stream.read(CHUNK_BYTES):
             sha.update(piece)
     return sha.hexdigest()
 
 
 def _write(root: Path, entries: Sequence[Member], digests: Sequence[bytes], cache: Path, content: str) -> Path:
-    with _aside(cache) as (aside, raw):
+    with _temporary_file(cache) as (temporary, raw):
         with (
             gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0) as packed,
             tarfile.open(
@@ -250,8 +247,8 @@ def _write(root: Path, entries: Sequence[Member], digests: Sequence[bytes], cach
                 _add(tar, root, entry, digest)
         raw.flush()
         os.fsync(raw.fileno())
-        final = cache / f"{content}.{_hash_file(aside)}.tar.gz"
-        aside.replace(final)
+        final = cache / f"{content}.{_hash_file(temporary)}.tar.gz"
+        temporary.replace(final)
     return final
 
 
@@ -272,7 +269,7 @@ def _add(tar: tarfile.TarFile, root: Path, entry: Member, digest: bytes) -> None
 
 
 class _Checked:
-    """The pieces of a file as something ``tarfile`` can read, hashed on their way."""
+    """Makes the pieces of a file readable for ``tarfile``, and hashes them."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -290,14 +287,14 @@ class _Checked:
         return data
 
     def finish(self) -> bytes:
-        """The hash of everything; what was not asked for is read first."""
+        """Return the hash of the whole file, after reading the rest."""
         for piece in self._pieces:
             self._sha.update(piece)
         return self._sha.digest()
 
 
 def _forget_old(cache: Path, keep: Path) -> None:
-    """Archives nobody asked for in a month, and pieces that a killed run left."""
+    """Remove archives that were unused for KEEP_DAYS, and parts that a killed process left."""
     oldest = time.time() - KEEP_DAYS * 86400
     for path in (*cache.glob("*.tar.gz"), *cache.glob(".*.part")):
         try:

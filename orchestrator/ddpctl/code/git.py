@@ -1,4 +1,4 @@
-"""Asks git which files belong to a folder. A git that fails is an error, never a reason to send something else."""
+"""Asks git which files belong to a folder. A failure of git is an error: ddpctl never sends other files instead."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddpctl.code.limits import GIT_S
 from ddpctl.errors import ProvisionError
 
-TIMEOUT_S = 120
-# A repository may name commands in its own configuration; none of them is needed to list files.
+# A repository may configure commands; listing files needs no such command.
 _OPTIONS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.untrackedCache=keep")
 
 
 @dataclass(frozen=True)
 class GitState:
-    """Commit that is checked out (None: none yet) and whether the folder differs from it."""
+    """The checked-out commit (None: no commit yet) and whether the folder differs from it."""
 
     commit: str | None
     dirty: bool
 
 
 def in_work_tree(folder: Path) -> bool:
-    """Whether the folder belongs to a git work tree, and is not ignored by it (a home folder kept in git, say).
+    """Return whether the folder belongs to a git work tree and is not ignored there.
+
+    A home folder kept in git, for example, may ignore the code folder.
 
     Raises:
         ProvisionError: there is a repository, but git cannot or will not read it.
@@ -38,7 +40,7 @@ def in_work_tree(folder: Path) -> bool:
 
 
 def _has_repository(folder: Path) -> bool:
-    """Whether git would find a ``.git`` here or above, as far as it looks: to the end of the file system."""
+    """Return whether git would find a ``.git`` here or above, up to the end of the file system."""
     device = folder.stat().st_dev
     for parent in (folder, *folder.parents):
         if parent.stat().st_dev != device:
@@ -49,16 +51,16 @@ def _has_repository(folder: Path) -> bool:
 
 
 def list_files(folder: Path) -> list[str]:
-    """Tracked files and untracked ones that are not ignored, relative to the folder; some may be deleted by now.
+    """Return tracked files and untracked files that are not ignored, relative to the folder; some may be deleted.
 
-    Submodules and repositories inside the folder come as their folder's name, the latter with a ``/`` at the end.
+    Submodules and repositories inside the folder appear as their folder, repositories with a ``/`` at the end.
     """
     out = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     return [os.fsdecode(name) for name in out.split(b"\0") if name]
 
 
 def state(folder: Path) -> GitState:
-    """Commit and dirty flag of what lies in the folder."""
+    """Return commit and dirty flag of the folder."""
     head = _run(folder, "rev-parse", "--verify", "--quiet", "HEAD")
     commit = head.stdout.decode("ascii").strip() if head.returncode == 0 else None
     changes = _git(folder, "status", "--porcelain", "-z", "--untracked-files=normal", "--", ".")
@@ -75,13 +77,13 @@ def _git(folder: Path, *words: str) -> bytes:
 
 
 def _next_step(folder: Path, said: str) -> str:
-    """git prints its own remedy as an indented command; hand that on."""
+    """Return git's own remedy, which it prints as an indented command."""
     commands = [line.strip() for line in said.splitlines() if line.startswith(("\t", "    ")) and "git " in line]
     return commands[0] if commands else f"run git -C {folder} status to see why"
 
 
 def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
-    # GIT_DIR and the like, set for another repository (in a hook, for one), would answer for the wrong folder.
+    # GIT_DIR and similar variables may be set for another repository, for example in a hook.
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.endswith("_PATH")}
     env.update(GIT_OPTIONAL_LOCKS="0", LC_ALL="C")
     env.update({name: os.environ[name] for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM") if name in os.environ})
@@ -92,11 +94,11 @@ def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
             env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=TIMEOUT_S,
+            timeout=GIT_S,
             check=False,
         )
     except FileNotFoundError:
         hint = "install git, or remove its .git folder to send everything"
         raise ProvisionError(f"{folder} is in a git repository, but git is not installed here", hint=hint) from None
     except subprocess.TimeoutExpired:
-        raise ProvisionError(f"git did not answer in {TIMEOUT_S} s for {folder}", hint="run git status there") from None
+        raise ProvisionError(f"git did not answer in {GIT_S} s for {folder}", hint="run git status there") from None

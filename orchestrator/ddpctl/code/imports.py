@@ -1,4 +1,4 @@
-"""What a job's code says: what its program imports, and whether it mentions a name at all."""
+"""Reads a job's code: the imports of its program, and whether the code mentions a name."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ddpctl.code.archive import CodeArchive
+from ddpctl.code.limits import IMPORTS_BYTES, MENTIONS_FILES
 from ddpctl.spec.imports import Imports, read_imports
 from ddpctl.spec.job import JobSpec
 
-MAX_FILES = 1000
-MAX_BYTES = 4 << 20
-
 
 def code_imports(archive: CodeArchive | None, job: JobSpec) -> Imports | None:
-    """What the job's program imports; None where its text is not here, or not what runs (``workdir``)."""
+    """Return the imports of the job's program, or None if its text is not here or does not run (``workdir``)."""
     if archive is None or not archive.names or job.code is None or job.workdir is not None:
         return None
     root = Path(job.code)
@@ -26,8 +24,8 @@ def code_imports(archive: CodeArchive | None, job: JobSpec) -> Imports | None:
         if name not in names:
             return None
         try:
-            return (root / name).read_bytes() if (root / name).stat().st_size <= MAX_BYTES else None
-        except OSError:  # gone since it was packed
+            return (root / name).read_bytes() if (root / name).stat().st_size <= IMPORTS_BYTES else None
+        except OSError:  # deleted since it was packed
             return None
 
     search = [part or "." for part in job.env.get("PYTHONPATH", "/").split(":") if not part.startswith(("/", "~"))]
@@ -36,7 +34,7 @@ def code_imports(archive: CodeArchive | None, job: JobSpec) -> Imports | None:
 
 
 def _target(root: Path, script: str, names: Collection[str]) -> str:
-    """The file that a script leads to: Python looks for modules beside that, not beside the link."""
+    """Return the file behind a script that is a link: Python looks for modules beside that file."""
     target = (root / script).resolve()
     inside = target.is_relative_to(root.resolve())
     name = target.relative_to(root.resolve()).as_posix() if inside else script
@@ -44,21 +42,21 @@ def _target(root: Path, script: str, names: Collection[str]) -> str:
 
 
 def _names(archive: CodeArchive, root: Path) -> Iterator[str]:
-    """What is in the archive, and what its links to folders lead to."""
+    """Yield the names in the archive, and the names that its links to folders lead to."""
     yield from archive.names
     for name in archive.names:
         if (root / name).is_symlink() and (root / name).is_dir():
             target = posixpath.normpath(posixpath.join(posixpath.dirname(name), str((root / name).readlink())))
             below = "" if target == "." else f"{target}/"
-            yield from (f"{name}/{one[len(below) :]}" for one in archive.names if one.startswith(below))
+            yield from (f"{name}/{inner[len(below) :]}" for inner in archive.names if inner.startswith(below))
 
 
 def code_mentions(archive: CodeArchive, name: str) -> bool:
-    """Whether any file of the archive holds this name; True where there is too much to read."""
+    """Return whether a file of the archive contains this name; True if there is too much to read."""
     mark = name.encode()
     with tarfile.open(archive.path, "r:gz") as tar:
         for number, member in enumerate(tar):
-            if number >= MAX_FILES or member.size > MAX_BYTES:
+            if number >= MENTIONS_FILES or member.size > IMPORTS_BYTES:
                 return True
             stream = tar.extractfile(member) if member.isfile() else None
             if stream is not None and mark in stream.read():

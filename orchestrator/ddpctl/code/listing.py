@@ -1,4 +1,4 @@
-"""Which files of a folder are the job's code."""
+"""Chooses the files of a folder that are a job's code."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ddpctl.code import git
 from ddpctl.errors import ProvisionError
 
 IGNORE_FILE = ".ddpctlignore"
-# Where `ddpctl fetch` puts what it brings: results are never code, whatever .ddpctlignore says.
+# Where `ddpctl fetch` writes: results are never code, whatever .ddpctlignore says.
 RUNS_FOLDER = "ddpctl-runs"
-# Without git: what is never code. A `!pattern` in .ddpctlignore takes one back.
+# Patterns that are never code in a folder without git. A `!pattern` in .ddpctlignore includes files again.
 BUILTIN = (
     ".git",
     ".hg/",
@@ -38,7 +38,7 @@ BUILTIN = (
 
 @dataclass(frozen=True)
 class Member:
-    """One member of the archive; ``name`` is relative to the folder and keeps bytes that are not UTF-8."""
+    """A member of the archive. ``name`` is relative to the folder and keeps bytes that are not UTF-8."""
 
     name: str
     kind: str  # "file", "link" or "folder" (an empty one)
@@ -49,7 +49,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Listing:
-    """The members in archive order, and what git says; ``notes`` are things a person should know."""
+    """The members in archive order, and git's state; ``notes`` are for the user."""
 
     entries: tuple[Member, ...]
     git: git.GitState | None
@@ -57,10 +57,10 @@ class Listing:
 
 
 def list_code(folder: Path, exclude: Iterable[Path | str] = ()) -> Listing:
-    """Everything of ``folder`` that is to be sent; ``exclude`` are files that never are (secrets).
+    """Return every member of ``folder`` to send. Files in ``exclude`` are never sent (secrets).
 
     Raises:
-        ProvisionError: a link that leads out, something that is no file, an unreadable folder, a git that fails.
+        ProvisionError: a link that leads out, a socket or device, an unreadable folder, or a git command that fails.
     """
     notes: list[str] = []
     ignored = _ignore_file(folder)
@@ -92,7 +92,7 @@ def _ignore_file(folder: Path) -> list[str]:
 
 
 def _git_names(folder: Path, prefix: str, notes: list[str]) -> Iterator[str]:
-    """git's files, with those of submodules and repositories inside."""
+    """Yield git's files, including files of submodules and of repositories inside."""
     for name in git.list_files(folder / prefix):
         path = prefix + name.rstrip("/")
         real = folder / path
@@ -105,7 +105,7 @@ def _git_names(folder: Path, prefix: str, notes: list[str]) -> Iterator[str]:
 
 
 def _walk(folder: Path, spec: GitIgnoreSpec, prefix: str = "") -> Iterator[str]:
-    """Every file below the folder that no pattern leaves out, and empty folders with a ``/`` at the end."""
+    """Yield every file below the folder that no pattern excludes, and empty folders with a ``/`` at the end."""
     try:
         found = sorted(os.scandir(folder / prefix), key=lambda item: item.name)
     except OSError as error:
@@ -122,12 +122,12 @@ def _walk(folder: Path, spec: GitIgnoreSpec, prefix: str = "") -> Iterator[str]:
 
 
 def _behind_link(folder: Path, name: str) -> bool:
-    """Whether a folder on the way is a link by now: git still lists what used to be below it."""
+    """Return whether a folder on the way is a link now: git still lists the files that were below it."""
     return any((folder / parent).is_symlink() for parent in Path(name).parents)
 
 
 def _entry(folder: Path, name: str) -> Member | None:
-    """What is there under ``name``; None for what is tracked but deleted."""
+    """Return the member with this name, or None if it is tracked but deleted."""
     path = folder / name
     try:
         info = path.lstat()
@@ -147,7 +147,7 @@ def _entry(folder: Path, name: str) -> Member | None:
 
 
 def _check_link(folder: Path, name: str, target: str) -> None:
-    """A link must stay inside, as it is written and as it resolves: on the node nothing else is there."""
+    """Check that a link stays inside, both as written and as resolved: the node has no other files."""
     written = os.path.normpath(os.path.join(os.path.dirname(name), target))  # noqa: PTH118, PTH120
     inside = not os.path.isabs(target) and written.split("/")[0] != ".."  # noqa: PTH117
     if inside:

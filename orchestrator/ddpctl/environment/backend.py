@@ -1,8 +1,9 @@
-"""Which build of torch: the newest CUDA build that every node's driver and every GPU can run, or cpu. Pure.
+"""The build of torch: the newest CUDA build that every node's driver and every GPU can run, or cpu. Pure.
 
-GPU generations are from PyTorch's release notes and support matrix: from torch 2.8 on the CUDA 12.8 and newer builds
-have no code for GPUs before compute capability 7.5, and only they have code for 10.0 and later (Blackwell). The names
-are those of PyTorch's own wheel indexes; the oldest driver of each is in spec/nvidia.py.
+GPU generations are from PyTorch's release notes and support matrix. From torch 2.8 on, the builds for CUDA 12.8 and
+newer have no code for GPUs before compute capability 7.5, and only these builds have code for 10.0 and later
+(Blackwell). The names are the names of PyTorch's own wheel indexes. The oldest driver of each build is in
+spec/nvidia.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class Build:
-    """One CUDA build: its name and the GPUs it has code for (compute capabilities, inclusive)."""
+    """A CUDA build: its name and the compute capabilities that it has code for (inclusive)."""
 
     name: str
     oldest: tuple[int, int]
@@ -26,7 +27,7 @@ class Build:
 
     @property
     def driver(self) -> tuple[int, ...]:
-        """The oldest driver that runs it: ``cu126`` is built with CUDA 12.6."""
+        """The oldest driver that runs the build: ``cu126`` is built with CUDA 12.6."""
         return nvidia.numbers(nvidia.least_driver(f"{self.name[2:-1]}.{self.name[-1]}") or "")
 
 
@@ -43,10 +44,10 @@ BUILDS = (
 
 
 def candidates(wish: str, platforms: Iterable[NodePlatform]) -> tuple[str, ...]:
-    """The builds to try, best first; never empty. ``wish`` is the inventory's torch_backend.
+    """Return the builds to try, best first; never empty. ``wish`` is the inventory's torch_backend.
 
-    With ``auto``: builds that run on every node. A node without an NVIDIA driver leaves only ``cpu``, and so do GPUs
-    that no single build has code for.
+    With ``auto``: the builds that run on every node. Only ``cpu`` is left if a node has no NVIDIA driver, or if no
+    single build has code for all GPUs.
     """
     if wish != "auto":
         return (wish,)
@@ -62,10 +63,11 @@ def _runs(build: Build, node: NodePlatform) -> bool:
 
 
 def is_build(version: str, backend: str, cuda_packages: Collection[str]) -> bool:
-    """Whether a resolved torch ``version`` is of ``backend``.
+    """Return whether a resolved torch ``version`` is of ``backend``.
 
-    A local version (``2.13.0+cu126``) says so itself. Without one it is the package index's default, a CUDA build on
-    Linux: then its dependencies tell (``nvidia-...-cu12``, ``cuda-toolkit`` 13); none at all makes it a CPU build.
+    A local version (``2.13.0+cu126``) names its build. Without a local version it is the package index's default, on
+    Linux a CUDA build: then the CUDA packages among its dependencies decide (``nvidia-...-cu12``, ``cuda-toolkit`` 13).
+    Without such packages it is a CPU build.
     """
     local = version.partition("+")[2]
     if local:

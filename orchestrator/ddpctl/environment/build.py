@@ -1,11 +1,11 @@
-"""Wheels that nobody has published: built once, remembered, and from then on like any other.
+"""Wheels for packages that have none: built once, kept, and then used like any other wheel.
 
-A package is built on this machine first. A wheel that runs anywhere is taken; one with compiled code must fit the
-nodes' Python and C library, so it is built on one node of the kind that needs it. What the build itself needs is locked
-here and sent along: a node needs no route to an index.
+A package is built on this machine first. A wheel without compiled code is used as it is. A wheel with compiled code
+must fit the nodes' Python and C library, so it is built on a node of the kind that needs it. The build's own
+requirements are locked here and sent along: a node needs no route to an index.
 
-A node may be in the hands of somebody else. The wheel that it sends is opened (wheelfile.py), and is used in its own
-cluster and for its own kind of node alone, whatever the file name says.
+A node may be in the hands of an attacker. The wheel that it sends is opened and checked (wheelfile.py), and is used
+only in its own cluster and for its own kind of node, whatever its file name says.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from filelock import FileLock
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from ddpctl.environment.direct import FileSource, as_provision_error, hash_file, holdings, send_missing
+from ddpctl.environment.limits import BUILD_ROUNDS, BUILD_S, BUILT_WHEEL_BYTES
 from ddpctl.environment.lock import Lock, SourcePackage, Wheel, built_before
 from ddpctl.environment.material import (
-    BUILD_S,
     EPOCH,
     BuildFailed,
     BuildSystem,
@@ -49,15 +49,16 @@ from ddpctl.transport.base import Fleet, Frame, Transport
 from ddpctl_worker.wire import contract
 
 STAGE = "build"
-ROUNDS = 3  # a backend may ask for more once it is there
-MOST = 8 << 30  # bytes of a wheel that a node may send
-_ANYWHERE, _HERE, _ON_A_NODE = "any", "here", "node"  # what a build is remembered for, and who built it
+# the kinds of kept builds: usable anywhere, built here, built on a node
+_ANYWHERE, _HERE, _ON_A_NODE = "any", "here", "node"
 
 
 @dataclass(frozen=True)
 class _For:
-    """What a package is built for. ``hosts`` are nodes of the lock's kind; ``within`` names the packages whose build
-    needs this one."""
+    """The purpose of a build.
+
+    ``hosts`` are nodes of the lock's kind. ``within`` names the packages whose build needs this package.
+    """
 
     lock: Lock
     tool: Wheel
@@ -67,8 +68,11 @@ class _For:
 
 @dataclass
 class Builder:
-    """``folder`` is where builds are remembered, those of nodes by ``cluster``; ``traffic`` is what they sent to the
-    nodes."""
+    """Builds the packages of locks that have no wheel.
+
+    ``folder`` keeps records of the builds (builds of nodes separately for each ``cluster``). ``traffic`` counts the
+    bytes that builds sent to nodes.
+    """
 
     request: LockRequest
     backends: Sequence[str]
@@ -81,10 +85,10 @@ class Builder:
     traffic: Traffic = field(default_factory=Traffic)
 
     def complete(self, lock: Lock, tool: Wheel, hosts: Sequence[str], within: tuple[str, ...] = ()) -> Lock:
-        """The lock with a wheel for every package; see ``_For``.
+        """Return the lock with a wheel for every package; see ``_For``.
 
         Raises:
-            ProvisionError: a package cannot be built, with its name, the host, and the end of what the build said.
+            ProvisionError: a package cannot be built. It names package and host, with the end of the build's output.
         """
         aim = _For(lock, tool, hosts, within)
         if not lock.sources:
@@ -94,7 +98,7 @@ class Builder:
         fresh: list[str] = []
         for number, source in enumerate(lock.sources):
             identity = content_id(source)
-            with FileLock(self.folder / f"{_key(identity)}.lock"):  # another ddpctl may be at the same package
+            with FileLock(self.folder / f"{_key(identity)}.lock"):  # another ddpctl may be building the same package
                 wheel = self._remembered(identity, lock)
                 if wheel is None:
                     if not fresh:
@@ -108,7 +112,10 @@ class Builder:
         return lock.completed(built)
 
     def _checked(self, source: SourcePackage, wheel: Wheel, lock: Lock) -> Wheel:
-        """The lock is for this very package; ``--locked`` is for this very wheel, unless it is made of files here."""
+        """Check that the wheel is of the locked package.
+
+        With ``--locked`` it must also be the wheel of the lock, unless it is built from files of this machine.
+        """
         if wheel.name != source.name or source.version not in ("", wheel.version):
             raise ProvisionError(f"{source} was built as {wheel.filename}", hint="pin another version of it")
         before = built_before(lock.text).get(wheel.name)
@@ -120,7 +127,10 @@ class Builder:
 
     # --- what was built before ----------------------------------------------------------------------------------------
     def _places(self, identity: str, lock: Lock) -> dict[str, Path]:
-        """A compiled extension may be of torch: then it goes with that torch alone."""
+        """Return the records of a build, by kind.
+
+        Compiled code may be built against torch, so its record names the torch.
+        """
         words = [identity, lock.target.label, str(lock.version("torch"))]
         keys = {_ANYWHERE: [identity, _ANYWHERE], _HERE: words, _ON_A_NODE: [*words, self.cluster]}
         return {kind: self.folder / f"{_key(*key)}.json" for kind, key in keys.items()}
@@ -148,7 +158,7 @@ class Builder:
 
     # --- building -----------------------------------------------------------------------------------------------------
     def _build(self, source: SourcePackage, identity: str, aim: _For) -> tuple[Wheel, str | None]:
-        """The wheel, and the host that built it; None: this machine."""
+        """Return the wheel, and the host that built it (None: this machine)."""
         lock = aim.lock
         if source.name in aim.within:
             chain = " needs ".join([*aim.within[aim.within.index(source.name) :], source.name])
@@ -180,9 +190,9 @@ class Builder:
             return self._remember(identity, lock, made, _ON_A_NODE), host
 
     def _on_a_node(self, source: SourcePackage, sdist: Path, aim: _For) -> tuple[Path, str]:
-        """On the first of the hosts that can be reached."""
+        """Build on the first host that can be reached."""
         system = build_system(sdist)
-        for _ in range(ROUNDS):
+        for _ in range(BUILD_ROUNDS):
             needed = self._needs(system, replace(aim, within=(*aim.within, source.name)))
             answer, host = self._ask(source, sdist, system, replace(aim, lock=needed))
             if isinstance(answer, Path):
@@ -191,7 +201,7 @@ class Builder:
         raise ProvisionError(f"{source} asks for different packages each time it is built", hint="pin another version")
 
     def _needs(self, system: BuildSystem, aim: _For) -> Lock:
-        """What the build needs, for the node; torch, where it is among that, as the nodes will have it."""
+        """Return a lock of the build's requirements for the node. torch among them has the version of the nodes."""
         if not system.requires:
             return Lock(aim.lock.target, (), "")
         update = {"packages": tuple(dict.fromkeys(system.requires)), "requirements": None, "project": None}
@@ -207,7 +217,7 @@ class Builder:
     def _ask(
         self, source: SourcePackage, sdist: Path, system: BuildSystem, needs: _For
     ) -> tuple[Path | list[str], str]:
-        """The wheel from a node, or what its backend asks for besides the packages in ``needs``; and which node."""
+        """Return the wheel from a node, or the packages that its backend asks for besides ``needs``; and the node."""
         files = list(self.wheelhouse.fetch([*needs.lock.wheels, needs.tool]).values())
         files.append(FileSource(sdist, hash_file(sdist), sdist.stat().st_size, sdist.name))
         request = {
@@ -237,12 +247,12 @@ class Builder:
                 raise self._failure(source, last_lines(error.message), host, error.hint)
             if not isinstance(error, ConnectError):
                 raise as_provision_error(error, host, str(source)) if isinstance(error, RemoteError) else error
-        raise error  # none of them could be reached
+        raise error  # no host could be reached
 
     def _failure(
         self, source: SourcePackage, lines: Sequence[str], host: str | None, hint: str | None = None
     ) -> ProvisionError:
-        """As an error of one line; the end of what the build said is told before it."""
+        """Return a one-line error, after reporting the end of the build's output."""
         self.tell(StageEnded(STAGE, False, f"{source} on {host or 'this machine'}"))
         for line in lines:
             self.tell(Note(f"  | {line}", "warning", host))
@@ -255,14 +265,17 @@ class Builder:
 
 
 def _receive(transport: Transport, request: dict[str, Any], out: Path, target: Platform) -> Path | list[str]:
-    """The verb, and the wheel that comes in pieces before its answer: for ``target``, and what it says that it is."""
+    """Run the verb and collect the wheel that arrives in pieces before its answer.
+
+    The wheel must fit ``target`` and match its file name.
+    """
     out.mkdir(exist_ok=True)
     part = out / "part"
     with part.open("wb") as file:
 
         def on_frame(frame: Frame) -> None:
-            if file.tell() + len(frame.raw) > MOST:
-                raise RemoteError(f"built a wheel of more than {MOST >> 30} GB", host=transport.host)
+            if file.tell() + len(frame.raw) > BUILT_WHEEL_BYTES:
+                raise RemoteError(f"built a wheel of more than {BUILT_WHEEL_BYTES >> 30} GB", host=transport.host)
             file.write(frame.raw)
 
         answer = transport.call("build", request, on_frame=on_frame, timeout=BUILD_S)
@@ -291,7 +304,7 @@ def _key(*words: str) -> str:
 
 
 def _pure(filename: str) -> bool:
-    """Runs wherever its Python does: no compiled code."""
+    """Return whether the wheel has no compiled code."""
     return all(tag.platform == "any" and tag.abi == "none" for tag in parse_wheel_filename(filename)[3])
 
 
@@ -300,6 +313,6 @@ def _fits(filename: str, target: Platform) -> bool:
 
 
 def _no_newer_than(target: Platform) -> bool:
-    """Whether what is compiled here finds its C library there."""
+    """Return whether code that is compiled here finds a C library on the target: this glibc is not newer."""
     version = re.match(r"2\.(\d+)", platform.libc_ver()[1])
     return sys.platform == "linux" and version is not None and int(version[1]) <= target.glibc

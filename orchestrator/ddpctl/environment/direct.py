@@ -1,6 +1,6 @@
-"""Files named by their SHA-256, and the way straight from the controller into a node's store.
+"""Files named by their SHA-256, and the direct way from the controller into a node's store.
 
-Only what the node lacks is sent, from where an earlier try ended.
+Only missing files are sent, each from the offset where an earlier try ended.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ddpctl.environment.limits import CHUNK_BYTES, HOLDINGS_S, VERIFY_S
 from ddpctl.errors import DdpctlError, FileDamaged, ProvisionError, RemoteError
 from ddpctl.spec.event import Progress, Tell
 from ddpctl.spec.origin import JobId
@@ -19,13 +20,9 @@ from ddpctl.spec.resuming import Start
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker.wire import contract
 
-CHUNK = 1 << 20
-ASK_S = 60.0
-VERIFY_S = 900.0  # every byte is read
-
 
 class Source(Protocol):
-    """Bytes that can be sent, from any offset on, as often as needed; ``name`` is for people."""
+    """Bytes that can be sent from any offset, any number of times; ``name`` is for messages."""
 
     @property
     def sha256(self) -> str: ...
@@ -38,7 +35,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class FileSource:
-    """A file on the controller whose hash is known already."""
+    """A file on the controller with a known hash."""
 
     path: Path
     sha256: str
@@ -48,29 +45,29 @@ class FileSource:
     def chunks(self, offset: int = 0) -> Iterator[bytes]:
         with self.path.open("rb") as file:
             file.seek(offset)
-            while piece := file.read(CHUNK):
+            while piece := file.read(CHUNK_BYTES):
                 yield piece
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file, as hex."""
+    """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         sha = hashlib.sha256()
-        while piece := file.read(CHUNK):
+        while piece := file.read(CHUNK_BYTES):
             sha.update(piece)
         return sha.hexdigest()
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a node has of the files asked for: complete ones with their sizes, and the bytes of unfinished ones."""
+    """The requested files that a node has: complete files with their sizes, and bytes of partial files."""
 
     have: dict[str, int]
     partial: dict[str, int]
     free: int
-    checkpoints: tuple[Mapping[str, Any], ...] = ()  # of a job, where that was asked: in short, for choice.py
-    starts: tuple[Start, ...] = ()  # of that job, the last ones
-    serial: int = 0  # ... and the number of its newest start
+    checkpoints: tuple[Mapping[str, Any], ...] = ()  # of a job, if the request named a job: summaries for choice.py
+    starts: tuple[Start, ...] = ()  # the job's last starts
+    serial: int = 0  # the number of the job's newest start
 
     def missing(self, sources: Sequence[Source]) -> list[Source]:
         return [source for source in sources if source.sha256 not in self.have]
@@ -79,15 +76,20 @@ class Holdings:
 def holdings(
     transport: Transport, hashes: Iterable[str], *, verify: bool = False, job: JobId | None = None
 ) -> Holdings:
-    """Ask a node by hash, and for the checkpoints of a job; with ``verify`` it reads each file again. Raises
-    ProvisionError or ConnectError."""
+    """Ask a node which files it has, and for the checkpoints of a job.
+
+    With ``verify`` the node reads every file again.
+
+    Raises:
+        ProvisionError, ConnectError: the node cannot answer, or cannot be reached.
+    """
     request = {"hashes": sorted(set(hashes)), "verify": verify, "job_id": str(job) if job is not None else None}
     try:
-        answer = transport.call("store_has", request, timeout=VERIFY_S if verify else ASK_S)
+        answer = transport.call("store_has", request, timeout=VERIFY_S if verify else HOLDINGS_S)
     except RemoteError as error:
         raise as_provision_error(error, transport.host) from error
     checkpoints = tuple(answer.get("checkpoints") or ())
-    starts = tuple(Start.from_json(one) for one in answer.get("starts") or ())
+    starts = tuple(Start.from_json(start) for start in answer.get("starts") or ())
     sizes, partial = dict(answer["sizes"]), dict(answer["partial"])
     serial = int(answer.get("serial") or 0)
     return Holdings(sizes, partial, int(answer["free"]), checkpoints, starts, serial)
@@ -96,10 +98,11 @@ def holdings(
 def send_missing(
     transport: Transport, sources: Sequence[Source], known: Holdings, sent: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Send what the node lacks, one file after the other; ``sent`` hears of every piece (bytes) handed to the link.
+    """Send the files that the node lacks, one after the other; ``sent`` gets the size of each piece.
 
     Raises:
-        ProvisionError: no space, an unsafe path, a file that arrived changed. ConnectError: the link.
+        ProvisionError: no space, an unsafe path, or a file that arrived changed.
+        ConnectError: the connection failed.
     """
     for source in known.missing(sources):
         offset = min(known.partial.get(source.sha256, 0), source.size)
@@ -109,7 +112,7 @@ def send_missing(
             except RemoteError as error:
                 if error.kind != contract.CORRUPT or not offset:
                     raise
-                # What lay there may have rotted, or somebody else took it up: one try from the start tells.
+                # The partial file may be damaged, or another sender may have continued it: one try from the start.
                 _put(transport, source, 0, sent)
         except RemoteError as error:
             raise as_provision_error(error, transport.host, source.name) from error
@@ -127,14 +130,14 @@ def _counted(pieces: Iterator[bytes], sent: Callable[[int], None]) -> Iterator[b
 
 
 def as_provision_error(error: RemoteError, host: str, what: str | None = None) -> DdpctlError:
-    """The worker's words as an error of exit code 5."""
+    """Return the worker's error as an error with exit code 5."""
     message = f"{what}: {error.message}" if what else error.message
     kind = FileDamaged if error.kind == contract.CORRUPT else ProvisionError
     return kind(message, hint=error.hint, host=host)
 
 
 def deliver(stage: str, sources: Sequence[Source], fleet: Fleet, tell: Tell, hosts: Sequence[str]) -> Delivery:
-    """Every host gets every file from the controller itself, as many hosts at a time as the fleet allows."""
+    """Send every file from the controller to every host, to as many hosts at a time as the fleet allows."""
     needed = sum(source.size for source in sources)
 
     def work(transport: Transport) -> Traffic:

@@ -1,5 +1,4 @@
-"""A lock as a value: which wheels, from where, with which hashes, what has none and must be built first; and its text
-for the node that installs it. Pure."""
+"""A lock as a value: wheels with addresses and hashes, packages to build first, and the text for nodes. Pure."""
 
 from __future__ import annotations
 
@@ -29,29 +28,34 @@ else:  # pragma: no cover
 
 @dataclass(frozen=True)
 class Wheel:
-    """One file for a node, most often of a lock: a wheel or a source distribution. ``address`` is a URL without login,
-    or a path on the controller."""
+    """A file for a node, usually of a lock: a wheel or a source distribution.
 
-    name: str  # of the package, normalized
+    ``address`` is a URL without login, or a path on the controller.
+    """
+
+    name: str  # name of the package, normalized
     version: str
     filename: str
     sha256: str
     address: str = field(repr=False)
-    size: int | None = None  # bytes, where the index tells
+    size: int | None = None  # bytes, if the index reports them
 
 
 @dataclass(frozen=True)
 class SourcePackage:
-    """A package without a wheel for the target. ``what`` it is built from: a ``file`` (source distribution), a
-    ``folder`` of this machine, or a ``git`` repository at a commit."""
+    """A package without a wheel for the target.
+
+    It is built from a ``file`` (source distribution), a ``folder`` of this machine, or a ``git`` repository at a
+    commit.
+    """
 
     name: str
-    version: str  # empty where only the build tells
+    version: str  # empty if only the build knows it
     file: Wheel | None = None
     folder: str = ""
     git: str = ""
     commit: str = ""
-    inside: str = ""  # the folder in it that holds the package
+    inside: str = ""  # the folder of the package within the source
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}".rstrip()
@@ -59,7 +63,7 @@ class SourcePackage:
 
 @dataclass(frozen=True)
 class Lock:
-    """What exactly is installed on the nodes of ``target``. It can be installed once ``sources`` is empty."""
+    """The exact packages for the nodes of ``target``. A lock can be installed once ``sources`` is empty."""
 
     target: Platform
     wheels: tuple[Wheel, ...]
@@ -76,18 +80,20 @@ class Lock:
 
     @property
     def pins(self) -> list[str]:
-        """``name==version`` of every package that an index has."""
+        """``name==version`` of every package that comes from an index."""
         indexed = [source.file for source in self.sources if source.file]
         return [f"{file.name}=={file.version}" for file in (*self.wheels, *indexed)]
 
     def completed(self, built: Sequence[Wheel]) -> Lock:
-        """With the wheels that were built instead of their sources; they and their hashes are in its text too."""
+        """Return the lock with built wheels instead of the sources; its text names them with their hashes."""
         return replace(self, wheels=(*self.wheels, *built), text=_with_built(self.text, built), sources=())
 
     @property
     def node_text(self) -> str:
-        """The pylock.toml that a node installs from: wheels by relative path, nothing else. The same wheels give the
-        same text, wherever they came from."""
+        """The pylock.toml that a node installs from: only wheels, by relative path.
+
+        The same wheels give the same text, whatever their origin.
+        """
         lines = [
             'lock-version = "1.0"',
             'created-by = "ddpctl"',
@@ -107,11 +113,11 @@ class Lock:
 
     @property
     def lock_hash(self) -> str:
-        """Names the environment: SHA-256 of ``node_text``."""
+        """The name of the environment: SHA-256 of ``node_text``."""
         return hashlib.sha256(self.node_text.encode()).hexdigest()
 
     def request(self, uv: Wheel) -> dict[str, Any]:
-        """What a node is asked with to install it by ``uv``, which comes as a wheel or as the program itself."""
+        """Return the request to install the lock with ``uv``, which is a wheel or the program itself."""
         return {
             "lock": self.node_text,
             "lock_hash": self.lock_hash,
@@ -121,10 +127,12 @@ class Lock:
 
 
 def read_lock(text: str, target: Platform, source: str) -> Lock:
-    """What a pylock.toml has for ``target``, its paths absolute (``anchored``). ``source`` names it in messages.
+    """Return the part of a pylock.toml that is for ``target``. ``source`` names the text in messages.
+
+    Its paths must be absolute (``anchored``).
 
     Raises:
-        ProvisionError: it is no pylock, or a package has neither a wheel nor a source with a SHA-256; all are named.
+        ProvisionError: the text is not a pylock, or packages have neither a wheel nor a source with a SHA-256.
     """
     try:
         pylock = Pylock.from_dict(tomllib.loads(text))
@@ -193,26 +201,26 @@ _BUILT = "\n[tool.ddpctl.built]\n"
 
 
 def _with_built(text: str, built: Sequence[Wheel]) -> str:
-    """A pylock's text that also says which wheels were built for it; a tool's own table is where PEP 751 has that."""
+    """Return a pylock's text with the built wheels, in a table of the tool as PEP 751 has it."""
     rows = "".join(f'"{wheel.name}" = {{ name = "{wheel.filename}", sha256 = "{wheel.sha256}" }}\n' for wheel in built)
     return text.partition(_BUILT)[0] + (_BUILT + rows if rows else "")
 
 
 def built_before(text: str) -> dict[str, str]:
-    """SHA-256 of the wheels that were built for a lock, by package."""
+    """Return package -> SHA-256 of the wheels that were built for a lock."""
     tool = tomllib.loads(text).get("tool", {}).get("ddpctl", {}).get("built", {})
     return {str(canonicalize_name(name)): str(wheel["sha256"]) for name, wheel in tool.items()}
 
 
 def scrubbed(text: str, addresses: Sequence[str]) -> str:
-    """A lock's text without the logins of any address in it."""
+    """Return a lock's text without the logins of these addresses."""
     for address in addresses:
         text = text.replace(address, without_login(address))
     return text
 
 
 def anchored(text: str, folder: PurePath) -> str:
-    """A lock's text whose paths no longer count from ``folder``."""
+    """Return a lock's text with absolute paths; relative paths count from ``folder``."""
     for path in _values(text, ("path",)):
         absolute = os.path.normpath(str(folder / path))
         text = text.replace(f"path = {json.dumps(path)}", f"path = {json.dumps(absolute)}")
@@ -220,12 +228,12 @@ def anchored(text: str, folder: PurePath) -> str:
 
 
 def addresses_in(text: str) -> list[str]:
-    """Every URL in a pylock's text."""
+    """Return every URL in a pylock's text."""
     return _values(text, ("url", "index"))
 
 
 def _values(text: str, keys: Sequence[str]) -> list[str]:
-    """What these keys say anywhere in a pylock's text, the longest first."""
+    """Return the values of these keys anywhere in a pylock's text, the longest first."""
     found: list[str] = []
 
     def walk(value: Any) -> None:
@@ -243,7 +251,7 @@ def _values(text: str, keys: Sequence[str]) -> list[str]:
 
 
 def same_versions(locks: Sequence[Lock]) -> list[str]:
-    """Packages whose versions differ between locks (other than by their build), as sentences."""
+    """Return, as sentences, the packages whose public versions differ between locks."""
     problems = []
     for name in sorted({name for lock in locks for name in lock.names}):
         versions = {lock.version(name) for lock in locks} - {None}

@@ -1,4 +1,4 @@
-"""A managed environment, from requirements to a tried-out interpreter on every node."""
+"""Makes a managed environment: from the requirements to a tested interpreter on every node."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import platformdirs
 from ddpctl.environment.backend import candidates
 from ddpctl.environment.build import Builder
 from ddpctl.environment.direct import FileSource, as_provision_error, holdings
+from ddpctl.environment.limits import INSTALL_S, PLATFORM_S
 from ddpctl.environment.lock import Lock, Wheel
 from ddpctl.environment.origins import origins, pip_settings
 from ddpctl.environment.platforms import QUESTIONS, NodePlatform, Platform, read_platform, same_python, targets
@@ -29,15 +30,13 @@ from ddpctl.spec.push import EnvironmentOutcome, NodeEnvironment, Traffic
 from ddpctl.spec.question import as_request
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 
-ASK_S = 45.0
-INSTALL_S = 1800.0
 STAGE = "environment"
 OLDEST = ((3, 8), 17)  # Python, and the minor version of glibc 2
 
 
 @dataclass
 class _Build:
-    """How far it has come."""
+    """The progress of a managed environment."""
 
     fleet: Fleet
     tell: Tell
@@ -58,7 +57,7 @@ def build(
     locked: bool,
     open_ports: Mapping[str, Sequence[int]],
 ) -> EnvironmentOutcome:
-    """See ``stages.provision``."""
+    """Do ``stages.provision`` for a managed environment."""
     names = [host.name for host in hosts]
     cache = platformdirs.user_cache_path("ddpctl")
     asked = ask_platforms(fleet, names)
@@ -105,10 +104,12 @@ def _lock_folder(inventory: Inventory) -> Path:
 
 
 def fetch_tool(name: str, machine: str, inventory: Inventory) -> FileSource:
-    """A tool that is one static program, for nodes of a machine type: its wheel for the oldest C library and Python.
+    """Return a tool that is a static program, for nodes of a machine type.
+
+    It comes from the tool's wheel for the oldest supported C library and Python.
 
     Raises:
-        ProvisionError: there is no such wheel, or it cannot be had.
+        ProvisionError: there is no such wheel, or it cannot be downloaded.
     """
     request = _request(inventory)
     wheel = tool_for(name, Platform(machine, *OLDEST), request, _lock_folder(inventory))
@@ -116,17 +117,17 @@ def fetch_tool(name: str, machine: str, inventory: Inventory) -> FileSource:
 
 
 def ask_platforms(fleet: Fleet, names: Sequence[str]) -> FleetOutcome[NodePlatform]:
-    """What every node is."""
+    """Ask every node for its platform."""
 
     def ask(transport: Transport) -> NodePlatform:
-        reply = transport.call("probe", {"questions": as_request(QUESTIONS)}, timeout=ASK_S)
+        reply = transport.call("probe", {"questions": as_request(QUESTIONS)}, timeout=PLATFORM_S)
         return read_platform(transport.host, reply["answers"])
 
     return fleet.map(ask, names)
 
 
 def _addresses(hosts: Sequence[Host], facts: Facts, open_ports: Mapping[str, Sequence[int]]) -> Addresses:
-    """Where the nodes find each other: what preflight found or the inventory says; local hosts on the loopback too."""
+    """Return the nodes' addresses for each other: from preflight and inventory; for local hosts also loopback."""
     preferred = {}
     for host in hosts:
         known = [facts.node(host.name).fabric_address, host.fabric_address, "127.0.0.1" if host.local else None]
@@ -141,7 +142,7 @@ def _described(lock: Lock) -> str:
 
 # --- files, then installation -----------------------------------------------------------------------------------------
 def _provide(state: _Build, lock: Lock, tool: Wheel, hosts: Sequence[str]) -> None:
-    """One lock onto its nodes. A damaged file is looked for, replaced and tried once more."""
+    """Bring one lock to its nodes. A damaged file is found, replaced, and tried once more."""
     damaged = _try(state, lock, tool, hosts, last=False)
     if not damaged:
         return
@@ -156,7 +157,7 @@ def _provide(state: _Build, lock: Lock, tool: Wheel, hosts: Sequence[str]) -> No
 
 
 def _try(state: _Build, lock: Lock, tool: Wheel, hosts: Sequence[str], *, last: bool) -> dict[str, FileDamaged]:
-    """Bring and install. Errors go to ``state.errors``; damaged files are returned, except by the ``last`` try."""
+    """Bring and install. Errors go to ``state.errors``; except in the ``last`` try damaged files are returned."""
     ready, errors = _bring(state, lock, tool, hosts)
     state.tell(StageStarted("install", len(ready)))
     installed = _install(state, lock, tool, ready)
@@ -173,7 +174,7 @@ def _hashes(lock: Lock, tool: Wheel) -> list[str]:
 
 
 def _bring(state: _Build, lock: Lock, tool: Wheel, hosts: Sequence[str]) -> tuple[list[str], dict[str, DdpctlError]]:
-    """Every file onto every host; what all have already is not even looked for on this machine."""
+    """Bring every file to every host. A file that every host has is not even looked for on this machine."""
     hashes = _hashes(lock, tool)
     known = state.fleet.map(lambda transport: holdings(transport, hashes), hosts)
     lacking = {sha256 for answer in known.results.values() for sha256 in hashes if sha256 not in answer.have}
@@ -201,7 +202,7 @@ def _sentence(traffic: Traffic) -> str:
 
 
 def _files(state: _Build, lock: Lock, tool: Wheel, lacking: set[str]) -> list[FileSource]:
-    """The files that some node lacks, as files on this machine, biggest first (the small ones fill the pipe's end)."""
+    """Return the files that a node lacks, biggest first: small files at the end keep every connection busy."""
     wheels = [wheel for wheel in (*lock.wheels, tool) if wheel.sha256 in lacking]
     size = sum(wheel.size or 0 for wheel in wheels)
     state.tell(StageStarted("wheels", size or None, "bytes"))
@@ -212,7 +213,7 @@ def _files(state: _Build, lock: Lock, tool: Wheel, lacking: set[str]) -> list[Fi
 
 
 def _install(state: _Build, lock: Lock, tool: Wheel, hosts: Sequence[str]) -> FleetOutcome[NodeEnvironment]:
-    # What must work together there: a torchvision of another build than its torch fails when it is imported.
+    # The installation imports these: a torchvision of another build than its torch fails when it is imported.
     request = {**lock.request(tool), "imports": [name for name in FAMILY if lock.version(name)]}
 
     def work(transport: Transport) -> NodeEnvironment:
@@ -228,11 +229,11 @@ def _install(state: _Build, lock: Lock, tool: Wheel, hosts: Sequence[str]) -> Fl
 
 
 def _compare(state: _Build) -> None:
-    """The same torch, CUDA build and NCCL everywhere, as each node itself says after importing it."""
+    """Compare torch, CUDA build and NCCL of all nodes, as reported after importing torch."""
     for name in ("torch", "cuda", "nccl"):
         versions = {host: node.versions.get(name) for host, node in state.nodes.items()}
         found = by(versions.__getitem__, versions)
-        # A build for another machine may call itself differently (2.13.0 and 2.13.0+cpu).
+        # Builds for two machine types may differ in the local version (2.13.0 and 2.13.0+cpu).
         if len({str(version).partition("+")[0] for version in found}) < 2:
             continue
         said = "; ".join(f"{version or 'none'} on {' '.join(members)}" for version, members in found.items())

@@ -1,4 +1,4 @@
-"""What a package without a wheel is built from, and how it is built on this machine."""
+"""The source of a package without a wheel, and its build on this machine."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import uv
 
 from ddpctl.code import pack
+from ddpctl.environment.limits import BUILD_S, LINES_SHOWN
 from ddpctl.environment.lock import SourcePackage
 from ddpctl.environment.origins import Origins
 from ddpctl.environment.resolve import explanation, run, uv_environment
@@ -25,9 +26,7 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover
     import tomli as tomllib
 
-BUILD_S = 3600.0
-SHOWN = 15
-# Times in an archive count from here, so that the same source gives the same wheel whenever it is built.
+# A fixed time for archives, so that the same source always gives the same wheel.
 EPOCH = {"SOURCE_DATE_EPOCH": "315532800"}
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
 _SET_UP = re.compile(r"\s*(?:Building (?:wheel|source distribution).*|warning: .*)?")
@@ -35,7 +34,7 @@ _SET_UP = re.compile(r"\s*(?:Building (?:wheel|source distribution).*|warning: .
 
 @dataclass(frozen=True)
 class BuildSystem:
-    """PEP 517: what a source needs in order to be built, and the object that builds it."""
+    """The build system of PEP 517: the requirements of a build, and the object that builds."""
 
     requires: tuple[str, ...] = ("setuptools>=40.8.0",)
     backend: str = "setuptools.build_meta:__legacy__"
@@ -43,7 +42,7 @@ class BuildSystem:
 
 
 class BuildFailed(Exception):
-    """``lines``: the end of what the build said, cleaned for a terminal."""
+    """A build failed. ``lines``: the end of its output, without control characters."""
 
     def __init__(self, output: str) -> None:
         self.lines = last_lines(output)
@@ -51,7 +50,7 @@ class BuildFailed(Exception):
 
 
 def content_id(source: SourcePackage) -> str:
-    """The same for the same content: what a build is remembered by."""
+    """Return a key for the build's record, which is the same for the same content."""
     if source.file:
         return f"{source.file.sha256} {source.inside}"
     if source.git:
@@ -64,10 +63,10 @@ def _folder(source: SourcePackage) -> Path:
 
 
 def obtain(source: SourcePackage, wheelhouse: Wheelhouse, scratch: Path) -> Path:
-    """The source distribution, or a folder that a build may write into; below ``scratch``, which is empty.
+    """Return the source distribution, or a folder that a build may write to; below ``scratch``, which is empty.
 
     Raises:
-        ProvisionError: it cannot be had, or came with another hash than the lock says.
+        ProvisionError: the source cannot be had, or its hash differs from the lock's.
     """
     tree = scratch / "tree"
     if source.git:
@@ -77,7 +76,7 @@ def obtain(source: SourcePackage, wheelhouse: Wheelhouse, scratch: Path) -> Path
         with tarfile.open(pack(_folder(source)).path) as archive:
             _extract(archive, tree)
         repository = _folder(source) / ".git"
-        if repository.is_dir():  # a version may come from its tags
+        if repository.is_dir():  # the version may come from git tags
             (tree / ".git").write_text(f"gitdir: {repository}\n", encoding="utf-8")
         return tree
     path = scratch / source.file.filename
@@ -90,12 +89,13 @@ def obtain(source: SourcePackage, wheelhouse: Wheelhouse, scratch: Path) -> Path
 
 
 def _extract(archive: tarfile.TarFile, folder: Path) -> None:
-    archive.extraction_filter = getattr(tarfile, "data_filter", None)  # nothing outside; Python 3.10.12 has it
+    # no file outside of the folder; since Python 3.10.12
+    archive.extraction_filter = getattr(tarfile, "data_filter", None)
     archive.extractall(folder)
 
 
 def _clone(source: SourcePackage, folder: Path) -> None:
-    """The repository at the commit of the lock: its name is the hash of what comes."""
+    """Clone the repository at the lock's commit, whose name is a hash of its content."""
     env = uv_environment(Origins()) | {"GIT_TERMINAL_PROMPT": "0"}
     url = source.git.removeprefix("git+")
     for words in (
@@ -121,10 +121,10 @@ def _clone(source: SourcePackage, folder: Path) -> None:
 
 
 def build_here(what: Path, kind: str, out: Path, origins: Origins) -> Path:
-    """``what`` (a folder or a source distribution) as a ``wheel`` or ``sdist``, by uv and in isolation.
+    """Build a ``wheel`` or ``sdist`` from a folder or a source distribution, with uv in an isolated environment.
 
     Raises:
-        BuildFailed: with what it said. ProvisionError: it takes too long.
+        BuildFailed: the build failed or took too long; with the end of its output.
     """
     command = [uv.find_uv_bin(), "build", f"--{kind}", "--out-dir", str(out), "--no-create-gitignore"]
     command += ["--color", "never", "--python", sys.executable, str(what)]
@@ -142,14 +142,16 @@ def build_here(what: Path, kind: str, out: Path, origins: Origins) -> Path:
 
 
 def last_lines(output: str) -> list[str]:
-    """The end of a build's output without control characters; never empty. uv's own last words say only that it failed:
-    they count where the build said nothing."""
+    """Return the end of a build's output, without control characters; never empty.
+
+    uv's own last lines only say that the build failed, so they count only if the build printed nothing.
+    """
     said, _, uv_said = output.replace("\r", "\n").partition("\nerror: Failed to build")
     for text in (said, uv_said):
         lines = [_clean(line) for line in text.splitlines() if not _SET_UP.fullmatch(line)]
         lines = [line for line in lines if line.strip()]
         if lines:
-            return lines[-SHOWN:]
+            return lines[-LINES_SHOWN:]
     return ["it printed nothing"]
 
 
@@ -158,7 +160,7 @@ def _clean(line: str) -> str:
 
 
 def build_system(source: Path) -> BuildSystem:
-    """What a folder or a source distribution says of its build; setuptools where it says nothing.
+    """Return the build system that a folder or a source distribution declares, by default setuptools.
 
     Raises:
         ProvisionError: its pyproject.toml cannot be read.

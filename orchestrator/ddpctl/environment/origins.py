@@ -1,8 +1,8 @@
-"""Where packages come from: the inventory, else uv's own variables, else what pip is configured with.
+"""The package sources: from the inventory, else from uv's own variables, else from pip's configuration.
 
-Anyone who can `pip install torch` on this machine gets the same from ddpctl: a mirror, a folder of wheels or a private
-index that pip's configuration names is used as long as neither the inventory nor uv's variables say otherwise. Each
-of index, extra indexes and find-links is looked up on its own.
+A user who can `pip install torch` on this machine gets the same packages from ddpctl. A mirror, a folder of wheels or a
+private index in pip's configuration is used unless the inventory or uv's variables name another. Index, extra indexes
+and find-links are looked up separately.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from ddpctl.spec.inventory import Environment
 
 @dataclass(frozen=True)
 class Origins:
-    """Package sources. The addresses may hold passwords: nothing here is ever printed as it is."""
+    """Package sources. The addresses may hold passwords, so they are never printed unchanged."""
 
     index: str | None = field(default=None, repr=False)
     extra: tuple[str, ...] = field(default=(), repr=False)
     find_links: tuple[str, ...] = field(default=(), repr=False)
     certificates: str | None = None
-    no_index: bool = False  # find-links alone
+    no_index: bool = False  # only find-links
 
     @property
     def own(self) -> bool:
-        """True when somebody configured anything but the default package index."""
+        """True if a source other than the default package index is configured."""
         return bool(self.index or self.extra or self.find_links)
 
     def uv_env(self) -> dict[str, str]:
-        """As variables for uv: an argument would be readable by every user of this machine."""
+        """Return the sources as variables for uv: every user of this machine could read an argument."""
         env = {}
         if self.index:
             env["UV_DEFAULT_INDEX"] = self.index
@@ -51,7 +51,7 @@ class Origins:
         return tuple(address for address in (self.index, *self.extra, *self.find_links) if address)
 
     def secrets(self) -> list[str]:
-        """Every password in an address, to be blotted out of messages."""
+        """Return every password in an address, for removal from messages."""
         found = []
         for address in self.all:
             password = urlsplit(address).password
@@ -60,7 +60,7 @@ class Origins:
         return found
 
     def login(self, address: str) -> tuple[str, str] | None:
-        """User and password for a download from the same server as a configured source."""
+        """Return user and password for a download from the server of a configured source."""
         url = urlsplit(address)
         for known in map(urlsplit, self.all):
             if known.username and (known.scheme, known.hostname, known.port) == (
@@ -73,7 +73,7 @@ class Origins:
 
 
 def without_login(address: str) -> str:
-    """The address without user and password."""
+    """Return the address without user and password."""
     parts = urlsplit(address)
     if not parts.username and not parts.password:
         return address
@@ -82,9 +82,10 @@ def without_login(address: str) -> str:
 
 
 def origins(environment: Environment, variables: Mapping[str, str], pip: Mapping[str, Sequence[str]]) -> Origins:
-    """The sources in force. ``variables``: this process's environment; ``pip``: see ``pip_settings``. Pure.
+    """Return the sources in force. Pure.
 
-    uv reads its own variables by itself; they are known here for downloads and messages.
+    ``variables`` are this process's environment; for ``pip`` see ``pip_settings``. uv reads its own variables itself;
+    they are needed here for downloads and messages.
     """
     get = variables.get
     index = environment.index_url or get("UV_DEFAULT_INDEX") or get("UV_INDEX_URL") or _first(pip, "index-url")
@@ -107,7 +108,10 @@ def _first(pip: Mapping[str, Sequence[str]], name: str) -> str | None:
 
 
 def pip_settings(variables: Mapping[str, str], files: Sequence[Path] | None = None) -> dict[str, list[str]]:
-    """pip's index-url, extra-index-url, find-links and cert: its files, each overruling the one before, then PIP_*."""
+    """Return pip's index-url, extra-index-url, find-links, cert and no-index.
+
+    They come from pip's files, each overriding the file before it, and then from PIP_* variables.
+    """
     found: dict[str, list[str]] = {}
     names = ("index-url", "extra-index-url", "find-links", "cert", "no-index")
     for file in files if files is not None else pip_files(variables):
@@ -115,8 +119,8 @@ def pip_settings(variables: Mapping[str, str], files: Sequence[Path] | None = No
         try:
             parser.read(file, encoding="utf-8")
         except (configparser.Error, UnicodeDecodeError):
-            continue  # pip itself refuses it; anyone who uses pip here knows
-        for section in ("global", "install"):  # later ones win, as in pip
+            continue  # pip refuses such a file too, so a user of pip knows
+        for section in ("global", "install"):  # later sections win, as in pip
             for name in names:
                 if parser.has_option(section, name):
                     found[name] = parser.get(section, name).split()
@@ -128,7 +132,7 @@ def pip_settings(variables: Mapping[str, str], files: Sequence[Path] | None = No
 
 
 def pip_files(variables: Mapping[str, str]) -> Iterator[Path]:
-    """pip's configuration files on this machine, weakest first."""
+    """Yield pip's configuration files on this machine, weakest first."""
     chosen = variables.get("PIP_CONFIG_FILE")
     if chosen == os.devnull:
         return

@@ -1,4 +1,4 @@
-"""What a node can run (interpreter, machine, C library, NVIDIA driver), and which nodes can share a lock. Pure."""
+"""The platforms of nodes (interpreter, machine, C library, NVIDIA driver), and which nodes share a lock. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddpctl.spec import nvidia
 from ddpctl.spec.fold import by
 from ddpctl.spec.question import Question
 
-# The manylinux platforms that uv can resolve for; a node gets the newest that its C library allows.
+# Minor glibc versions of the manylinux platforms that uv supports; a node gets the newest that its C library allows.
 _UV_GLIBC = (17, 28, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40)
 _DRIVER = re.compile(r"Kernel Module(?:\s+for\s+\S+)?\s+(\d+(?:\.\d+)+)")
 
@@ -24,7 +24,7 @@ QUESTIONS = (Question("python", deadline=10.0), nvidia.KERNEL, nvidia.SMI)
 
 @dataclass(frozen=True)
 class NodePlatform:
-    """One node. ``driver`` is None without an NVIDIA driver; ``capabilities`` are its GPUs' compute capabilities."""
+    """A node's platform. Without an NVIDIA driver there is no ``driver``; ``capabilities`` are its GPUs'."""
 
     python: tuple[int, int]
     machine: str
@@ -35,7 +35,7 @@ class NodePlatform:
 
 @dataclass(frozen=True, order=True)
 class Platform:
-    """What one lock is for: nodes with the same machine and Python; ``glibc`` is the oldest among them."""
+    """The target of a lock: nodes with the same machine and Python; ``glibc`` is their oldest."""
 
     machine: str
     python: tuple[int, int]
@@ -51,12 +51,12 @@ class Platform:
 
     @property
     def label(self) -> str:
-        """Names the target's lock in files and messages: no blanks, no slashes."""
+        """The target's name in files and messages: no blanks, no slashes."""
         return f"cp{self.python[0]}{self.python[1]}-{self.machine}-glibc2_{self.glibc}"
 
     @property
     def environment(self) -> dict[str, str]:
-        """The values of PEP 508 markers on these nodes (their exact patch level is not known to be equal)."""
+        """The values of PEP 508 markers on these nodes. The patch level of Python may differ, so it is 0."""
         return {
             "implementation_name": "cpython",
             "implementation_version": f"{self.python_version}.0",
@@ -73,7 +73,7 @@ class Platform:
 
     @property
     def tags(self) -> list[Tag]:
-        """The wheel tags that install here, best first."""
+        """The wheel tags that install on these nodes, best first."""
         old = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
         platforms = []
         for minor in range(self.glibc, 4, -1):
@@ -86,10 +86,10 @@ class Platform:
 
 
 def read_platform(host: str, answers: Mapping[str, Mapping[str, Any]]) -> NodePlatform:
-    """From a node's answers to QUESTIONS.
+    """Return the platform in a node's answers to QUESTIONS.
 
     Raises:
-        ProvisionError: nothing can be resolved for such a node.
+        ProvisionError: no packages can be resolved for such a node.
     """
     python = answers["python"]
     if not python.get("ok"):
@@ -138,7 +138,7 @@ def _glibc(host: str, value: Mapping[str, Any]) -> int:
 
 
 def _driver(answers: Mapping[str, Mapping[str, Any]]) -> tuple[int, ...] | None:
-    """The kernel's word first; nvidia-smi's where the kernel's file is hidden (containers)."""
+    """Return the driver's version: the kernel's, or nvidia-smi's if the kernel's file is hidden (containers)."""
     kernel = (answers.get("nvidia_kernel") or {}).get("value") or {}
     match = _DRIVER.search(str(kernel.get("version", "")))
     text = match[1] if match else next(iter(_column(answers, "driver_version")), "")
@@ -153,14 +153,13 @@ def _capabilities(answers: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[in
 
 
 def _column(answers: Mapping[str, Mapping[str, Any]], name: str) -> list[str]:
-    """The cells of one column of nvidia-smi's table of GPUs."""
     value = (answers.get("nvidia_smi") or {}).get("value") or {}
     rows = nvidia.table((value.get("gpu") or {}).get("stdout") or "")
     return [text for row in rows if (text := row.get(name))]
 
 
 def targets(platforms: Mapping[str, NodePlatform]) -> dict[Platform, list[str]]:
-    """Which hosts share a lock, in the order of the hosts."""
+    """Return which hosts share a lock, in the order of the hosts."""
     groups = by(lambda host: (platforms[host].machine, platforms[host].python), platforms)
     return {
         Platform(machine, python, min(platforms[host].glibc for host in hosts)): hosts
@@ -169,7 +168,7 @@ def targets(platforms: Mapping[str, NodePlatform]) -> dict[Platform, list[str]]:
 
 
 def same_python(groups: Mapping[Platform, Sequence[str]]) -> str | None:
-    """A warning when the nodes' Pythons differ; None when all is well."""
+    """Return a warning if the nodes' Python versions differ."""
     by_version: dict[str, list[str]] = {}
     for target, hosts in groups.items():
         by_version.setdefault(target.python_version, []).extend(hosts)

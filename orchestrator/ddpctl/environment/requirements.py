@@ -1,4 +1,4 @@
-"""What a lock is made from, as it lies on this machine: requirements files, projects, and uv's settings beside them."""
+"""The inputs of a lock on this machine: requirements files, projects, and uv's settings beside them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _METADATA = ("pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
 
 
 def read_requirements(path: str | None) -> list[tuple[str, str]]:
-    """(path, text) of a requirements file and of every file that it includes.
+    """Return (path, text) of a requirements file and of every file that it includes.
 
     Raises:
-        ProvisionError: one of them cannot be read.
+        ProvisionError: a file cannot be read.
     """
     found: list[tuple[str, str]] = []
     waiting = [Path(path)] if path else []
@@ -43,10 +43,12 @@ def read_requirements(path: str | None) -> list[tuple[str, str]]:
 
 
 def refuse_ignored(said: str, path: str | None) -> None:
-    """What uv leaves out of a requirements file with no more than a warning would be missing on the nodes, or not.
+    """Refuse options of a requirements file that uv ignores with only a warning.
+
+    The nodes would miss their effect.
 
     Raises:
-        ProvisionError: naming the first such option, with file and line.
+        ProvisionError: an option was ignored; it names the first, with file and line.
     """
     match = _IGNORED.search(said)
     if match is None:
@@ -61,7 +63,7 @@ def refuse_ignored(said: str, path: str | None) -> None:
 
 
 def uv_settings(folder: Path) -> str:
-    """uv's own settings that hold in a folder (``uv.toml``, ``[tool.uv]``), as text that changes when they do."""
+    """Return uv's own settings for a folder (``uv.toml``, ``[tool.uv]``) as text that changes when they change."""
     for place in (folder, *folder.parents):
         for name in ("uv.toml", "pyproject.toml"):
             file = place / name
@@ -74,14 +76,14 @@ def uv_settings(folder: Path) -> str:
             try:
                 tables = tomllib.loads(text)
             except tomllib.TOMLDecodeError:
-                return text  # uv says what is wrong with it
+                return text  # uv reports the fault
             if "uv" in tables.get("tool", {}):
                 return repr(tables["tool"]["uv"])
     return ""
 
 
 def metadata_of(folders: Iterable[str]) -> str:
-    """SHA-256 of the files that say what the projects in these folders need."""
+    """Return the SHA-256 of the files that declare the needs of the projects in these folders."""
     sha = hashlib.sha256()
     for folder in sorted(folders):
         for name in _METADATA:

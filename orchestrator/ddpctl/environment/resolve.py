@@ -1,6 +1,6 @@
-"""From requirements to a lock for each kind of node, made by uv's resolver and kept.
+"""Makes a lock for each kind of node from the requirements, with uv's resolver, and keeps it.
 
-The same inventory gives the same environment tomorrow, and ``--locked`` insists on it.
+The same inventory gives the same environment tomorrow; ``--locked`` insists on it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import uv
 
 from ddpctl.environment.backend import CPU, candidates, is_build
+from ddpctl.environment.limits import RESOLVE_S
 from ddpctl.environment.lock import Lock, Wheel, addresses_in, anchored, read_lock, same_versions, scrubbed
 from ddpctl.environment.origins import Origins
 from ddpctl.environment.platforms import NodePlatform, Platform, targets
@@ -30,19 +31,18 @@ from ddpctl.errors import ProvisionError
 from ddpctl.spec.command import REDACTED
 from ddpctl.spec.inventory import Environment, Inventory
 
-RESOLVE_S = 600.0
 _INPUTS = "# inputs: sha256:"
 _MADE_FROM = re.compile(re.escape(_INPUTS) + r"([0-9a-f]{64})\n")
 _TORCH = "torch"
-# What is compiled against one build of torch, and so must come with it from one place.
+# Packages that are compiled against a build of torch, so they must come from the same index.
 FAMILY = (_TORCH, "torchvision", "torchaudio", "torchtext")
 
 
 @dataclass(frozen=True)
 class LockRequest:
-    """What to resolve: requirement lines, or a file of them, or a lock that somebody made already; and a project.
+    """The input of a resolution: requirement lines, a requirements file, or the user's own lock; and a project.
 
-    ``folder`` is that of the inventory: uv's settings there hold for ``packages``.
+    ``folder`` is the inventory's: uv's settings there apply to ``packages``.
     """
 
     environment: Environment
@@ -51,23 +51,23 @@ class LockRequest:
 
     @property
     def pylock(self) -> Path | None:
-        """The user's own pylock.toml, where that is what `requirements` names."""
+        """The user's own pylock.toml, if `requirements` names such a file."""
         path = self.environment.requirements
         return Path(path) if path and self.environment.locked else None
 
     @property
     def place(self) -> Path:
-        """Where uv runs: in the folder where a person would run it, for paths and for uv's settings there."""
+        """The folder in which uv runs, where a user would run it: its paths and uv's settings count."""
         path = self.environment.requirements
         return Path(path).resolve().parent if path else Path(self.environment.project or self.folder)
 
     def lines(self) -> str:
-        """As a requirements file for uv, beside the one that the inventory names."""
+        """Return the requirement lines for uv, to be used beside the inventory's requirements file."""
         project = self.environment.project
         return "".join(f"{line}\n" for line in (*self.environment.packages, *([_address(project)] if project else ())))
 
     def inputs(self, target: Platform, backends: Sequence[str]) -> str:
-        """SHA-256 of everything that a lock for ``target`` depends on and that is written down on this machine."""
+        """Return the SHA-256 of all input on this machine that a lock for ``target`` depends on."""
         known = {
             "packages": list(self.environment.packages),
             "project": self.environment.project,
@@ -81,10 +81,10 @@ class LockRequest:
 
 
 def _address(project: str) -> str:
-    """A project's folder as a requirement.
+    """Return a project's folder as a requirement.
 
     Raises:
-        ProvisionError: it is none.
+        ProvisionError: the folder is not a project.
     """
     folder = Path(project).resolve()
     if not any((folder / name).is_file() for name in ("pyproject.toml", "setup.py")):
@@ -93,14 +93,14 @@ def _address(project: str) -> str:
 
 
 def resolve_one(request: LockRequest, target: Platform, backends: Sequence[str], pins: Sequence[str] = ()) -> Lock:
-    """The lock for one kind of node. ``backends`` are tried in order; ``pins`` hold versions fixed."""
+    """Return the lock for a kind of node. ``backends`` are tried in order; ``pins`` fix versions."""
     if request.pylock is not None:
         text = read_requirements(str(request.pylock))[0][1]
         text = anchored(scrubbed(text, addresses_in(text)), request.pylock.resolve().parent)
         return read_lock(text, target, str(request.pylock))
     problem: ProvisionError | None = None
-    # Somebody's own sources come first: where they have the right torch, its project's index need not be asked (and may
-    # not even be reachable).
+    # The user's own sources come first: if they have the right torch, the index of the torch project need not be asked,
+    # and may not even be reachable.
     for backend in (*((None,) if request.origins.own else ()), *backends):
         try:
             lock = _compile(request, target, backend, pins)
@@ -119,7 +119,7 @@ def resolve_one(request: LockRequest, target: Platform, backends: Sequence[str],
 
 
 def _torch_fits(lock: Lock, backends: Sequence[str]) -> bool:
-    """The resolved torch, if any, is of one of the builds that run here."""
+    """Return whether the resolved torch, if any, is of a build that runs on the nodes."""
     torch = lock.version(_TORCH)
     if torch is None:
         return True
@@ -128,9 +128,9 @@ def _torch_fits(lock: Lock, backends: Sequence[str]) -> bool:
 
 
 def strangers(lock: Lock) -> str | None:
-    """A sentence where the torch family does not come from one index: such builds do not fit each other.
+    """Return a sentence if the torch family comes from several indexes: such builds do not fit each other.
 
-    A server may spread one index over several names (download.pytorch.org, download-r2.pytorch.org).
+    A server may spread an index over several names (download.pytorch.org, download-r2.pytorch.org).
     """
     places: dict[str, list[str]] = {}
     for wheel in lock.wheels:
@@ -144,9 +144,9 @@ def strangers(lock: Lock) -> str | None:
 
 
 def _compile(request: LockRequest, target: Platform, backend: str | None, pins: Sequence[str]) -> Lock:
-    """One run of uv's resolver."""
+    """Run uv's resolver once."""
     with tempfile.TemporaryDirectory(prefix="ddpctl-lock-") as name:
-        folder = Path(name).resolve()  # uv writes paths that count from it
+        folder = Path(name).resolve()  # uv writes paths relative to it
         inputs, fixed, output = folder / "requirements.in", folder / "constraints.txt", folder / "pylock.toml"
         inputs.write_text(request.lines(), encoding="utf-8")
         fixed.write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")
@@ -168,12 +168,12 @@ def _compile(request: LockRequest, target: Platform, backend: str | None, pins: 
 
 
 def tool_for(name: str, target: Platform, request: LockRequest, folder: Path) -> Wheel:
-    """The tool ``name`` for nodes of ``target``: this machine's own where it runs there too, else their wheel of it.
+    """Return a tool for nodes of ``target``: this machine's own program if it runs there, else the wheel for the nodes.
 
-    A lock for that wheel is kept in ``folder``.
+    ``folder`` keeps a lock for that wheel.
 
     Raises:
-        ProvisionError: it is not installed here, or another machine type and its wheel cannot be found.
+        ProvisionError: the tool is not installed here, or there is no wheel for another machine type.
     """
     if runs_there(target.machine):
         own = own_program(name)
@@ -189,7 +189,7 @@ def tool_for(name: str, target: Platform, request: LockRequest, folder: Path) ->
 
 
 def _tool_lock(request: LockRequest, target: Platform, folder: Path) -> Lock:
-    """The kept one, or a new one."""
+    """Return the kept lock, or a new lock."""
     path, inputs = _path(folder, target), request.inputs(target, (CPU,))
     kept = _read(path, target, inputs, locked=False)
     if kept is None:
@@ -199,7 +199,7 @@ def _tool_lock(request: LockRequest, target: Platform, folder: Path) -> Lock:
 
 
 def uv_environment(origins: Origins) -> dict[str, str]:
-    """This process's variables for a uv that looks for packages in ``origins``."""
+    """Return the variables for a uv process that looks for packages in ``origins``."""
     env = {name: value for name, value in os.environ.items() if name not in ("UV_TORCH_BACKEND", "UV_PYTHON")}
     return env | origins.uv_env()
 
@@ -207,10 +207,11 @@ def uv_environment(origins: Origins) -> dict[str, str]:
 def run(
     command: Sequence[str], env: Mapping[str, str], timeout: float, folder: Path | None = None, *, merge: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """A program on this machine, in ``folder``, for at most ``timeout`` seconds; ``merge``: stderr goes to stdout.
+    """Run a program on this machine, in ``folder``; with ``merge``, stderr goes to stdout.
 
     Raises:
-        subprocess.TimeoutExpired: it did not end. OSError: it could not be started.
+        subprocess.TimeoutExpired: the program did not end within ``timeout`` seconds.
+        OSError: the program could not be started.
     """
     return subprocess.run(
         command,
@@ -227,7 +228,7 @@ def run(
 
 
 def _resolved(command: Sequence[str], folder: Path, origins: Origins) -> str:
-    """What uv said."""
+    """Run uv and return its stderr."""
     try:
         done = run(command, uv_environment(origins), RESOLVE_S, folder)
     except subprocess.TimeoutExpired as error:
@@ -243,7 +244,7 @@ def _resolved(command: Sequence[str], folder: Path, origins: Origins) -> str:
 
 
 def explanation(text: str, origins: Origins) -> str:
-    """uv's own words on one line, without any password."""
+    """Return uv's explanation on one line, without any password."""
     for secret in sorted(origins.secrets(), key=len, reverse=True):
         text = text.replace(secret, REDACTED)
     text = re.sub(r"://[^/@\s]+@", "://", text)
@@ -253,7 +254,7 @@ def explanation(text: str, origins: Origins) -> str:
 
 
 def backend_note(locks: Mapping[Platform, Lock], platforms: Mapping[str, NodePlatform]) -> str | None:
-    """A sentence when GPUs will stay unused, because some node cannot run what the others could."""
+    """Return a sentence if GPUs stay unused because a node without a driver forces a CPU build."""
     with_driver = [host for host, platform in platforms.items() if platform.driver is not None]
     without = [host for host, platform in platforms.items() if platform.driver is None]
     torch = next((lock.version(_TORCH) for lock in locks.values()), None)
@@ -264,7 +265,7 @@ def backend_note(locks: Mapping[Platform, Lock], platforms: Mapping[str, NodePla
 
 # --- locks that are kept ----------------------------------------------------------------------------------------------
 def lock_folder(inventory: Inventory, root: Path) -> Path:
-    """Where the locks of an inventory file are kept, below ``root``."""
+    """Return the folder below ``root`` that keeps the locks of an inventory file."""
     place = hashlib.sha256(str(Path(inventory.file).resolve()).encode()).hexdigest()[:12]
     return root / f"{inventory.cluster}-{place}"
 
@@ -272,10 +273,10 @@ def lock_folder(inventory: Inventory, root: Path) -> Path:
 def locks_for(
     request: LockRequest, platforms: Mapping[str, NodePlatform], folder: Path, *, locked: bool
 ) -> dict[Platform, Lock]:
-    """A lock for each kind of node: the kept one while nothing that it was made from has changed, else a new one.
+    """Return a lock for each kind of node: the kept lock if its inputs are unchanged, else a new lock.
 
     Raises:
-        ProvisionError: nothing fits, or with ``locked`` there is no kept lock or it is out of date.
+        ProvisionError: no packages fit; or, with ``locked``, there is no kept lock or it is out of date.
     """
     backends = candidates(request.environment.torch_backend, platforms.values())
     locks: dict[Platform, Lock] = {}
@@ -298,7 +299,7 @@ def locks_for(
 
 
 def keep_built(folder: Path, lock: Lock) -> None:
-    """The lock once its wheels are built, with their hashes: what it was made from stays the same."""
+    """Keep the lock after its wheels are built, with their hashes; the record of its inputs stays the same."""
     path = _path(folder, lock.target)
     made_from = _MADE_FROM.match(path.read_text(encoding="utf-8"))
     if made_from:
@@ -310,7 +311,7 @@ def _path(folder: Path, target: Platform) -> Path:
 
 
 def _check(lock: Lock, request: LockRequest) -> None:
-    """Raises ProvisionError for a lock that nothing may be installed from."""
+    """Raise a ProvisionError for a lock that must not be installed."""
     if lock.version("torch") is None:
         raise ProvisionError(
             "the packages do not include torch, which every job needs", hint="add torch to environment.packages"
@@ -325,7 +326,7 @@ def _check(lock: Lock, request: LockRequest) -> None:
 
 
 def _all_inputs(inputs: str, lock: Lock) -> str:
-    """With what the folders of this machine that the lock names say of themselves."""
+    """Add the metadata of this machine's folders that the lock names."""
     folders = [source.folder for source in lock.sources if source.folder]
     return hashlib.sha256(f"{inputs} {metadata_of(folders)}".encode()).hexdigest() if folders else inputs
 
@@ -351,7 +352,7 @@ def _read(path: Path, target: Platform, inputs: str, locked: bool) -> Lock | Non
 
 
 def _write(path: Path, inputs: str, lock: str) -> None:
-    """Aside and renamed, for this user alone: package sources may be nobody else's business."""
+    """Write a temporary file and rename it. Only this user may read it, since package sources may be private."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.touch(mode=0o600)

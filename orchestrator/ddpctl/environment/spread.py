@@ -1,8 +1,8 @@
-"""Files onto many nodes, sent once: controller -> first node -> next node, while they still arrive.
+"""Sends files to many nodes in a chain: controller -> first node -> next node, while the files still arrive.
 
-Every node runs the worker's ``spread`` verb and gets what it lacks from the node before it; the first one, and any
-node that can reach no other, asks the controller. The controller only starts, orders the chain, feeds who asks, names
-the nodes it lost, and ends it when every node is through.
+Every node runs the worker's ``spread`` verb and gets its missing files from the node before it. The first node, and any
+node that can reach no other node, asks the controller. The controller starts the verbs, orders the chain, feeds the
+nodes that ask, announces lost nodes, and ends the verbs when every node is complete.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpctl.environment.direct import Holdings, Source, as_provision_error, deliver, holdings
+from ddpctl.environment.limits import SPREAD_LEAST_BYTES, SPREAD_START_S, WANTS
 from ddpctl.errors import RemoteError
 from ddpctl.spec.event import Note, Progress, Tell
 from ddpctl.spec.push import Delivery, Traffic
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
 
-MOST_WANTS = 1000  # that wait, beyond one of each file
-
 
 @dataclass(frozen=True)
 class Credentials:
-    """PEM texts. They travel over SSH to the nodes of one spread and are written to no disk."""
+    """PEM texts. They travel over SSH to the nodes of a spread, and are not written to a disk."""
 
     certificate: str
     key: str = field(repr=False)
 
 
 def new_credentials() -> Credentials:
-    """A fresh key and its self-signed certificate.
+    """Return a new key and its self-signed certificate.
 
-    It is valid at any time: it dies with the run, and a node whose clock is wrong must not be shut out.
+    The certificate has no real time limit. It is dropped with the run, and a node with a wrong clock must not be shut
+    out.
     """
-    # Here, for most commands never make one: these imports are a twentieth of the start of every command.
+    # Imported here, because most commands never need it and these imports take a twentieth of the start of a command.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -67,9 +67,9 @@ def new_credentials() -> Credentials:
 
 
 class Feed:
-    """The body of a node's ``spread`` call: an iterator that waits for something to say until ``close``.
+    """The body of a node's ``spread`` call: an iterator that waits for orders and wanted files until ``close``.
 
-    ``sent``: the bytes of files that were handed to the link.
+    ``sent``: bytes of files that were passed to the connection.
     """
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
@@ -80,26 +80,26 @@ class Feed:
         self._closed = False
 
     def order(self, **order: Any) -> None:
-        """Say something as soon as the piece that is on its way is through."""
+        """Send an order right after the current piece."""
         with self._changed:
             self._orders.append(json.dumps(order).encode("ascii") + b"\n")
             self._changed.notify()
 
     def want(self, files: Sequence[tuple[str, int]]) -> None:
-        """The node asks for the rest of these files: (sha256, offset).
+        """Queue files that the node asks for, each from an offset: (sha256, offset).
 
         Raises:
-            RemoteError: it asks for what it was not offered, or for more than anybody needs.
+            RemoteError: the node asks for a file that was not offered, or for too many files.
         """
         offered = all(name in self._sources and offset <= self._sources[name].size for name, offset in files)
-        if not offered or len(self._wants) + len(files) > MOST_WANTS + len(self._sources):
+        if not offered or len(self._wants) + len(files) > WANTS + len(self._sources):
             raise garbled("it asks for files that it was not offered")
         with self._changed:
             self._wants.extend(files)
             self._changed.notify()
 
     def close(self) -> None:
-        """Nothing more to say."""
+        """End the body."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -128,13 +128,9 @@ class Feed:
             self.sent += len(data)
 
 
-SMALL = 8 << 20  # bytes for all hosts together that are not worth a chain
-START_S = 30.0  # a node that has not begun to listen by then is not waited for
-
-
 @dataclass
 class _Node:
-    """One node of a spread, as the controller sees it."""
+    """A node of a spread, from the controller's view."""
 
     host: str
     feed: Feed
@@ -146,7 +142,7 @@ class _Node:
 
 @dataclass(frozen=True)
 class Addresses:
-    """What the nodes call each other, by host: addresses to try first (fabric), and ports that were proven open."""
+    """The nodes' addresses for each other: by host, addresses to try first (fabric), and ports known to be open."""
 
     preferred: Mapping[str, Sequence[str]] = field(default_factory=dict)
     ports: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -161,9 +157,9 @@ def bring(
     addresses: Addresses | None = None,
     known: FleetOutcome[Holdings] | None = None,
 ) -> Delivery:
-    """Every host gets every file; hosts that have them all are only asked (not even that with ``known``).
+    """Bring every file to every host. A host that has all files is only asked, or not even that with ``known``.
 
-    The Delivery names each host as done (complete, verified there) or with its error.
+    The Delivery names each host as done (complete and verified there) or with its error.
     """
     hashes = [source.sha256 for source in sources]
     known = known or fleet.map(lambda transport: holdings(transport, hashes), hosts)
@@ -175,9 +171,9 @@ def bring(
     there = Delivery(Traffic(total * len(having), 0, 0, total * len(having)), tuple(having), dict(known.errors))
     if not lacking:
         return there
-    if sum(source.size for host in lacking for source in known.results[host].missing(sources)) <= SMALL:
+    if sum(source.size for host in lacking for source in known.results[host].missing(sources)) <= SPREAD_LEAST_BYTES:
         return _joined(hosts, there, deliver(stage, sources, fleet, tell, lacking))
-    # A node that has everything already gives to the others what the controller then need not send.
+    # A node that already has everything relieves the controller.
     given = Spread(stage, sources, lacking, tell, addresses or Addresses(), helpers=having[:1]).run(fleet)
     return _joined(hosts, there, given)
 
@@ -192,7 +188,7 @@ def _joined(hosts: Sequence[str], first: Delivery, second: Delivery) -> Delivery
 
 
 class Spread:
-    """One spread to ``hosts`` (at least one); ``helpers`` have everything and only give. Used once."""
+    """A spread to ``hosts`` (at least one host); ``helpers`` have all files and only give. Used once."""
 
     def __init__(
         self,
@@ -214,7 +210,7 @@ class Spread:
         self._fault: Exception | None = None
 
     def run(self, fleet: Fleet) -> Delivery:
-        """Start, order, feed, end. Every host finishes, then every host is reported."""
+        """Run the whole spread. Every host finishes, then every host is reported."""
         starter = threading.Thread(target=self._start_chain, name="ddpctl-spread", daemon=True)
         starter.start()
         outcome = fleet.together(self._work, list(self._nodes))
@@ -226,7 +222,7 @@ class Spread:
             if host not in self._helpers:
                 traffic += Traffic(self._total, self._nodes[host].feed.sent, result["relayed"], result["found"])
         for host in outcome.errors:
-            # Bytes of a transfer that did not reach its end were sent all the same.
+            # The bytes of an unfinished transfer were sent too.
             traffic += Traffic(0, self._nodes[host].feed.sent, 0, 0)
         return Delivery(
             traffic,
@@ -236,10 +232,10 @@ class Spread:
 
     # --- one node -----------------------------------------------------------------------------------------------------
     def _work(self, transport: Transport) -> dict[str, Any]:
-        """The call of one host's verb, from start to end."""
+        """Run the verb on one host, from start to end."""
         node = self._nodes[transport.host]
         request = {
-            "files": [{"hash": one.sha256, "size": one.size, "name": one.name} for one in self._sources],
+            "files": [{"hash": source.sha256, "size": source.size, "name": source.name} for source in self._sources],
             "certificate": self._credentials.certificate,
             "key": self._credentials.key,
             "ports": [*self._addresses.ports.get(node.host, ()), 0],
@@ -278,7 +274,7 @@ class Spread:
             self._end_when_all_are_through()
 
     def _over(self, node: _Node) -> None:
-        """A node's call has ended, well or not: the others must not wait for it."""
+        """Note that a node's call has ended, and tell the other nodes not to wait for it."""
         with self._lock:
             node.ended = True
             others = [other for other in self._nodes.values() if not other.ended]
@@ -299,18 +295,18 @@ class Spread:
 
     # --- the chain ----------------------------------------------------------------------------------------------------
     def _start_chain(self) -> None:
-        """In a thread of its own: nodes that were never told to go would wait for ever."""
+        """Run in a thread of its own. After a failure end all calls: a node without a start order waits for ever."""
         try:
             self._order()
-        except Exception as error:  # ends every call, and is raised where they are waited for
+        except Exception as error:  # ends every call; ``run`` raises it
             self._fault = error
             for node in self._nodes.values():
                 node.feed.close()
 
     def _order(self) -> None:
-        """Once all listen (or did not come to it), tell each whom to ask: those with most come first."""
+        """Wait until all nodes listen, or the deadline; then tell each node its peers, in the order of the chain."""
         for node in self._nodes.values():
-            node.started.wait(START_S)
+            node.started.wait(SPREAD_START_S)
         with self._lock:
             self._going = True
             chain = self._chain()
@@ -318,7 +314,7 @@ class Spread:
             node.feed.order(cmd="go", peers=self._peers(chain, node))
 
     def _join_late(self, node: _Node) -> None:
-        """A node that began to listen after the chain had started stands at its end."""
+        """Append a node that began to listen after the chain had started."""
         with self._lock:
             if not self._going:
                 return
@@ -326,12 +322,12 @@ class Spread:
         node.feed.order(cmd="go", peers=self._peers([*chain, node], node))
 
     def _chain(self) -> list[_Node]:
-        """The nodes that listen, the one that has most first; otherwise in the order of the hosts."""
+        """Return the listening nodes, the node with the most bytes first, otherwise in the order of the hosts."""
         there = [node for node in self._nodes.values() if node.listening and not node.ended]
         return sorted(there, key=lambda node: -(node.listening or {"done": 0})["done"])
 
     def _peers(self, chain: Sequence[_Node], node: _Node) -> list[dict[str, Any]]:
-        """All others, nearest first: those before it in the chain, then those after it (for what they had)."""
+        """Return all other nodes in the order to try: nodes before it in the chain, nearest first, then the rest."""
         place = chain.index(node)
         before = [self._peer(other, before=True) for other in reversed(chain[:place])]
         return before + [self._peer(other, before=False) for other in chain[place + 1 :]]

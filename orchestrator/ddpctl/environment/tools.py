@@ -1,4 +1,4 @@
-"""Programs that ddpctl brings to the nodes: uv installs their environments, py-spy reads the stacks of ranks."""
+"""Programs that ddpctl brings to the nodes: uv installs environments, py-spy reads the stacks of ranks."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from ddpctl.errors import ProvisionError
 
 UV = "uv"
 PY_SPY = "py-spy"
-MACHINES = ("x86_64", "aarch64")  # the machine types that there are environments and tools for
+MACHINES = ("x86_64", "aarch64")  # supported machine types of nodes
 
 
 def machine_type(name: str) -> str:
-    """A machine type as wheels call it, from what a kernel calls it."""
+    """Return the wheels' name of a machine type, from the kernel's name."""
     lower = name.lower()
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(lower, lower)
 
 
 def runs_there(machine: str) -> bool:
-    """Whether the programs of this machine run on nodes (Linux, all of them) of a machine type."""
+    """Return whether programs of this machine run on nodes of a machine type. Nodes always run Linux."""
     return sys.platform == "linux" and machine_type(platform.machine()) == machine_type(machine)
 
 
 def own_program(name: str) -> FileSource:
-    """The program that was installed here with ddpctl. It is read once, for its SHA-256: about 1 ms per MB.
+    """Return the program that was installed with ddpctl. It is read once for its SHA-256: about 1 ms per MB.
 
     Raises:
-        ProvisionError: it is not there.
+        ProvisionError: the program is missing.
     """
     try:
         files = distribution(name).files or []
@@ -41,5 +41,5 @@ def own_program(name: str) -> FileSource:
 
 
 def as_tool(sha256: str, filename: str) -> dict[str, str]:
-    """What a node is asked with to run a program that comes as a wheel or as the program itself."""
+    """Return the request for a tool that comes as a wheel or as the program itself."""
     return {"hash": sha256, "kind": "wheel" if filename.endswith(".whl") else "binary"}

@@ -1,4 +1,4 @@
-"""What is inside a wheel that a node has built: it must be what its file name says, and nothing that runs by itself."""
+"""Checks a wheel that a node has built: its content matches its file name, and no code in it runs by itself."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from packaging.tags import Tag, parse_tag
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-MOST_FILES = 200_000
-MOST_METADATA = 4 << 20  # bytes of METADATA or WHEEL
-# Python runs these at its start, whatever is imported: in a folder of packages, or below the prefix.
+from ddpctl.environment.limits import WHEEL_FILES, WHEEL_METADATA_BYTES
+
+# Files that Python runs at every start, in a folder of packages or below the prefix.
 _AT_START = re.compile(
     r"(?:[^/]+|[^/]+\.data/.*)\.pth|(?:[^/]+\.data/(?:pure|plat)lib/)?(?:site|user)customize\.py", re.I
 )
 
 
 class BadWheel(Exception):
-    """The wheel is not what its name says; its text says why."""
+    """The wheel does not match its name; the text says why."""
 
 
 def check_wheel(path: Path) -> None:
-    """Open a wheel, and compare its content with its file name.
+    """Compare the content of a wheel with its file name.
 
     Raises:
-        BadWheel: a path outside of it, code that runs at every start of Python, or another name, version or tag.
+        BadWheel: a path outside of the wheel, code that runs at every start of Python, or another name, version or tag.
     """
     name, version, _, tags = parse_wheel_filename(path.name)
     try:
@@ -51,8 +51,8 @@ def check_wheel(path: Path) -> None:
 
 def _check_paths(members: list[zipfile.ZipInfo]) -> None:
     names = [member.filename for member in members]
-    if len(names) > MOST_FILES or len(set(names)) != len(names):
-        raise BadWheel(f"has more than {MOST_FILES} files, or one of them twice")
+    if len(names) > WHEEL_FILES or len(set(names)) != len(names):
+        raise BadWheel(f"has more than {WHEEL_FILES} files, or a file twice")
     for member in members:
         path = PurePosixPath(member.filename)
         link = stat.S_ISLNK(member.external_attr >> 16)
@@ -72,7 +72,7 @@ def _info_folder(members: list[zipfile.ZipInfo]) -> str:
 
 def _headers(archive: zipfile.ZipFile, name: str) -> Message:
     with archive.open(name) as file:
-        return HeaderParser().parsestr(file.read(MOST_METADATA).decode("utf-8"))
+        return HeaderParser().parsestr(file.read(WHEEL_METADATA_BYTES).decode("utf-8"))
 
 
 def _version(text: str) -> Version | None:

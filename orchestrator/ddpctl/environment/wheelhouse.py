@@ -1,4 +1,4 @@
-"""The controller's wheels, by hash: downloaded once, for all clusters, in parallel, resumed where they stopped."""
+"""The controller's wheels, by hash: downloaded once for all clusters, in parallel, resumed after a failure."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ import httpx
 from filelock import FileLock
 
 from ddpctl.environment.direct import FileSource, hash_file
+from ddpctl.environment.limits import DOWNLOADS, HTTP_CONNECT_S, HTTP_S
 from ddpctl.environment.lock import Wheel
 from ddpctl.environment.origins import Origins
 from ddpctl.errors import FileDamaged, ProvisionError
 from ddpctl.transport.limits import DOWNLOAD_PAUSE_S, DOWNLOAD_TRIES
 
-AT_ONCE = 6
-TIMEOUT = httpx.Timeout(30.0, connect=15.0)
+TIMEOUT = httpx.Timeout(HTTP_S, connect=HTTP_CONNECT_S)
 
 OnBytes = Callable[[int], None]
 
 
 class Wheelhouse:
-    """``folder`` holds one file a wheel, named by its SHA-256, and `.part` files of unfinished downloads."""
+    """A ``folder`` with wheels named by their SHA-256, and `.part` files of unfinished downloads."""
 
     def __init__(self, folder: Path, origins: Origins) -> None:
         self._folder, self._origins = folder, origins
 
     def fetch(self, wheels: Sequence[Wheel], on_bytes: OnBytes = lambda _: None) -> dict[str, FileSource]:
-        """Every wheel as a file on this machine, by hash. ``on_bytes`` hears of every piece that was downloaded.
+        """Return every wheel as a file on this machine, by hash. ``on_bytes`` gets the size of each downloaded piece.
 
-        Files that lie on this machine already (a folder in find-links) are used where they are.
+        Files that are on this machine already (a folder in find-links) are used where they are.
 
         Raises:
-            ProvisionError: the first wheel that cannot be had, with its name. FileDamaged: it has another hash.
+            ProvisionError: a wheel cannot be downloaded; it names the first such wheel.
+            FileDamaged: the hash differs.
         """
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._client() as client, ThreadPoolExecutor(AT_ONCE) as pool:
+        with self._client() as client, ThreadPoolExecutor(DOWNLOADS) as pool:
             jobs = [pool.submit(self._one, client, wheel, on_bytes) for wheel in wheels]
             try:
                 return {wheel.sha256: job.result() for wheel, job in zip(wheels, jobs, strict=True)}
@@ -51,7 +52,7 @@ class Wheelhouse:
                 raise
 
     def keep(self, path: Path) -> FileSource:
-        """A file that was made on this machine, kept like those that were downloaded."""
+        """Copy a file that was built on this machine into the wheelhouse."""
         sha256, size = hash_file(path), path.stat().st_size
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with FileLock(f"{self._folder / sha256}.lock"):
@@ -60,8 +61,10 @@ class Wheelhouse:
         return FileSource(self._folder / sha256, sha256, size, path.name)
 
     def verify(self, wheels: Sequence[Wheel]) -> list[str]:
-        """Read the files again; those that are no longer what their hash says are removed (or, where they are not
-        ours, named as they are). Returns the names of the bad ones."""
+        """Read the files again and return the names of damaged wheels.
+
+        A damaged file of the wheelhouse is removed; a file elsewhere is only named.
+        """
         bad = []
         for wheel in wheels:
             path = self._local(wheel) or self._folder / wheel.sha256
@@ -79,7 +82,7 @@ class Wheelhouse:
             timeout=TIMEOUT,
             follow_redirects=True,
             auth=httpx.NetRCAuth() if netrc.exists() else None,
-            headers={"Accept-Encoding": "identity"},  # offsets and hashes are of the file as it is
+            headers={"Accept-Encoding": "identity"},  # offsets and hashes count the file's own bytes
         )
 
     def _one(self, client: httpx.Client, wheel: Wheel, on_bytes: OnBytes) -> FileSource:
@@ -89,13 +92,13 @@ class Wheelhouse:
                 raise ProvisionError(f"{wheel.filename} is no longer at {local}", hint="resolve again: ddpctl push")
             return FileSource(local, wheel.sha256, local.stat().st_size, wheel.filename)
         path = self._folder / wheel.sha256
-        with FileLock(f"{path}.lock"):  # another ddpctl may be at the same wheel
+        with FileLock(f"{path}.lock"):  # another ddpctl may be downloading the same wheel
             if not path.exists():
                 self._download(client, wheel, path, on_bytes)
         return FileSource(path, wheel.sha256, path.stat().st_size, wheel.filename)
 
     def _local(self, wheel: Wheel) -> Path | None:
-        """Where the wheel lies on this machine, if its address says so."""
+        """Return the wheel's path if its address is on this machine."""
         parts = urlsplit(wheel.address)
         if parts.scheme == "file":
             return Path(unquote(parts.path))
@@ -117,7 +120,7 @@ class Wheelhouse:
                 time.sleep(DOWNLOAD_PAUSE_S * 2**attempt)
         if hash_file(part) != wheel.sha256:
             part.unlink()
-            if resumed:  # what lay there from an earlier try may have been the wrong part
+            if resumed:  # the part from an earlier try may have been wrong
                 self._download(client, wheel, path, on_bytes)
                 return
             raise FileDamaged(
@@ -127,14 +130,14 @@ class Wheelhouse:
         part.rename(path)
 
     def _continue(self, client: httpx.Client, wheel: Wheel, part: Path, on_bytes: OnBytes) -> None:
-        """Download from where the part ends."""
+        """Continue the download at the end of the part."""
         have = part.stat().st_size if part.exists() else 0
         headers = {"Range": f"bytes={have}-"} if have else {}
         login = self._origins.login(wheel.address)
         auth = httpx.BasicAuth(*login) if login else httpx.USE_CLIENT_DEFAULT
         with client.stream("GET", wheel.address, headers=headers, auth=auth) as answer:
             if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
-                return  # all of it is here, or more than there is: the hash tells
+                return  # the part is complete or too long: the hash decides
             if answer.status_code >= 500 or answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
                 raise httpx.RemoteProtocolError(f"the package index answers {answer.status_code}")
             if answer.status_code not in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
@@ -145,13 +148,13 @@ class Wheelhouse:
                 )
             with part.open("ab" if answer.status_code == httpx.codes.PARTIAL_CONTENT else "wb") as file:
                 part.chmod(0o600)
-                for data in answer.iter_raw():  # as it comes: what a broken connection leaves is not lost
+                for data in answer.iter_raw():  # unbuffered, so that a broken connection loses nothing
                     file.write(data)
                     on_bytes(len(data))
 
 
 class Counter:
-    """Adds up what several threads tell, and passes the sum on."""
+    """Adds up the sizes that several threads report, and passes the sum on."""
 
     def __init__(self, tell: Callable[[int], None]) -> None:
         self._tell, self._lock, self.total = tell, threading.Lock(), 0

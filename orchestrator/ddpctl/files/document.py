@@ -1,4 +1,4 @@
-"""An inventory file in memory: where everything in it stands, and what ``--set`` puts in its place."""
+"""An inventory file in memory: the position of every value, and the values of ``--set``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SECTIONS: Mapping[str, type[Strict]] = {
 
 
 def model_at(path: Sequence[str | int]) -> type[Strict] | None:
-    """The model that the mapping at ``path`` is read into; None where its keys are free (env, labels, jobs)."""
+    """Return the model of the mapping at ``path``, or None if its keys are free (env, labels, jobs)."""
     match tuple(path):
         case ():
             return InventoryFile
@@ -40,12 +40,12 @@ def model_at(path: Sequence[str | int]) -> type[Strict] | None:
 
 
 def error_at(root: Node, fault: Fault) -> InventoryError:
-    """A fault as an error that says file, line and column: of the key itself, or of the value, or of what holds it."""
+    """Return a fault as an error with file, line and column: of the key, of the value, or of the mapping around it."""
     node, place = root, (root.line, root.column)
     for part in fault.path:
         child, key_place = node.child(part), node.key_at.get(str(part))
         if child is None:
-            break  # something is missing: point at what should hold it
+            break  # something is missing: point at the mapping that lacks it
         node = child
         at_key = fault.at_key or node.value is None or isinstance(node.value, (dict, list))
         place = key_place if at_key and key_place is not None else (node.line, node.column)
@@ -57,11 +57,13 @@ def error_at(root: Node, fault: Fault) -> InventoryError:
 def apply_set(root: Node, text: str, job: str | None) -> None:
     """Put ``KEY=VALUE`` into the document.
 
-    KEY is a dotted path: from the file's root when its first part is a key there, otherwise inside the chosen job (or
-    the only one). VALUE that starts with a bracket, brace or quote is read as YAML; anything else is taken as it is.
+    KEY is a dotted path. It starts at the file's root if its first part is a key there, otherwise inside the chosen job
+    (or the only job). A VALUE that starts with a bracket, brace or quote is read as YAML; any other VALUE is taken
+    unchanged.
 
     Raises:
-        UsageError: no '=', no job to put it into, or a path that leads nowhere. InventoryError: a bad VALUE.
+        UsageError: no '=', no job to put it into, or a path that leads nowhere.
+        InventoryError: a bad VALUE.
     """
     key, equals, value = text.partition("=")
     if not equals or not key or not all(key.split(".")):

@@ -1,4 +1,4 @@
-"""The edge of `ddpctl init`: where the script lies on this machine, and the new inventory file."""
+"""The files of `ddpctl init`: the script on this machine, and the new inventory file."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ddpctl.errors import UsageError
 
 
 def code_of(script: str | None, target: Path) -> tuple[str | None, str | None]:
-    """The `code:` and the `script:` of a job in the inventory ``target``; code is None where that is its own folder.
+    """Return the `code:` and `script:` of a job in the inventory ``target``; no code for the inventory's own folder.
 
-    The code is the current folder, or the script's own where that lies elsewhere.
+    The code is the current folder, or the script's folder if the script is elsewhere.
 
     Raises:
-        UsageError: there is no such script here.
+        UsageError: there is no such script.
     """
     here = Path.cwd()
     code = here
@@ -36,22 +36,22 @@ def write_inventory(target: Path, text: str) -> None:
     """Write the file as a whole or not at all.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
-    aside = None
+    temporary = None
     try:
-        number, aside = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.absolute().parent)
+        number, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.absolute().parent)
         with os.fdopen(number, "w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
         umask = os.umask(0)
         os.umask(umask)
-        Path(aside).chmod(0o666 & ~umask)
-        Path(aside).replace(target)
-        aside = None
+        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).replace(target)
+        temporary = None
     except OSError as error:
         raise UsageError(f"cannot write {target}: {error.strerror}", hint="name another file: -i FILE") from None
     finally:
-        if aside is not None:
-            Path(aside).unlink(missing_ok=True)
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)

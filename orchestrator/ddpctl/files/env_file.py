@@ -1,8 +1,8 @@
 """Reads a job's ``env_file``: lines of ``NAME=value``. No message and no log ever repeats a value.
 
-What is understood: blank lines, ``#`` comment lines, an optional ``export`` in front, values in single quotes (taken
-literally), in double quotes (with ``\\n \\t \\" \\\\ \\$``), or bare (blanks around them and a `` #`` comment after
-them are dropped). Nothing is interpolated and nothing is put into this process's environment.
+Syntax: blank lines, ``#`` comment lines, and an optional ``export`` before the name. Values stand in single quotes
+(taken literally), in double quotes (with ``\\n \\t \\" \\\\ \\$``), or bare (blanks around them and a `` #`` comment
+after them are dropped). Variables are not expanded, and this process's environment does not change.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 from pathlib import Path
 
 from ddpctl.errors import InventoryError
+from ddpctl.files.limits import ENV_FILE_BYTES
 from ddpctl.spec.values import LAUNCHER_OWNED, is_env_name
 
-MAX_BYTES = 1 << 20
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\", "$": "$"}
 _DOUBLE = re.compile(r'"((?:[^"\\]|\\.)*)"\s*(?:#.*)?')
 _SINGLE = re.compile(r"'([^']*)'\s*(?:#.*)?")
@@ -21,15 +21,15 @@ _COMMENT = re.compile(r"(^|\s)#.*")
 
 
 def read_env_file(path: Path | str) -> dict[str, str]:
-    """Names and values of the file.
+    """Return the names and values of the file.
 
     Raises:
-        InventoryError: the file cannot be read, or a line is not understood; it says the line, never the value.
+        InventoryError: the file cannot be read, or a line is not understood; it names the line, never the value.
     """
     file = str(path)
     try:
         with Path(path).open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+            data = stream.read(ENV_FILE_BYTES + 1)
     except FileNotFoundError:
         raise InventoryError("env_file not found", file=file, hint="create it, or remove env_file") from None
     except OSError as error:
@@ -38,9 +38,9 @@ def read_env_file(path: Path | str) -> dict[str, str]:
 
 
 def parse_env(data: bytes, file: str) -> dict[str, str]:
-    """As :func:`read_env_file`, for bytes."""
-    if len(data) > MAX_BYTES:
-        raise InventoryError(f"is longer than {MAX_BYTES} bytes", file=file)
+    """Do :func:`read_env_file` for bytes."""
+    if len(data) > ENV_FILE_BYTES:
+        raise InventoryError(f"is longer than {ENV_FILE_BYTES} bytes", file=file)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -81,7 +81,7 @@ def _pair(line: str, file: str, number: int) -> tuple[str, str]:
 
 
 def _value(text: str) -> str | None:
-    """The value of one line, None where its quotes are broken."""
+    """Return the value of a line, or None if its quotes do not close."""
     if text.startswith('"'):
         match = _DOUBLE.fullmatch(text)
         return re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[0]), match[1]) if match else None

@@ -1,7 +1,7 @@
 """Jobs that extend another job of the file: ``extends: base``, one level deep, and ``args_extra``.
 
-The tree of the file stays as it was written; ``extended`` makes of it the one that the models read, and ``written_at``
-leads from there to the place that a person can change.
+The tree of the file stays unchanged. ``extended`` derives the tree that the models read, and ``written_at`` leads from
+there to the place in the file that a person can change.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from ddpctl.files.tree import Node, Path
 from ddpctl.spec.inventory import suggestion
 from ddpctl.spec.values import Fault
 
-_PROGRAMS = ("script", "module")  # a job has one of them: its own stands in for the one it would inherit
+_PROGRAMS = ("script", "module")  # a job has either key: its own replaces the inherited key
 
 
 def jobs_of(root: Node) -> Mapping[str, Node]:
-    """The jobs of the document by name."""
+    """Return the jobs of the document by name."""
     jobs = root.child("jobs")
     return jobs.value if jobs is not None and isinstance(jobs.value, dict) else {}
 
 
 def base_of(jobs: Mapping[str, Node], name: str) -> str | None:
-    """The job that this one extends, if both are there."""
+    """Return the job that this job extends, if both exist."""
     node = jobs[name].child("extends") if name in jobs else None
     base = node.value if node is not None else None
     return base if isinstance(base, str) and base in jobs else None
 
 
 def inherited(root: Node, name: str, key: str) -> Node | None:
-    """The value of a job's key: its own, or that of the job that it extends."""
+    """Return the value of a job's key: its own, or that of the job that it extends."""
     jobs = jobs_of(root)
     owners = [owner for owner in (name, base_of(jobs, name)) if owner is not None and owner in jobs]
     return next((node for owner in owners if (node := jobs[owner].child(key)) is not None), None)
 
 
 def extended(root: Node) -> tuple[Node, list[Fault]]:
-    """The document with every job complete, or what is wrong with the names that jobs extend."""
+    """Return the document with every job complete, and the faults in the names that jobs extend."""
     jobs = jobs_of(root)
     faults = [fault for name in jobs for fault in _wrong_base(jobs, name)]
     if faults or not jobs:
@@ -50,12 +50,12 @@ def extended(root: Node) -> tuple[Node, list[Fault]]:
 def _wrong_base(jobs: Mapping[str, Node], name: str) -> list[Fault]:
     node = jobs[name].child("extends")
     if node is None or not isinstance(node.value, str):
-        return []  # the model says what is wrong with anything but text
+        return []  # the model reports any value that is not text
     where, base = ("jobs", name, "extends"), node.value
     if base == name:
         return [Fault(where, "a job cannot extend itself", "name another job, or remove it")]
     if base not in jobs:
-        return [Fault(where, f"no job is named {base}", suggestion(base, [one for one in jobs if one != name]))]
+        return [Fault(where, f"no job is named {base}", suggestion(base, [other for other in jobs if other != name]))]
     above = jobs[base].child("extends")
     if above is not None and above.value is not None:
         what = f"{base} extends another job itself, and only one level is allowed"
@@ -64,7 +64,7 @@ def _wrong_base(jobs: Mapping[str, Node], name: str) -> list[Fault]:
 
 
 def _complete(jobs: Mapping[str, Node], name: str) -> Node:
-    """The job with what it inherits, and its arguments in one list."""
+    """Return the job with its inherited keys, and all its arguments in ``args``."""
     base, own = base_of(jobs, name), jobs[name]
     if base is None or not isinstance(own.value, dict) or not isinstance(jobs[base].value, dict):
         return _with_extra(own)
@@ -76,7 +76,7 @@ def _complete(jobs: Mapping[str, Node], name: str) -> Node:
 
 
 def _with_extra(job: Node) -> Node:
-    """The job with ``args_extra`` at the end of ``args``; as it is where one of them is no list."""
+    """Return the job with ``args_extra`` appended to ``args``; unchanged if either is not a list."""
     args, extra = job.child("args"), job.child("args_extra")
     first = args.value if args is not None else []
     if extra is None or not isinstance(extra.value, list) or not isinstance(first, list):
@@ -92,7 +92,7 @@ def _without(job: Node, *keys: str) -> Node:
 
 
 def _merge(base: Node, own: Node) -> Node:
-    """Key by key, mappings in it as well; lists and scalars are replaced."""
+    """Merge key by key, and mappings within likewise; lists and scalars are replaced."""
     assert isinstance(base.value, dict)
     assert isinstance(own.value, dict)
     merged = dict(base.value)
@@ -104,7 +104,7 @@ def _merge(base: Node, own: Node) -> Node:
 
 
 def written_at(root: Node, path: Sequence[str | int]) -> Path:
-    """Where in the file the value stands that the complete document has at ``path``."""
+    """Return the place in the file of the value that is at ``path`` in the complete document."""
     jobs = jobs_of(root)
     match tuple(path):
         case ("jobs", str() as name, "args", int() as index, *rest):
@@ -113,12 +113,13 @@ def written_at(root: Node, path: Sequence[str | int]) -> Path:
                     return ("jobs", owner, key, index, *rest)
                 index -= length
         case ("jobs", str() as name, _, *_) if (base := base_of(jobs, name)) is not None:
-            return max(tuple(path), ("jobs", base, *path[2:]), key=lambda one: _depth(root, one))  # its own, if equal
+            # the job's own value, if both exist
+            return max(tuple(path), ("jobs", base, *path[2:]), key=lambda place: _depth(root, place))
     return tuple(path)
 
 
 def _argument_lists(jobs: Mapping[str, Node], name: str) -> list[tuple[str, str, int]]:
-    """The lists that a job's arguments come from, in order: whose, which key, how long."""
+    """Return the lists that form a job's arguments, in order: (owner, key, length)."""
     base = base_of(jobs, name)
     owner = base if base is not None and jobs[name].child("args") is None else None
     first = _argument_lists(jobs, owner) if owner is not None and owner != name else [_listed(jobs, name, "args")]
@@ -131,7 +132,7 @@ def _listed(jobs: Mapping[str, Node], name: str, key: str) -> tuple[str, str, in
 
 
 def _depth(root: Node, path: Sequence[str | int]) -> int:
-    """How much of the path is there."""
+    """Return how many parts of the path exist."""
     node: Node | None = root
     for depth, part in enumerate(path):
         node = node.child(part) if node is not None else None

@@ -1,6 +1,6 @@
-"""The names of hosts and jobs in an inventory, at a glance: for completion, since the real reader takes too long.
+"""The names of hosts and jobs in an inventory, for completion: the real reader takes too long.
 
-Whatever this cannot read is left out; nothing but what is offered to a person depends on it.
+A name that this reader cannot see is left out; only the offers of completion depend on it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import json
 import re
 from typing import Any, NamedTuple
 
-MOST_HOSTS = 4096
+from ddpctl.files.limits import COMPLETED_HOSTS
+
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.,_\[\]-]*")
 _TOP = re.compile(r"(?m)^(\w+)[ \t]*:")
 _KEY = re.compile(r"(?m)^( +)[\"']?([A-Za-z0-9][\w.-]*)[\"']?[ \t]*:")
@@ -22,15 +23,17 @@ _RANGE = re.compile(r"([^\[\]]*)\[([\d,-]+)\]([^\[\]]*)")
 
 
 class Names(NamedTuple):
-    """What an inventory calls its hosts and its jobs."""
+    """The names of hosts and jobs in an inventory."""
 
     hosts: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
 
 
 def names_in(text: str) -> Names:
-    """The names in the text of an inventory, as far as they are plain to see. Some shells evaluate what completion
-    offers, so nothing is in them that means something to a shell."""
+    """Return the plainly visible names in the text of an inventory.
+
+    Some shells evaluate the offers of completion, so names with characters that a shell interprets are left out.
+    """
     found = _seen_in(text)
     return Names(*(tuple(name for name in dict.fromkeys(names) if _SAFE.fullmatch(name)) for names in found))
 
@@ -68,7 +71,7 @@ def _jobs(section: str) -> list[str]:
 
 
 def _shallow(flow: str) -> str:
-    """A mapping in flow style without what is in brackets or braces."""
+    """Return a mapping in flow style without the contents of its brackets and braces."""
     depth, kept = 0, []
     for letter in flow:
         depth += (letter in "{[") - (letter in "}]")
@@ -77,16 +80,16 @@ def _shallow(flow: str) -> str:
 
 
 def _expanded(entry: str) -> list[str]:
-    """``node[01-03]`` as three names; what is less plain as it is."""
+    """Return ``node[01-03]`` as three names; any other range unchanged."""
     match = _RANGE.fullmatch(entry)
     if match is None:
         return [entry]
     found: list[str] = []
     for part in match[2].split(","):
         first, _, last = part.partition("-")
-        if not first.isdigit() or not (last or first).isdigit() or len(found) > MOST_HOSTS:
+        if not first.isdigit() or not (last or first).isdigit() or len(found) > COMPLETED_HOSTS:
             return [entry]
-        if int(last or first) - int(first) > MOST_HOSTS:
+        if int(last or first) - int(first) > COMPLETED_HOSTS:
             return [entry]
         numbers = range(int(first), int(last or first) + 1)
         found += [f"{match[1]}{number:0{len(first)}}{match[3]}" for number in numbers]
@@ -96,7 +99,7 @@ def _expanded(entry: str) -> list[str]:
 def _of_json(text: str) -> Names:
     try:
         data: Any = json.loads(text)
-        entries = [one if isinstance(one, str) else one["name"] for one in data.get("hosts") or ()]
+        entries = [host if isinstance(host, str) else host["name"] for host in data.get("hosts") or ()]
         hosts = [name for entry in entries for name in _expanded(entry)]
         return Names(tuple(hosts), tuple(data.get("jobs") or ()))
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -1,4 +1,4 @@
-"""Reads an inventory file: every fault in it ends as one InventoryError that says where and what to write instead."""
+"""Reads an inventory file: every fault becomes an InventoryError with its place and a remedy."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from pydantic_core import ErrorDetails
 from ddpctl.errors import InventoryError, UsageError
 from ddpctl.files.document import apply_set, error_at, model_at
 from ddpctl.files.extends import extended, written_at
+from ddpctl.files.limits import YAML_BYTES
 from ddpctl.files.program import put_program
 from ddpctl.files.records import recorded
 from ddpctl.files.resolve import resolve
-from ddpctl.files.tree import MAX_BYTES, Node, decode, parse
+from ddpctl.files.tree import Node, decode, parse
 from ddpctl.spec.inventory import Inventory, InventoryFile, build, meant_key, nearest
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.names import ambiguous
@@ -27,7 +28,7 @@ from ddpctl.spec.values import Fault
 DEFAULT_FILE = "inventory.yaml"
 VARIABLE = "DDPCTL_INVENTORY"
 
-# Message and hint for a value of the wrong type, by pydantic's name for the error.
+# Message and hint for a value of the wrong type, by pydantic's name of the error.
 _MAPPING = ("must be a mapping", "write its keys below it, indented")
 _TYPES = {
     "bool_type": ("must be true or false", None),
@@ -37,13 +38,13 @@ _TYPES = {
 
 
 def find_inventory(argument: Path | None = None, option: Path | None = None, *, job: str | None = None) -> Path:
-    """The inventory file that is meant.
+    """Return the inventory file to use.
 
-    In order: the argument, ``-i``, ``$DDPCTL_INVENTORY``, ``./inventory.yaml``, and for a command on a job the file
-    that the last ``up`` of that name was started with (a hint kept on this machine).
+    In order: the argument, ``-i``, ``$DDPCTL_INVENTORY``, ``./inventory.yaml``. For a command on a job, last the file
+    of the last ``up`` of that name (a hint kept on this machine).
 
     Raises:
-        UsageError: two different files are named, or there is none, or ``job`` is the beginning of several run ids.
+        UsageError: two different files are named, there is no file, or ``job`` is the beginning of several run ids.
     """
     if argument is not None and option is not None and argument != option:
         raise UsageError(f"two inventories given: {argument} and {option}", hint="give one")
@@ -62,10 +63,10 @@ def find_inventory(argument: Path | None = None, option: Path | None = None, *, 
 
 
 def _recorded_inventory(job: str) -> Path | None:
-    """The file of the runs that ``job`` may mean. The nodes say which of them it does; here only the file counts.
+    """Return the file of the runs that ``job`` may mean. The nodes decide later which run it is.
 
     Raises:
-        UsageError: they came from different files: a job of that name is in several folders.
+        UsageError: these runs came from different files, because a job of that name is in several folders.
     """
     runs = [run for run in recorded(job) if isinstance(run.get("inventory"), str) and Path(run["inventory"]).exists()]
     files = {run["inventory"] for run in runs}
@@ -81,12 +82,12 @@ def _recorded_inventory(job: str) -> Path | None:
 
 
 def load_inventory(path: Path | str, *, sets: Sequence[str] = (), job: str | None = None) -> Inventory:
-    """The inventory in a file, complete, with every path of this machine made absolute.
+    """Return the complete inventory in a file, with absolute paths of this machine.
 
     ``sets`` are ``KEY=VALUE`` texts of ``--set``, for the chosen ``job`` unless KEY starts at the file's root.
 
     Raises:
-        InventoryError: a fault in the file; the first one, with the number of further ones.
+        InventoryError: a fault in the file: the first, with the number of further faults.
         UsageError: a fault in ``sets``.
     """
     file = str(path)
@@ -94,7 +95,7 @@ def load_inventory(path: Path | str, *, sets: Sequence[str] = (), job: str | Non
 
 
 def load_text(data: bytes, file: str, *, sets: Sequence[str] = (), job: str | None = None) -> Inventory:
-    """As :func:`load_inventory`, for the bytes of a file that is called ``file``."""
+    """Do :func:`load_inventory` for the bytes of a file with the name ``file``."""
     root = _root(data, file)
     for text in sets:
         apply_set(root, text, job)
@@ -109,14 +110,14 @@ def load_script(
     job: str | None = None,
     folder: Path | None = None,
 ) -> tuple[Inventory, JobSpec]:
-    """The inventory with the job that ``-- SCRIPT ARGS`` (or ``-- -m MODULE ARGS``) stands for, and that job; or with
-    the job of the file that ``-- --OPTIONS`` are further arguments of.
+    """Return the inventory with the job of ``-- SCRIPT ARGS`` (or ``-- -m MODULE ARGS``), and that job.
 
-    With the name of a ``job`` in the file the words replace that job's program and arguments; any other is a job of
-    its own on all hosts (see put_program). ``sets`` go into this job; ``folder`` is the current one.
+    If ``job`` is a job of the file, the words replace its program and arguments; ``-- --OPTIONS`` are appended to its
+    arguments. Otherwise the words are a new job on all hosts (see put_program). ``sets`` go into this job; ``folder``
+    is the current folder.
 
     Raises:
-        InventoryError, UsageError: as :func:`load_inventory`; and no script, or one that cannot be named so.
+        InventoryError, UsageError: as :func:`load_inventory`; or there is no script, or the job cannot have this name.
     """
     file = str(path)
     root = _root(_read(Path(path), file), file)
@@ -136,7 +137,7 @@ def _root(data: bytes, file: str) -> Node:
 
 
 def _finish(root: Node, file: str) -> Inventory:
-    """The document as an inventory."""
+    """Return the document as an inventory."""
     document = _validate(root)
     inventory, faults = build(document, os.path.abspath(file), home_of(file).name)  # noqa: PTH100 (resolve() would follow links)
     if inventory is not None:
@@ -147,14 +148,14 @@ def _finish(root: Node, file: str) -> Inventory:
 
 
 def home_of(file: str) -> Path:
-    """The folder in which an inventory file lies, by its own name: however somebody came there, it is the same one."""
+    """Return the real folder of an inventory file, which is the same however the user came there."""
     return Path(file).absolute().parent.resolve()
 
 
 def _read(path: Path, file: str) -> bytes:
     try:
         with path.open("rb") as stream:
-            return stream.read(MAX_BYTES + 1)
+            return stream.read(YAML_BYTES + 1)
     except FileNotFoundError:
         raise InventoryError("file not found", file=file, hint=_other_file(path)) from None
     except OSError as error:
@@ -180,17 +181,17 @@ def _validate(root: Node) -> InventoryFile:
 
 
 def _report(root: Node, faults: Sequence[Fault]) -> InventoryError:
-    """All faults, in the order of the file; but a misspelt key comes first, since others may follow from it.
+    """Return all faults in the order of the file, after misspelt keys, from which other faults may follow.
 
-    One that a job inherits is a fault of the job it comes from, once.
+    An inherited fault counts once, as a fault of the job that it comes from.
     """
     placed = (replace(fault, path=written_at(root, fault.path)) for fault in faults)
     different = {(fault.path, fault.message): fault for fault in placed}.values()
     found = [(not _is_misspelt(fault), error_at(root, fault)) for fault in different]
-    first, *others = (
-        one for _, one in sorted(found, key=lambda each: (each[0], each[1].line or 0, each[1].column or 0))
+    first, *rest = (
+        error for _, error in sorted(found, key=lambda each: (each[0], each[1].line or 0, each[1].column or 0))
     )
-    first.others = tuple(others)
+    first.others = tuple(rest)
     return first
 
 
@@ -199,7 +200,7 @@ def _is_misspelt(fault: Fault) -> bool:
 
 
 def _fault(root: Node, detail: ErrorDetails) -> Fault:
-    """One of pydantic's errors in our words; the offending value is shown only where it cannot be a secret."""
+    """Return pydantic's error as a fault; the bad value is shown only where it cannot be a secret."""
     path = detail["loc"]
     context: Mapping[str, Any] = detail.get("ctx", {})
     at_key = bool(path) and path[-1] == "[key]"
@@ -213,7 +214,7 @@ def _fault(root: Node, detail: ErrorDetails) -> Fault:
             return Fault(path, "is missing", "add it")
         case "fault":
             return _with_value(root, Fault(path, context["message"], context["hint"], at_key))
-        case "literal_error" | "string_unicode":  # half a surrogate pair is no word of the list either
+        case "literal_error" | "string_unicode":  # half a surrogate pair is not in the list either
             return _choice(root, path, _words_at(path))
         case kind if kind in _TYPES:
             return _with_value(root, Fault(path, *_TYPES[kind]))
@@ -221,14 +222,14 @@ def _fault(root: Node, detail: ErrorDetails) -> Fault:
 
 
 def _words_at(path: Sequence[str | int]) -> list[str]:
-    """The words that the model allows at ``path``."""
+    """Return the words that the model allows at ``path``."""
     model = model_at(path[:-1])
     kind = model.model_fields[str(path[-1])].annotation if model else None
-    return [word for one in (kind, *get_args(kind)) if get_origin(one) is Literal for word in get_args(one)]
+    return [word for part in (kind, *get_args(kind)) if get_origin(part) is Literal for word in get_args(part)]
 
 
 def _with_value(root: Node, fault: Fault) -> Fault:
-    """A key without any value gets words of its own."""
+    """Report a key without any value as such."""
     if not fault.at_key and _value_at(root, fault.path) is None:
         return Fault(fault.path, "has no value", "give it one, or remove the key")
     return fault
@@ -242,7 +243,7 @@ def _choice(root: Node, path: tuple[str | int, ...], words: list[str]) -> Fault:
 
 
 def _value_at(root: Node, path: Sequence[str | int]) -> Any:
-    """The value at ``path``, None where there is nothing, and a stand-in for what is not in the file itself."""
+    """Return the value at ``path``: None for an empty value, and ``...`` if the path is not in the file itself."""
     node = root
     for part in path:
         child = node.child(part)
@@ -253,6 +254,6 @@ def _value_at(root: Node, path: Sequence[str | int]) -> Any:
 
 
 def _sources(document: InventoryFile) -> Iterator[int]:
-    """For every expanded host the index of the item of ``hosts`` that it comes from."""
+    """Yield, for every expanded host, the index of its item in ``hosts``."""
     for index, entry in enumerate(document.hosts):
         yield from (index for _ in expand(entry.name))

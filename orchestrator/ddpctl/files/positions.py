@@ -1,8 +1,8 @@
-"""How far the output of a run was printed here, so that ``attach`` continues with the next line, even after a SIGKILL.
+"""The position up to which a run's output was printed, so that ``attach`` continues there even after a SIGKILL.
 
-One file a run, one record of 128 bytes a host: its name and two slots (number of the write, offset, checksum). A save
-overwrites the older slot, so the newer one stays whole whatever happens. The records of a page (32 hosts) are written
-with one ``pwrite``.
+A run has a file, and a host a record of 128 bytes in it: the name and two slots (number of the write, offset,
+checksum). A save overwrites the older slot, so the newer slot stays whole whatever happens. A single ``pwrite`` writes
+the records of a page (32 hosts).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Slot(NamedTuple):
 
 
 def load_positions(run: str) -> dict[str, int]:
-    """Host -> offset after the last line that was printed; hosts of which nothing is known are not in it."""
+    """Return host -> offset after the last printed line; unknown hosts are left out."""
     if not is_name(run):
         return {}
     try:
@@ -41,14 +41,18 @@ def load_positions(run: str) -> dict[str, int]:
 
 
 class Positions:
-    """The positions of one run, held open while it is followed.
+    """The positions of a run, held open while it is followed.
 
-    Between the printing of lines and their place on record lies one system call for every 32 hosts: a controller killed
-    there would print the lines again.
+    Lines are printed before their positions are saved, with one system call for every 32 hosts. A controller killed in
+    between prints these lines again.
     """
 
     def __init__(self, run: str) -> None:
-        """Raises OSError: the folder cannot be written."""
+        """Open the file.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
         self._handle = os.open(folder_of(run) / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         size = os.fstat(self._handle).st_size
         self._data = bytearray(os.pread(self._handle, size, 0).ljust(-(-size // _RECORD) * _RECORD, b"\0"))
@@ -61,7 +65,7 @@ class Positions:
         os.close(self._handle)
 
     def save(self, positions: Mapping[str, int]) -> None:
-        """Only hosts whose offset has changed are written."""
+        """Write the positions of hosts with a changed offset."""
         changed: dict[int, list[int]] = {}  # page -> positions of records
         for host, offset in positions.items():
             slots = self._known.get(host)
@@ -100,7 +104,7 @@ def _checksum(host: str, number: int, offset: int) -> int:
 
 
 def _records(data: bytes | bytearray) -> dict[str, tuple[_Slot, _Slot]]:
-    """Every whole record; a slot that does not check counts as never written."""
+    """Return every whole record. A slot with a wrong checksum counts as never written."""
     found: dict[str, tuple[_Slot, _Slot]] = {}
     for start in range(0, len(data) - _RECORD + 1, _RECORD):
         name = data[start : start + _NAME].rstrip(b"\0").decode("ascii", "replace")

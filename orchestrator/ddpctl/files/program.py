@@ -1,4 +1,4 @@
-"""The program of a job: its script on this machine, one that ships with ddpctl, or that of ``-- SCRIPT ARGS``."""
+"""The program of a job: a script on this machine, a program that ships with ddpctl, or ``-- SCRIPT ARGS``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import ddpctl
 from ddpctl.errors import InventoryError, UsageError
 from ddpctl.files.extends import inherited, jobs_of
+from ddpctl.files.limits import SCRIPT_BYTES
 from ddpctl.files.tree import Node
 from ddpctl.spec.inventory import nearest, suggestion
 from ddpctl.spec.job import JobSpec
@@ -15,14 +16,12 @@ from ddpctl.spec.origin import as_name
 from ddpctl.spec.script import ScriptFacts, imported_modules, read_script
 from ddpctl.spec.values import NAME_RULE, is_name, plural
 
-MAX_SCRIPT_BYTES = 8 << 20
-
 
 def shipped_jobs() -> Path:
-    """The folder of the programs that ship with ddpctl: beside the package where it is installed, else in its source.
+    """Return the folder of the shipped programs: beside the installed package, or in the source tree.
 
     Raises:
-        FileNotFoundError: this ddpctl came without them.
+        FileNotFoundError: this ddpctl was installed without them.
     """
     package = Path(ddpctl.__file__).parent
     for folder in (package / "jobs", package.parents[1] / "worker" / "jobs"):
@@ -32,10 +31,10 @@ def shipped_jobs() -> Path:
 
 
 def script_file(job: JobSpec) -> Path | None:
-    """Where the job's script lies on this machine; None for a module, or when the code is already on the nodes.
+    """Return the job's script on this machine; None for a module, or if the code is already on the nodes.
 
     Raises:
-        InventoryError: the code folder or the script is not there.
+        InventoryError: the code folder or the script does not exist.
     """
     if job.code is None:
         return None
@@ -56,12 +55,12 @@ def script_file(job: JobSpec) -> Path | None:
 
 
 def inspect_script(job: JobSpec) -> ScriptFacts | None:
-    """What the job's program says about how it wants to be launched; None when it does not lie here.
+    """Return how the job's program expects to be launched; None if the program is not on this machine.
 
-    Some of it may also stand in a module beside it that it imports.
+    Modules beside the program that it imports are read as well.
 
     Raises:
-        InventoryError: the code folder or the script is not there or cannot be read.
+        InventoryError: the code folder or the script does not exist or cannot be read.
     """
     path = script_file(job) or _module_file(job)
     if path is None:
@@ -76,7 +75,7 @@ def inspect_script(job: JobSpec) -> ScriptFacts | None:
 
 
 def _module_file(job: JobSpec) -> Path | None:
-    """The file of a job's module in its code folder; None where it lies elsewhere."""
+    """Return the file of a job's module in its code folder, if it is there."""
     if job.code is None or job.module is None:
         return None
     place = Path(job.code, *job.module.split("."))
@@ -84,30 +83,30 @@ def _module_file(job: JobSpec) -> Path | None:
 
 
 def _facts(path: Path, text: str) -> ScriptFacts:
-    """What ``text`` says, with the name of its file."""
     return read_script(text).named(path.name)
 
 
 def _read(path: Path) -> str:
     with path.open("rb") as stream:
-        return stream.read(MAX_SCRIPT_BYTES).decode("utf-8", "replace")
+        return stream.read(SCRIPT_BYTES).decode("utf-8", "replace")
 
 
-ORIGIN = "--"  # what an error names instead of a file
+ORIGIN = "--"  # stands for the file in an error
 
 
 MODULE_OPTIONS = ("-m", "--module")
 
 
 def put_program(root: Node, words: Sequence[str], *, job: str | None, here: Path, base: Path) -> str:
-    """Put the job that ``words`` (``SCRIPT ARGS`` or ``-m MODULE ARGS``) stand for into the document; returns its name.
+    """Put the job of ``words`` (``SCRIPT ARGS`` or ``-m MODULE ARGS``) into the document; return its name.
 
-    Words that begin with an option are further arguments of a job that is there. A ``job`` that is there gets another
-    program and arguments, the rest of it stays. Otherwise it is a new one, named ``job`` or after the script, with the
-    current folder ``here`` (or the script's, where it lies elsewhere) as its code. ``base`` is the inventory's folder.
+    - Words that begin with an option are further arguments of an existing job.
+    - An existing ``job`` gets another program and arguments; the rest of it stays.
+    - Otherwise the job is new, named ``job`` or after the script. Its code is the current folder ``here``, or the
+      script's folder if the script is elsewhere. ``base`` is the inventory's folder.
 
     Raises:
-        UsageError: no script, a name that is none, or no job to add an option to.
+        UsageError: there is no script, the name is not valid, or there is no job to add an option to.
     """
     if words and words[0].startswith("-") and words[0] not in MODULE_OPTIONS:
         return _add_arguments(root, words, job)
@@ -133,7 +132,7 @@ def put_program(root: Node, words: Sequence[str], *, job: str | None, here: Path
 
 
 def _add_arguments(root: Node, words: Sequence[str], job: str | None) -> str:
-    """``-- --OPTION ...``: at the end of the job's own arguments; of the only job, where none is named."""
+    """Append ``--OPTION ...`` to the arguments of the job, or of the only job if no job is named."""
     jobs = jobs_of(root)
     if job is None and len(jobs) != 1:
         what = f"{words[0]} after -- is an option of a job, but the file has {plural(len(jobs), 'job')}"
@@ -147,11 +146,11 @@ def _add_arguments(root: Node, words: Sequence[str], job: str | None) -> str:
     if isinstance(node.value, dict) and (extra is None or isinstance(extra.value, list)):
         before = extra.value if extra is not None and isinstance(extra.value, list) else []
         _put(node, {"args_extra": [*before, *(_node(word) for word in words)]})
-    return name  # what is wrong with the job itself says the reader of the file
+    return name  # the reader of the file reports faults of the job itself
 
 
 def _split(words: Sequence[str]) -> tuple[str, bool, list[Node]]:
-    """Script or module, whether it is a module, and the arguments."""
+    """Return the script or module, whether it is a module, and the arguments."""
     module = bool(words) and words[0] in MODULE_OPTIONS
     rest = list(words[1:] if module else words)
     if not rest or not rest[0]:
@@ -162,7 +161,7 @@ def _split(words: Sequence[str]) -> tuple[str, bool, list[Node]]:
 
 
 def _place(program: str, here: Path) -> tuple[str, str]:
-    """Code folder and, relative to it, the script."""
+    """Return the code folder, and the script relative to it."""
     path = here / Path(program).expanduser()
     if path.is_relative_to(here) and ".." not in path.parts:
         return str(here), str(path.relative_to(here))
@@ -170,7 +169,7 @@ def _place(program: str, here: Path) -> tuple[str, str]:
 
 
 def _from_code(program: str, code: Node | None, here: Path, base: Path) -> str:
-    """A script that lies here, inside the job's code folder, is named from there; any other is taken as it is typed."""
+    """Return a script of the job's code folder relative to that folder; any other script as typed."""
     text = code.value if code is not None else "."
     if not isinstance(text, str):
         return program
@@ -180,13 +179,13 @@ def _from_code(program: str, code: Node | None, here: Path, base: Path) -> str:
 
 
 def _jobs(root: Node) -> dict[str, Node]:
-    """The jobs of the document; made where there are none."""
+    """Return the jobs of the document; add an empty mapping if there are no jobs."""
     assert isinstance(root.value, dict)
     node = root.value.get("jobs")
     if node is None or node.value is None:
         node = root.value["jobs"] = _node({})
     if not isinstance(node.value, dict):
-        return {}  # the reader of the file says what is wrong with it
+        return {}  # the reader of the file reports the fault
     return node.value
 
 

@@ -1,8 +1,8 @@
-"""What this machine remembers of its runs: hints only, for the nodes hold the truth.
+"""This machine's records of its runs. They are only hints: the nodes hold the truth.
 
-Everything lies below ``$XDG_STATE_HOME/ddpctl/controller`` (``~/.local/state/...``), for this user alone. Records are
-written aside and renamed; positions are written in place, in records that a crash cannot tear. A clean
-preflight is remembered here too.
+The files are below ``$XDG_STATE_HOME/ddpctl/controller`` (``~/.local/state/...``), for this user alone. A record is
+written to a temporary file and renamed. Positions are written in place, in records that a crash cannot tear. Clean
+preflights are kept here too.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from typing import Any
 
 import platformdirs
 
+from ddpctl.files.limits import KEEP_PREFLIGHT_S, KEEP_RUNS
 from ddpctl.spec.values import is_name
 from ddpctl_worker.wire.contract import begins
 
-KEEP_RUNS = 200
 _log = logging.getLogger(__name__)
 
 
 def state_dir() -> Path:
-    """The folder of all hints on this machine; not made yet."""
+    """Return the folder of all records on this machine; it may not exist yet."""
     return platformdirs.user_state_path("ddpctl") / "controller"
 
 
 def save_run(job: str, run: str, data: Mapping[str, Any]) -> None:
-    """Remember that ``run`` is the last one of ``job`` that was started here with the inventory file that ``data``
-    (JSON-able) names: many folders have a job ``train``.
+    """Record ``run`` as the last run of ``job`` that was started here with the inventory file that ``data`` names.
+
+    Many folders have a job ``train``, so the file counts. ``data`` must be JSON-able.
 
     Raises:
         OSError: the folder cannot be written.
@@ -47,8 +48,11 @@ def save_run(job: str, run: str, data: Mapping[str, Any]) -> None:
 
 
 def recorded(word: str) -> list[dict[str, Any]]:
-    """What was saved of the runs that ``word`` may mean, newest first: the last run of the job of that name, from each
-    inventory file; else the run of that id, or all those whose id begins with it."""
+    """Return the records of the runs that ``word`` may mean, newest first.
+
+    First choice: the last run of the job of that name, from each inventory file. Else the run of that id, or all runs
+    with an id that begins with it.
+    """
     if not is_name(word):
         return []
     paths = _job_files(word) or [_run_file(word)]
@@ -56,11 +60,11 @@ def recorded(word: str) -> list[dict[str, Any]]:
     if not found:
         begun = (read(_run_file(run)) for run in _runs() if begins(run, word))
         found = [record for record in begun if record is not None]
-    return sorted(found, key=lambda one: str(one.get("run")), reverse=True)  # run ids sort by time
+    return sorted(found, key=lambda record: str(record.get("run")), reverse=True)  # run ids sort by time
 
 
 def forget(run: str) -> None:
-    """Keep nothing of ``run``; the last run of its job is then the newest one of the others from the same file.
+    """Remove the records of ``run``. The newest remaining run of its job, from the same file, becomes the last run.
 
     Raises:
         OSError: the folder cannot be changed.
@@ -72,8 +76,8 @@ def forget(run: str) -> None:
     job = str(record.get("job", ""))
     if not is_name(job) or (read(_job_file(job, record)) or {}).get("run") != run:
         return
-    others = (read(_run_file(other)) for other in sorted(_runs(), reverse=True))
-    alike = (one for one in others if one is not None and _key(one) == _key(record) and one.get("job") == job)
+    rest = (read(_run_file(other)) for other in sorted(_runs(), reverse=True))
+    alike = (kept for kept in rest if kept is not None and _key(kept) == _key(record) and kept.get("job") == job)
     newest = next(alike, None)
     if newest is not None:
         write(_job_file(job, record), newest)
@@ -82,7 +86,7 @@ def forget(run: str) -> None:
 
 
 def save_end(run: str, end: Mapping[str, Any]) -> None:
-    """Remember how ``run`` ended, the first time that all its nodes said so: that never changes.
+    """Record how ``run`` ended, once: after all nodes have reported its end, it never changes.
 
     Raises:
         OSError: the folder cannot be written.
@@ -92,19 +96,18 @@ def save_end(run: str, end: Mapping[str, Any]) -> None:
 
 
 def last_end(run: str) -> dict[str, Any] | None:
-    """What was saved of the end of ``run``; None when nothing readable was."""
+    """Return the recorded end of ``run``, if there is a readable record."""
     return read(_end_file(run)) if is_name(run) else None
 
 
 def folder_of(run: str) -> Path:
-    """The folder of a run's hints; made, for this user alone."""
+    """Return the folder of a run's records, created for this user alone."""
     if not is_name(run):
         raise ValueError(f"not the name of a run: {run!r}")
     return _made(run_dir(run))
 
 
 def _made(folder: Path) -> Path:
-    """The folder and every one between it and state_dir(), for this user alone."""
     state_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
     below = folder.relative_to(state_dir())
     for part in (*reversed(below.parents), below):
@@ -113,7 +116,7 @@ def _made(folder: Path) -> Path:
 
 
 def run_dir(run: str) -> Path:
-    """The same folder, not made yet."""
+    """Return the folder of a run's records; it may not exist yet."""
     return state_dir() / "runs" / run
 
 
@@ -126,12 +129,12 @@ def _end_file(run: str) -> Path:
 
 
 def _key(record: Mapping[str, Any]) -> str:
-    """Of the inventory file of a run."""
+    """Return the key of a run's inventory file."""
     return hashlib.sha256(str(record.get("inventory", "")).encode()).hexdigest()[:12]
 
 
 def _job_file(job: str, record: Mapping[str, Any]) -> Path:
-    return state_dir() / "last" / f"{job}@{_key(record)}.json"  # no name has an @
+    return state_dir() / "last" / f"{job}@{_key(record)}.json"  # a name never has an @
 
 
 def _job_files(job: str) -> list[Path]:
@@ -139,7 +142,7 @@ def _job_files(job: str) -> list[Path]:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """The record at ``path``; None when there is none, or none that can be read (the log says why)."""
+    """Return the record at ``path``, if it exists and is readable (the log tells about an unreadable record)."""
     try:
         record = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -151,17 +154,17 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
-    """Aside, to the disk, renamed, and the folder to the disk: a reader sees the old record or the new one."""
+    """Write a temporary file, sync it, rename it, sync the folder: a reader sees the old record or the new record."""
     _made(path.parent)
-    handle, aside = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)  # mode 0600
+    handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)  # mode 0600
     try:
         with os.fdopen(handle, "w") as stream:
             json.dump(record, stream)
             stream.flush()
             os.fsync(stream.fileno())
-        Path(aside).replace(path)
+        Path(temporary).replace(path)
     except BaseException:
-        Path(aside).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -171,34 +174,30 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def _forget_old() -> None:
-    """Keep the newest runs only."""
     folders = [(entry.stat().st_mtime, entry.path) for entry in os.scandir(state_dir() / "runs") if entry.is_dir()]
     for _, path in sorted(folders, reverse=True)[KEEP_RUNS:]:
         _remove(Path(path))
 
 
 def _runs() -> list[str]:
-    """The ids of all runs that are remembered here."""
     folder = state_dir() / "runs"
     return [entry.name for entry in os.scandir(folder)] if folder.is_dir() else []
 
 
 def _remove(folder: Path) -> None:
-    """A run's folder, if it is there."""
     with contextlib.suppress(FileNotFoundError):  # another ddpctl was quicker
         for item in folder.iterdir():
             item.unlink(missing_ok=True)
         folder.rmdir()
 
 
-# --- a clean preflight, kept for a moment
+# --- clean preflights
 
-KEEP_PREFLIGHT_S = 3600.0  # older files are removed by the next one that is saved
 _PREFLIGHT_KEY = re.compile(r"[0-9a-f]{64}")
 
 
 def save_preflight(key: str, report: Mapping[str, Any]) -> None:
-    """Remember a report (JSON-able) under its key, a SHA-256 in hex.
+    """Record a report (JSON-able) under its key, a SHA-256 in hex.
 
     Raises:
         OSError: the folder cannot be written.
@@ -212,9 +211,9 @@ def save_preflight(key: str, report: Mapping[str, Any]) -> None:
 
 
 def recent_preflight(key: str, seconds: float) -> tuple[dict[str, Any], float] | None:
-    """What was saved under ``key`` less than ``seconds`` ago, and its age in seconds.
+    """Return the report recorded under ``key`` less than ``seconds`` ago, and its age in seconds.
 
-    A file from the future (a clock set back) is not it.
+    A record from the future (a clock was set back) does not count.
     """
     found = read(_preflight_file(key))
     if found is None or not isinstance(found.get("saved"), float) or not isinstance(found.get("report"), dict):

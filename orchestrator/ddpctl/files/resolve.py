@@ -1,4 +1,4 @@
-"""Makes the paths of this machine absolute: they count from the inventory file, and ``~`` is this user's home."""
+"""Makes paths of this machine absolute: they are relative to the inventory file, and ``~`` is this user's home."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _HOMELESS = "starts with the home of a user who does not exist"
 
 
 class _NoHome(Exception):
-    """``~name`` of a user that does not exist."""
+    """The user of ``~name`` does not exist."""
 
 
 def resolve(inventory: Inventory, sources: Iterable[int]) -> tuple[Inventory | None, list[Fault]]:
-    """The inventory with absolute paths, or every path that cannot be made one.
+    """Return the inventory with absolute paths, or a fault for every path that cannot be made absolute.
 
-    ``sources`` says for each host which item of ``hosts`` it comes from. Paths on the nodes (base_dir, workdir, data)
-    are left alone: only a node can spell its own ``~``.
+    ``sources`` gives, for each host, the index of its item in ``hosts``. Paths on the nodes (base_dir, workdir, data)
+    stay unchanged: only a node can expand its own ``~``.
     """
     folder = Path(inventory.file).parent
     faults: list[Fault] = []
@@ -40,7 +40,7 @@ def resolve(inventory: Inventory, sources: Iterable[int]) -> tuple[Inventory | N
 
 
 def absolute(text: str, folder: Path) -> str:
-    """``text`` as an absolute path; relative ones count from ``folder``. Links are not followed."""
+    """Return ``text`` as an absolute path, relative to ``folder``. Links are not followed."""
     try:
         expanded = Path(text).expanduser()
     except RuntimeError as error:
@@ -49,7 +49,7 @@ def absolute(text: str, folder: Path) -> str:
 
 
 def _normal(path: Path) -> Path:
-    """Without ``.`` and, where no link is crossed, without ``..``."""
+    """Resolve ``..`` through the real folders; any other path keeps its links."""
     if ".." not in path.parts:
         return path
     try:
@@ -76,7 +76,7 @@ def _paths(
 def _host(host: Host, folder: Path, where: tuple[str | int, ...], faults: list[Fault]) -> Host:
     update = _paths(host, ("identity_file",), folder, where, faults)
     if host.local and ("/" in host.python or host.python.startswith("~")):
-        # Links are not followed: an environment's bin/python is a link to one that knows nothing of the environment.
+        # Links are not followed: an environment's bin/python is a link to an interpreter outside of the environment.
         update |= _paths(host, ("python",), folder, where, faults)
     elif "/" in host.python and not host.python.startswith(("/", "~/")):
         hint = "write an absolute path, one below ~/, or a bare name such as python3"

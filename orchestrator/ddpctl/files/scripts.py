@@ -1,21 +1,19 @@
-"""The training scripts in a folder: programs that join a process group, or what people call such programs."""
+"""Finds the training scripts in a folder: programs that join a process group, or have a usual name."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from ddpctl.files.limits import SEARCH_BYTES, SEARCH_DEPTH, SEARCH_FILES, SEARCH_FOLDERS
 from ddpctl.spec.script import imported_modules, read_script
 
 USUAL = ("train.py", "main.py")
-MOST_FILES, MOST_FOLDERS = 400, 200
-MOST_BYTES = 1 << 20
-MOST_DEPTH = 2  # folders below the first one
 _SKIPPED = frozenset({"venv", "env", "site-packages", "node_modules", "build", "dist", "tests", "test", "docs"})
 
 
 def find_scripts(folder: Path) -> list[str]:
-    """Paths relative to ``folder``, the likeliest first. Where none joins a process group: train.py, main.py."""
+    """Return paths relative to ``folder``, the likeliest first, or train.py and main.py if no script joins a group."""
     texts = _texts(folder)
     joins = {name for name, text in texts.items() if read_script(text).initialises}
     modules = {Path(name).stem for name in joins}
@@ -26,10 +24,10 @@ def find_scripts(folder: Path) -> list[str]:
 
 
 def _texts(folder: Path) -> dict[str, str]:
-    """Python files by their path, the nearest first; what cannot be read is left out."""
+    """Return the Python files by path, the nearest first; unreadable files are left out."""
     found: dict[str, str] = {}
     level = [folder]
-    for _ in range(MOST_DEPTH + 1):
+    for _ in range(SEARCH_DEPTH + 1):
         below: list[Path] = []
         for place in level:
             try:
@@ -37,7 +35,7 @@ def _texts(folder: Path) -> dict[str, str]:
             except OSError:
                 continue
             for entry in entries:
-                if entry.name.startswith(".") or entry.name in _SKIPPED or len(found) >= MOST_FILES:
+                if entry.name.startswith(".") or entry.name in _SKIPPED or len(found) >= SEARCH_FILES:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     if not Path(entry.path, "pyvenv.cfg").exists():
@@ -46,13 +44,13 @@ def _texts(folder: Path) -> dict[str, str]:
                     text = _read(Path(entry.path))
                     if text is not None:
                         found[str(Path(entry.path).relative_to(folder))] = text
-        level = below[:MOST_FOLDERS]
+        level = below[:SEARCH_FOLDERS]
     return found
 
 
 def _read(path: Path) -> str | None:
     try:
         with path.open("rb") as stream:
-            return stream.read(MOST_BYTES).decode("utf-8", "replace")
+            return stream.read(SEARCH_BYTES).decode("utf-8", "replace")
     except OSError:
         return None

@@ -1,12 +1,12 @@
-"""A strict YAML reader: one document as a tree that knows the line and column of everything in it.
+"""A strict YAML reader: a document as a tree with the line and column of every value.
 
-It reads ruamel.yaml's events. Composed nodes have positions too, but hide what is refused here: where an alias is,
-directives, and a second document; and ruamel's composer goes as deep as the file does.
+It reads ruamel.yaml's events. ruamel's composed nodes have positions too, but they hide syntax that is refused here
+(aliases, directives, a second document), and the composer nests as deep as the file does.
 
-A plain (unquoted) scalar is text, a plain number, ``true``, ``false`` or nothing; whatever readers disagree on is
-refused. ``no`` is False to a YAML 1.1 reader and text to a YAML 1.2 one, ``010`` is 8, 10 or text, ``22:22`` is 1342 or
-text. Nobody who writes such a thing can know what they get, so they are asked to quote it. The one exception is ``off``
-where both readings mean the same: as the value of a job's ``doctor``.
+A plain (unquoted) scalar is text, a plain number, ``true``, ``false`` or empty. A scalar that YAML readers read
+differently is refused: ``no`` is False in YAML 1.1 and text in YAML 1.2, ``010`` is 8, 10 or text, ``22:22`` is 1342 or
+text. The error asks the user to quote it. The only exception is ``off`` as the value of a job's ``doctor``, where both
+readings mean the same.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from ruamel.yaml.events import (
 )
 
 from ddpctl.errors import InventoryError
+from ddpctl.files.limits import YAML_BYTES, YAML_DEPTH
 from ddpctl.spec.values import Number
 
-MAX_BYTES = 1 << 20
-MAX_DEPTH = 16
 _TAB_INDENT = re.compile(r"(?m)^ *\t")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x84\x86-\x9f\ufeff\ufffe\uffff]")
 
@@ -40,7 +39,7 @@ _MERGE = "<<"
 Scalar = str | int | bool | Number | None
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
-_TRUTH = {"true": True, "false": False}  # so to every reader
+_TRUTH = {"true": True, "false": False}  # all YAML readers agree on these
 _INT = re.compile(r"-?[1-9][0-9]{0,17}|0")
 _DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _BOOLEAN = re.compile(r"(?i:y|yes|n|no|on|off|true|false)")
@@ -63,7 +62,7 @@ Place = tuple[int | None, int | None]  # line and column, from 1
 
 @dataclass
 class Node:
-    """A value and where it stands (1-based); ``key_at`` is where the key of each item of a mapping stands."""
+    """A value with its position (1-based). ``key_at`` has the positions of a mapping's keys."""
 
     file: str
     line: int | None
@@ -72,7 +71,7 @@ class Node:
     key_at: dict[str, Place] = field(default_factory=dict)
 
     def child(self, part: str | int) -> Node | None:
-        """The node below this key, or at this index."""
+        """Return the node below this key or index."""
         if isinstance(self.value, dict) and isinstance(part, str):
             return self.value.get(part)
         if isinstance(self.value, list) and isinstance(part, int) and part < len(self.value):
@@ -80,7 +79,7 @@ class Node:
         return None
 
     def plain(self) -> Any:
-        """The value as plain Python, without positions."""
+        """Return the value as plain Python, without positions."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         if isinstance(self.value, list):
@@ -89,7 +88,7 @@ class Node:
 
 
 class LookAlike(ValueError):
-    """A plain scalar that YAML readers disagree on; the message says what else it could be, ``hint`` what to write."""
+    """A plain scalar that YAML readers read differently. The message names the other reading, ``hint`` the remedy."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(f"reads as {kind} in some YAML readers and as text in others")
@@ -98,10 +97,10 @@ class LookAlike(ValueError):
 
 
 def plain_scalar(text: str, path: Path = ()) -> Scalar:
-    """The value of an unquoted scalar at ``path``; a number remembers how it was written.
+    """Return the value of an unquoted scalar at ``path``; a number keeps its spelling.
 
     Raises:
-        LookAlike: some reader would take it for something else.
+        LookAlike: YAML readers read it differently.
     """
     if text in _NULL:
         return None
@@ -120,24 +119,24 @@ def plain_scalar(text: str, path: Path = ()) -> Scalar:
 
 
 def _takes_off(path: Path) -> bool:
-    """Whether the text ``off`` and the boolean false mean the same there."""
+    """Return whether the text ``off`` and the boolean false mean the same at ``path``."""
     return len(path) == 3 and (path[0], path[2]) == ("jobs", "doctor")
 
 
 def shown_path(path: Sequence[str | int]) -> str:
-    """``jobs.resnet_ddp.args[2]``"""
+    """Return the path as ``jobs.resnet_ddp.args[2]``."""
     words = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return words.removeprefix(".")
 
 
 def decode(data: bytes, file: str, *, tabs: bool = False) -> str:
-    """The text of a file; ``tabs``: it may be indented with them.
+    """Return the text of a file; with ``tabs`` it may be indented with tabs.
 
     Raises:
-        InventoryError: too big, not UTF-8, or characters in it that no text file has.
+        InventoryError: the file is too big, is not UTF-8, or holds control characters.
     """
-    if len(data) > MAX_BYTES:
-        raise InventoryError(f"is {len(data)} bytes long; {MAX_BYTES} is the limit", file=file)
+    if len(data) > YAML_BYTES:
+        raise InventoryError(f"is {len(data)} bytes long; {YAML_BYTES} is the limit", file=file)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -155,18 +154,19 @@ def decode(data: bytes, file: str, *, tabs: bool = False) -> str:
 
 
 def parse(text: str, file: str, *, placed: bool = True, foreign: bool = False) -> Node:
-    """The one document in ``text``; without ``placed`` (a value from the command line) it has no lines.
+    """Return the only document in ``text``; without ``placed`` (a value from the command line) it has no positions.
 
-    ``foreign``: it is another tool's. Its scalars are text or nothing, its tags mean nothing, its aliases are followed.
+    ``foreign``: the file belongs to another tool. Its scalars are text or empty, its tags are ignored, its aliases are
+    followed.
 
     Raises:
-        InventoryError: not YAML, or YAML that means different things to different readers.
+        InventoryError: not YAML, or YAML that readers read differently.
     """
     return _Reader(text, file, placed, foreign).document()
 
 
 def _joined(text: str) -> str:
-    """JSON writes what lies beyond U+FFFF as two escapes; together they are one character."""
+    """Join the two escapes that JSON writes for a character beyond U+FFFF."""
     if text.isascii():
         return text
     try:
@@ -176,18 +176,18 @@ def _joined(text: str) -> str:
 
 
 def _place(before: str) -> tuple[int, int]:
-    """Line and column of the character after ``before``."""
+    """Return line and column of the character after ``before``."""
     return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
 
 
 class _Reader:
-    """Turns the events of one document into nodes; ``path`` is where in the document it is, for messages."""
+    """Turns the events of a document into nodes; ``path`` is the place in the document, for messages."""
 
     def __init__(self, text: str, file: str, placed: bool, foreign: bool = False) -> None:
         self._file = file
         self._placed = placed
         self._foreign = foreign
-        self._anchors: dict[str, Node] = {}  # of a foreign file, each once its value has been read
+        self._anchors: dict[str, Node] = {}  # of a foreign file, each after its value has been read
         self._events = YAML(typ="safe", pure=True).parse(text)
 
     def document(self) -> Node:
@@ -234,10 +234,10 @@ class _Reader:
     def _value(self, event: Any, path: Path) -> Node:
         node = Node(self._file, *self._at(event.start_mark))
         if isinstance(event, ScalarEvent):
-            # A value below env may be a secret and is not repeated.
+            # A value below env may be a secret, so messages do not repeat it.
             node.value = self._scalar(event, path, repeat="env" not in path)
-        elif len(path) >= MAX_DEPTH:
-            raise self._fault(path, f"is nested more than {MAX_DEPTH} levels deep", event)
+        elif len(path) >= YAML_DEPTH:
+            raise self._fault(path, f"is nested more than {YAML_DEPTH} levels deep", event)
         elif isinstance(event, SequenceStartEvent):
             node.value = self._items(path)
         else:
@@ -266,7 +266,7 @@ class _Reader:
         return items
 
     def _merge(self, items: dict[str, Node], key_at: dict[str, Place]) -> None:
-        """What ``<<`` brings in, below what is written here."""
+        """Add the keys that ``<<`` brings; keys that are written here have precedence."""
         value = items.pop(_MERGE).value
         del key_at[_MERGE]
         for part in value if isinstance(value, list) else [Node(self._file, None, None, value)]:

@@ -1,4 +1,4 @@
-"""What the benchmarks measured: tables for the terminal, and one HTML page each, with plots."""
+"""The results of the benchmarks: tables for the terminal, and an HTML page each, with plots."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ WHOLE_HEAD = ("all hosts, size", "time", "bus GB/s")
 
 
 def scaling_view(report: ScalingReport) -> RenderableType:
-    """A row a size."""
+    """Return a table with a row for each size."""
     head = Text(f"{report.job}  cluster {report.cluster}", style="bold")
     return Group(head, _table(SCALING_HEAD, scaling_rows(report)))
 
 
 def scaling_rows(report: ScalingReport) -> list[tuple[str, ...]]:
-    """The cells of the table, in the order of SCALING_HEAD."""
+    """Return the cells of the table, in the order of SCALING_HEAD."""
     return [
         (
             str(row.nodes),
@@ -56,7 +56,7 @@ def _slowest(rank: Rank | None) -> str:
 
 
 def network_view(report: NetworkReport) -> RenderableType:
-    """The pairs, the whole, and who is slow."""
+    """Return the pairs, all hosts together, and the slow hosts."""
     head = Text(f"all_reduce over {report.backend}  cluster {report.cluster}", style="bold")
     parts: list[RenderableType] = [head, _table(PAIRS_HEAD, pair_rows(report)), Text("")]
     parts += [_table(WHOLE_HEAD, whole_rows(report.whole)), Text("")]
@@ -65,22 +65,26 @@ def network_view(report: NetworkReport) -> RenderableType:
 
 
 def pair_rows(report: NetworkReport) -> list[tuple[str, ...]]:
-    """The cells of a row for each pair of hosts, in the order of PAIRS_HEAD."""
+    """Return the cells of a row for each pair of hosts, in the order of PAIRS_HEAD."""
     return [
-        (" - ".join(one.hosts), f"{one.busbw_gb_s:.3f}", "-" if one.latency_us is None else f"{one.latency_us:.0f} us")
-        for one in report.pairs
+        (
+            " - ".join(pair.hosts),
+            f"{pair.busbw_gb_s:.3f}",
+            "-" if pair.latency_us is None else f"{pair.latency_us:.0f} us",
+        )
+        for pair in report.pairs
     ]
 
 
 def whole_rows(whole: Sequence[Reduce]) -> list[tuple[str, ...]]:
-    """The cells of a row for each message size, in the order of WHOLE_HEAD."""
-    return [(size_text(one.size), f"{one.time_us:.0f} us", f"{one.busbw_gb_s:.3f}") for one in whole]
+    """Return the cells of a row for each message size, in the order of WHOLE_HEAD."""
+    return [(size_text(reduce.size), f"{reduce.time_us:.0f} us", f"{reduce.busbw_gb_s:.3f}") for reduce in whole]
 
 
 def verdict(report: NetworkReport) -> list[str]:
-    """A line for everything that is slow, or one that says that nothing is."""
+    """Return a line for each slow host or pair, or a line that nothing is slow."""
     if report.slow:
-        return [f"slow: {' - '.join(one.hosts)}: {one.why}" for one in report.slow]
+        return [f"slow: {' - '.join(slow.hosts)}: {slow.why}" for slow in report.slow]
     if len(report.hosts) < 3:
         return ["two hosts have only one link, so there is nothing to compare"]
     return ["no host and no pair of hosts is slower than half of the others"]
@@ -97,7 +101,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType
 
 
 def scaling_html(report: ScalingReport) -> str:
-    """Speed-up against the ideal one, samples per second, and the table."""
+    """Return the page: speed-up against the ideal, time in communication, and the table."""
     rows = [row for row in report.rows if row.parallel == "ddp"]
     ideal = [(float(row.processes), float(row.processes)) for row in rows]
     lines = {"measured": [(float(row.processes), report.speed_up(row)) for row in rows], "ideal": ideal}
@@ -110,7 +114,7 @@ def scaling_html(report: ScalingReport) -> str:
         _section("Figures", table(SCALING_HEAD, scaling_rows(report))),
         _note(
             "Speed-up: samples per second by those of the first row, per process. Communication: the share of the time "
-            "in which a rank sends gradients or waits for another rank. The slowest rank is the one that waits least."
+            "in which a rank sends gradients or waits for another rank. The slowest rank waits least."
         ),
     ]
     shares = [(float(row.processes), row.figures.comm_share) for row in rows if row.figures.comm_share is not None]
@@ -123,9 +127,9 @@ def scaling_html(report: ScalingReport) -> str:
 
 
 def network_html(report: NetworkReport) -> str:
-    """Bandwidth over message size, and the pairs."""
-    points = [(math.log2(one.size), one.busbw_gb_s) for one in report.whole]
-    ticks = bytes_ticks([one.size for one in report.whole])
+    """Return the page: bandwidth over message size, and the pairs."""
+    points = [(math.log2(reduce.size), reduce.busbw_gb_s) for reduce in report.whole]
+    ticks = bytes_ticks([reduce.size for reduce in report.whole])
     warnings = "".join(f'<article class="warning"><p>{escape(line)}</p></article>' for line in verdict(report))
     calm = "".join(f"<p>{escape(line)}</p>" for line in verdict(report))
     chart = line_chart({"all hosts": points}, x="message size", y="bus bandwidth, GB/s", ticks=ticks)

@@ -1,4 +1,4 @@
-"""Line charts as SVG in a page, drawn by pygal in the colours of the page's style sheet."""
+"""Line charts as SVG, drawn by pygal in the colours of the page's style sheet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-# The page's own colours, so that a chart is light where the page is light.
+# The page's own colours, so that a chart is light on a light page.
 _STYLE = {
     "background": "transparent",
     "plot_background": "transparent",
@@ -27,13 +27,13 @@ _STYLE = {
     "value_label_font_size": 12,
 }
 _SMALL = {"label_font_size": 14, "major_label_font_size": 14, "stroke_width": "2", "stroke_opacity": "1"}
-_WIDTH, _HEIGHT = 720, 360  # of the picture's own units; it grows and shrinks with the page
+_WIDTH, _HEIGHT = 720, 360  # in the picture's own units; it scales with the page
 
 Points = Sequence[tuple[float, float]]
 
 
 def line_chart(series: Mapping[str, Points], *, x: str, y: str, ticks: Mapping[float, str] | None = None) -> str:
-    """Lines through points; ``ticks`` labels places of the x axis (default: the places of the points)."""
+    """Return lines through points; ``ticks`` labels places of the x axis (default: the places of the points)."""
     places = ticks or {place: f"{place:g}" for points in series.values() for place, _ in points}
     top = max((value for points in series.values() for _, value in points), default=0.0)
     pygal = _pygal()
@@ -61,11 +61,11 @@ def line_chart(series: Mapping[str, Points], *, x: str, y: str, ticks: Mapping[f
 
 
 def curve_chart(lines: Sequence[Points], *, resumed: Sequence[float] = ()) -> str:
-    """One quantity in attempts that followed each other: the newest one stands out, and a dashed line is where each of
-    the others was resumed. Small, so that two of them fit side by side and one fits a phone.
+    """Return a curve with a line for each attempt: the newest stands out, and dashes mark where later attempts began.
 
-    pygal gets places from 0 to 1, and labels with them: its own labels never end for numbers that are very large, very
-    small or very close to each other.
+    The picture is small: two fit side by side, and a phone shows a whole picture. pygal gets places from 0 to 1 with
+    labels, because its own label algorithm does not end for values that are very large, very small or very close
+    together.
     """
     across = Axis.of([x for points in lines for x, _ in points])
     upward = Axis.of([y for points in lines for _, y in points], rooted=True)
@@ -99,8 +99,10 @@ def curve_chart(lines: Sequence[Points], *, resumed: Sequence[float] = ()) -> st
 
 
 def use_picture(values: Sequence[float | None]) -> str:
-    """Percentages over time as an area, on a ground that is missing where nothing is known. pygal's pictures are too
-    large for a row of a table."""
+    """Return percentages over time as an area, on a ground that is missing where the value is unknown.
+
+    pygal's pictures are too large for a row of a table.
+    """
     shapes = ""
     for begin, end in _known(values):
         steps = "".join(f"V{100 - (values[place] or 0.0):.0f}H{place + 1}" for place in range(begin, end))
@@ -109,7 +111,7 @@ def use_picture(values: Sequence[float | None]) -> str:
 
 
 def _known(values: Sequence[float | None]) -> Iterator[tuple[int, int]]:
-    """Where stretches of known values begin and end."""
+    """Yield (begin, end) of each stretch of known values."""
     begin = 0
     for known, stretch in groupby(values, key=lambda value: value is not None):
         end = begin + len(list(stretch))
@@ -120,14 +122,14 @@ def _known(values: Sequence[float | None]) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Axis:
-    """From ``low`` to ``high``; a value's place on it is between 0 and 1."""
+    """An axis from ``low`` to ``high``; the place of a value on it is between 0 and 1."""
 
     low: float
     high: float
 
     @staticmethod
     def of(values: Sequence[float], *, rooted: bool = False) -> Axis:
-        """``rooted``: from 0 where that costs little of the picture, else with some room."""
+        """Return the axis of these values. ``rooted``: from 0 if that costs little space, else with some margin."""
         low, high = float(min(values)), float(max(values))
         if high == low:
             room = abs(low) / 10 or 1.0
@@ -139,7 +141,7 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
     def labels(self, text: Callable[[float], str]) -> list[dict[str, Any]]:
-        """Up to five round numbers on it, each with its place; none that reads as the one before."""
+        """Return up to five round numbers with their places; numbers with equal text appear once."""
         found = {text(value): self.place(value) for value in reversed(self._round_numbers())}
         return [{"value": place, "label": label} for label, place in reversed(found.items())]
 
@@ -154,8 +156,10 @@ class Axis:
 
 
 def short(value: float, *, thousands: float = 1e4) -> str:
-    """Four digits at most: ``0.0312``, ``5120``, ``12.5k``, ``3.2M``, ``1e-05``. ``thousands``: from where on there is
-    a ``k``."""
+    """Return at most four digits: ``0.0312``, ``5120``, ``12.5k``, ``3.2M``, ``1e-05``.
+
+    ``thousands``: the least value that gets a ``k``.
+    """
     for unit, size, least in (("G", 1e9, 1e9), ("M", 1e6, 1e6), ("k", 1e3, thousands)):
         if least <= abs(value) < 1e12:
             return f"{value / size:.3g}{unit}"
@@ -163,9 +167,11 @@ def short(value: float, *, thousands: float = 1e4) -> str:
 
 
 def _pygal() -> Any:
-    """Imported when a chart is drawn, without the import hook that it leaves: that one has no ``find_spec``, and is for
-    maps. With it, Python 3.11 warns at every module that is not there. What else it adds stays: the finder of
-    importlib_metadata takes over from Python's own, which finds no package any more."""
+    """Import pygal when a chart is drawn, without the import hook that it leaves.
+
+    The hook is for maps and has no ``find_spec``: with it, Python 3.11 warns at every module that is not found. pygal's
+    other change stays: importlib_metadata's finder replaces Python's own, which no longer finds any package.
+    """
     import pygal
     import pygal.style
 
@@ -174,7 +180,7 @@ def _pygal() -> Any:
 
 
 def _without_scripts(tree: Any) -> Any:
-    """pygal adds one for its tooltips, which come from a network; a picture is enough."""
+    """Remove pygal's script for tooltips, which the page would load from a network."""
     for parent in tree.iter():
         for child in [child for child in parent if str(child.tag).endswith("script")]:
             parent.remove(child)
@@ -182,12 +188,12 @@ def _without_scripts(tree: Any) -> Any:
 
 
 def bytes_ticks(sizes: Sequence[int]) -> dict[float, str]:
-    """Places of message sizes on a logarithmic axis: the power of two of each, and its name."""
+    """Return the places of message sizes on a logarithmic axis (base 2), with their names."""
     return {math.log2(size): size_text(size) for size in sizes}
 
 
 def size_text(size: float) -> str:
-    """``64 KiB``: three digits and a unit."""
+    """Return a size as ``64 KiB``: three digits and a unit."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1023.5:
             return f"{size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""The checkpoints of a job, for a person."""
+"""The checkpoints of a job, as a table."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ MOST_MISSING = 3
 
 
 def checkpoints_view(found: JobCheckpoints) -> RenderableType:
-    """A row each, newest first, and below it what is missing."""
+    """Return a row for each checkpoint, newest first, and below the missing files."""
     if not found.saved:
         return Text(f"{found.job} has no checkpoints")
     table = columns("NAME", "STEP", "SIZE", "SAVED", "HOSTS", "STATE")
-    for one in found.saved:
-        step = "-" if one.step is None else str(one.step)
-        state = Text("complete", style="green") if one.complete else Text("not complete", style="yellow")
-        table.add_row(Text(one.entry), step, size(one.size), ago(one.time), Text(", ".join(one.hosts) or "-"), state)
-    lines = [Text(f"{one.entry}: {_missing(one.missing)}") for one in found.saved if not one.complete]
+    for saved in found.saved:
+        step = "-" if saved.step is None else str(saved.step)
+        state = Text("complete", style="green") if saved.complete else Text("not complete", style="yellow")
+        hosts = Text(", ".join(saved.hosts) or "-")
+        table.add_row(Text(saved.entry), step, size(saved.size), ago(saved.time), hosts, state)
+    lines = [Text(f"{saved.entry}: {_missing(saved.missing)}") for saved in found.saved if not saved.complete]
     lag = [lag_text(found.lag)] if found.lag else []
     return Group(Whole(table), *lines, *lag, *_without_copy(found))
 

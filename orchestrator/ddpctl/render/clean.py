@@ -1,12 +1,11 @@
-"""Text of others on its way to a terminal or a page: no character in it may steer what shows it."""
+"""Removes control characters from foreign text, so that it cannot steer a terminal or a page."""
 
 from __future__ import annotations
 
 import re
 
-# Controls (C0 but for the line's end and the tab, DEL, C1: with ESC every escape sequence begins), all that Unicode
-# calls a format character (it turns the direction of writing, or cannot be seen), and lone surrogates, which no stream
-# takes.
+# Control characters: C0 except line feed and tab, DEL, C1 (ESC begins every escape sequence). All format characters of
+# Unicode, which are invisible or change the direction of writing. Lone surrogates, which no stream accepts.
 _STEERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e"
     "\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
@@ -15,7 +14,7 @@ _STEERS = re.compile(
 
 
 def clean(text: str) -> str:
-    r"""The same with such characters written out: ``\x1b``, ``\u202e``. Cleaning twice changes nothing."""
+    r"""Return the text with such characters written out: ``\x1b``, ``\u202e``. Cleaning twice changes nothing."""
     return _STEERS.sub(lambda found: _written(ord(found[0])), text)
 
 

@@ -1,4 +1,4 @@
-"""Where output goes and whether it may be lively: decided once, from the terminal and the environment."""
+"""The consoles: whether they have colours and live displays is decided once, from terminal and environment."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ _WIDEST = 100_000
 
 
 def is_plain(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool:
-    """No colours and no live display: without a terminal, or on a dumb one."""
+    """Return whether there are no colours and no live display: no terminal, or a dumb terminal."""
     environ = os.environ if environ is None else environ
     return not stream.isatty() or environ.get("TERM") == "dumb"
 
 
 def has_colours(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool:
-    """NO_COLOR takes the colours away and nothing else (no-color.org)."""
+    """Return whether there are colours. NO_COLOR removes only the colours (no-color.org)."""
     environ = os.environ if environ is None else environ
     return not is_plain(stream, environ) and not environ.get("NO_COLOR")
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leave it to the program, which ends as one killed by SIGPIPE would; rich would exit with 1."""
+        """Leave it to the program, which ends as if killed by SIGPIPE; rich would exit with 1."""
         raise
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The one place that all text for a terminal passes: no character of it steers the terminal."""
+        """Clean all text for a terminal: every text passes this method."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=clean(segment.text))
 
     def print(self, *objects: Any, **how: Any) -> None:
-        """Nothing is cut off at the edge of a narrow terminal, which folds what is longer itself."""
+        """Do not cut lines at the edge of a narrow terminal, which folds long lines itself."""
         super().print(*objects, **({"crop": False} | how))
 
 
 class Whole:
-    """A table in its own width, also on a terminal that is narrower: a run id that is cut off cannot be typed."""
+    """A table in its own width, even on a narrower terminal: a run id that is cut off cannot be typed."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -56,7 +56,7 @@ class Whole:
 
 
 class Fitted:
-    """A table in its own width; on a narrower terminal another one, shortened to that width but not below ``least``."""
+    """A table in its own width. A narrower terminal gets ``narrow``, shortened to its width but not below ``least``."""
 
     def __init__(self, table: Table, narrow: Table, least: int) -> None:
         self.table, self.narrow, self.least = table, narrow, least
@@ -69,12 +69,12 @@ class Fitted:
 
 
 def own_width(table: Table, console: Console, options: ConsoleOptions) -> int:
-    """How wide a table is that has all the room it wants."""
+    """Return the width of a table without any limit."""
     return Measurement.get(console, options.update(max_width=_WIDEST), table).maximum
 
 
 def columns(*names: str, overflow: OverflowMethod = "ellipsis") -> Table:
-    """A table with these columns and no lines."""
+    """Return a table with these columns and no lines."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in names:
         table.add_column(name, overflow=overflow)
@@ -82,7 +82,7 @@ def columns(*names: str, overflow: OverflowMethod = "ellipsis") -> Table:
 
 
 def make_console(stream: TextIO) -> Console:
-    """A console that never takes text for markup or emoji codes, and never folds a line of a pipe."""
+    """Return a console that never reads text as markup or emoji codes, and never folds a line of a pipe."""
     plain = is_plain(stream)
     return _Console(
         file=stream,

@@ -1,4 +1,4 @@
-"""What the doctor found, for a person: the verdict first, then what it rests on."""
+"""The doctor's findings: the verdict first, then the evidence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddpctl_worker.rules.verdict import numbers
 
 
 def consultation_view(found: Consultation, *, stacks: bool = False) -> RenderableType:
-    """The verdict, the ranks grouped by where they stand, a row a rank, the evidence, and what could not be had."""
+    """Return the verdict, the ranks by place, a row for each rank, the evidence, and what is not known."""
     diagnosis = found.diagnosis
     style = "bold red" if diagnosis.suspects or diagnosis.stuck else ""
     parts: list[RenderableType] = [Text(f"{found.job}  {found.state}  run {found.run}"), Text(diagnosis.verdict, style)]
@@ -26,7 +26,7 @@ def consultation_view(found: Consultation, *, stacks: bool = False) -> Renderabl
         parts += [Text(""), *(Text(line) for line in diagnosis.evidence)]
     if stacks:
         parts += [Text(line) for look in found.looks for line in stack_lines(look)]
-    parts += [Text(slow_line(one), style="yellow") for one in found.slow]
+    parts += [Text(slow_line(slow), style="yellow") for slow in found.slow]
     parts += [Text(f"not known: {line}", style="yellow") for line in diagnosis.missing]
     return Group(*parts)
 
@@ -40,17 +40,17 @@ def _groups(found: Consultation) -> Any:
 
 def _ranks(found: Consultation) -> Any:
     table = columns("RANK", "HOST", "PID", "STATE", "CPU", "RSS", "OUTPUT", "COLLECTIVE")
-    for look in sorted(found.looks, key=lambda one: int(one["rank"])):
-        one = rank_json(look)
-        collective = one["collective"]
+    for look in sorted(found.looks, key=lambda look: int(look["rank"])):
+        rank = rank_json(look)
+        collective = rank["collective"]
         table.add_row(
-            str(one["rank"]),
-            Text(str(one["host"])),
-            str(one["pid"]),
-            Text(str(one["state"])),
-            _or_dash(one["cpu"], "{:.0f}%"),
-            _or_dash(one["rss_mb"], "{:.0f} MB"),
-            _or_dash(one["last_output_age_s"], "{:.0f}s ago"),
+            str(rank["rank"]),
+            Text(str(rank["host"])),
+            str(rank["pid"]),
+            Text(str(rank["state"])),
+            _or_dash(rank["cpu"], "{:.0f}%"),
+            _or_dash(rank["rss_mb"], "{:.0f} MB"),
+            _or_dash(rank["last_output_age_s"], "{:.0f}s ago"),
             "-" if collective is None else Text(f"{collective['op']} #{collective['seq']} {collective['state']}"),
         )
     return table

@@ -1,6 +1,6 @@
-"""An error as lines for stderr: `error:` says what failed, where and why, `hint:` what to do next.
+"""An error as lines for stderr: `error:` names the failure, the place and the cause, `hint:` the next step.
 
-Above them a list, where hosts failed differently or a file has many faults.
+If hosts failed differently, or a file has many faults, a list comes first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ADDRESS = re.compile(r"(?:\b\d{1,3}(?:\.\d{1,3}){3}\b|\[[0-9a-fA-F:]+\])(?::\d{
 
 
 def error_lines(error: DdpctlError) -> list[str]:
-    """The lines to print; an interrupt, which the user asked for, is no error."""
+    """Return the lines to print. An interrupt was asked for by the user, so it is not shown as an error."""
     table, what, hint = _parts(error)
     if table:
         what = f"{what} ({len(table) - 1} more above)"
@@ -24,9 +24,9 @@ def error_lines(error: DdpctlError) -> list[str]:
 
 
 def _parts(error: DdpctlError) -> tuple[list[str], str, str | None]:
-    """The list above (if there is more than one thing to say), what failed, and the next step."""
+    """Return the list (if there is more than one error), the failure, and the next step."""
     if isinstance(error, InventoryError) and error.others:
-        return [str(one) for one in (error, *error.others)], error.what, error.hint
+        return [str(each) for each in (error, *error.others)], error.what, error.hint
     if not isinstance(error, HostsFailed):
         return [], error.what, error.hint
     groups = by(lambda host: blank(_alike(_text(error.errors[host]), host)), error.errors)
@@ -42,11 +42,11 @@ def _parts(error: DdpctlError) -> tuple[list[str], str, str | None]:
 
 
 def _row(errors: dict[str, DdpctlError]) -> tuple[str, str | None]:
-    """What these hosts have in common, and the next step of each of them."""
+    """Return the common text of these hosts' errors, and the next step of each host."""
     hosts, first = list(errors), next(iter(errors.values()))
-    if len({_text(one) for one in errors.values()}) == 1:
+    if len({_text(error) for error in errors.values()}) == 1:
         return f"{named(hosts)}: {one_line(first.message)}", first.hint and one_line(first.hint)
-    steps = [outside(one_line(one.hint or ""), partial(_alike, host=host)) for host, one in errors.items()]
+    steps = [outside(one_line(error.hint or ""), partial(_alike, host=host)) for host, error in errors.items()]
     return f"{named(hosts)}: {_alike(one_line(first.message), hosts[0])}", together(steps)
 
 

@@ -1,4 +1,4 @@
-"""Findings put together for people: what many hosts have in common is said once. For the terminal and the page."""
+"""Groups findings: a text that many hosts share appears once. For the terminal and the page."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ddpctl.spec.network import Network
 from ddpctl.spec.values import plural
 
 PROBLEMS = (Severity.ERROR, Severity.WARNING)
-EACH_FIX = 3  # up to this many hosts get a fix each to copy; more share one with HOST in it
+EACH_FIX = 3  # up to this number of hosts each get a fix to copy; more hosts share a fix with HOST in it
 MATRIX_HOSTS = 16
 
 
 @dataclass(frozen=True)
 class Group:
-    """Findings of one check that say the same; ``alike`` when names of hosts or numbers in them differ."""
+    """Findings of a check with the same text; ``alike`` if names of hosts or numbers in the texts differ."""
 
     findings: tuple[Finding, ...]
     alike: bool = False
@@ -44,7 +44,7 @@ class Group:
 
     @property
     def message(self) -> str:
-        """What they say; where they differ in a number or a name the first one stands for the others."""
+        """The common text. If numbers or names differ, the first finding's text stands for all."""
         text = one_line(self.first.message)
         if not self.alike:
             return text
@@ -53,9 +53,9 @@ class Group:
 
     @property
     def fixes(self) -> tuple[str, ...]:
-        """What to copy: one a finding where they are few, else one with HOST in the host's place, else all in one.
+        """The fixes to copy: a fix for each finding if they are few, else a fix with HOST in it, else all fixes in one.
 
-        Commands come first, as a person types them here.
+        Commands come first, in the form in which a person types them here.
         """
         return (*self._shared(_typed), *self._shared(lambda finding: finding.fix))
 
@@ -72,7 +72,7 @@ class Group:
 
 
 def _typed(finding: Finding) -> str | None:
-    """The command as it is typed on the controller; a terminal for sudo's password."""
+    """Return the command as it is typed on the controller, with a terminal for sudo's password."""
     if not finding.command or not finding.host:
         return finding.command
     return f"ssh -t {finding.host} {shlex.quote(finding.command)}"
@@ -80,7 +80,7 @@ def _typed(finding: Finding) -> str | None:
 
 @dataclass(frozen=True)
 class HostRow:
-    """Hosts with the very same problems: how many errors and warnings each has, and in which checks."""
+    """Hosts with the same problems: the number of errors and warnings of each host, and the checks."""
 
     hosts: tuple[str, ...]
     errors: int
@@ -93,12 +93,12 @@ class HostRow:
 
 
 def counted(errors: int, warnings: int) -> str:
-    """``2 errors, 1 warning``; empty when there is neither."""
+    """Return ``2 errors, 1 warning``; empty without either."""
     return ", ".join(plural(count, word) for count, word in ((errors, "error"), (warnings, "warning")) if count)
 
 
 def grouped(findings: Iterable[Finding]) -> tuple[Group, ...]:
-    """Worst first; findings of one check that say the same, or the same but for numbers, are one group."""
+    """Return the findings, worst first; findings of a check with equal texts (except numbers) are a group."""
     same = by(lambda finding: (finding.severity, finding.check, finding.gist), findings)
     made = []
     for members in same.values():
@@ -108,7 +108,7 @@ def grouped(findings: Iterable[Finding]) -> tuple[Group, ...]:
 
 
 def problems(findings: Iterable[Finding]) -> tuple[Group, ...]:
-    """The errors and warnings, grouped."""
+    """Return the errors and warnings, grouped."""
     return grouped(f for f in findings if f.severity in PROBLEMS)
 
 
@@ -117,7 +117,7 @@ def of_severity(findings: Iterable[Finding], severity: Severity) -> tuple[Group,
 
 
 def host_rows(hosts: Sequence[str], findings: Iterable[Finding]) -> tuple[HostRow, ...]:
-    """Every host in exactly one row, those with the same problems together, worst first."""
+    """Return every host in exactly one row, hosts with the same problems together, worst first."""
     mine: dict[str, list[Finding]] = {host: [] for host in hosts}
     for finding in findings:
         if finding.severity in PROBLEMS:
@@ -135,7 +135,7 @@ def host_rows(hosts: Sequence[str], findings: Iterable[Finding]) -> tuple[HostRo
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Checks that say nothing of these hosts, for one reason; a subject means all of its checks."""
+    """Checks without a result on these hosts, for the same reason. A subject stands for all of its checks."""
 
     why: str
     checks: tuple[str, ...]
@@ -143,7 +143,7 @@ class LeftOut:
 
 
 def left_out(findings: Sequence[Finding], severity: Severity) -> tuple[LeftOut, ...]:
-    """What was skipped, or is unknown, by reason and hosts, in the order of the findings."""
+    """Return the skipped or unknown checks by reason and hosts, in the order of the findings."""
     every: dict[str, set[str]] = {}
     for finding in findings:
         every.setdefault(subject_of(finding.check), set()).add(finding.check)
@@ -155,13 +155,13 @@ def left_out(findings: Sequence[Finding], severity: Severity) -> tuple[LeftOut, 
     made = []
     for (why, hosts), checks in found.items():
         whole = {subject for subject, ids in every.items() if len(ids) > 1 and ids <= set(checks)}
-        names = dict.fromkeys(subject_of(one) if subject_of(one) in whole else one for one in checks)
+        names = dict.fromkeys(subject_of(check) if subject_of(check) in whole else check for check in checks)
         made.append(LeftOut(why, tuple(names), hosts))
     return tuple(made)
 
 
 def subject_of(check: str) -> str:
-    """The first part of a check's id."""
+    """Return the first part of a check's id."""
     return check.split(".")[0]
 
 
@@ -170,7 +170,7 @@ def subject_of(check: str) -> str:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The links among ``hosts``; ``left_out`` are hosts of the mesh that are not shown, all of whose links are fine."""
+    """The links among ``hosts``. ``left_out``: hosts of the mesh that are not shown, because their links are fine."""
 
     hosts: tuple[str, ...]
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
@@ -182,7 +182,7 @@ class Matrix:
 
 
 def matrix(mesh: Mesh | Network, most: int = MATRIX_HOSTS) -> Matrix:
-    """The mesh as a table; of a big one the hosts with broken or slow links first."""
+    """Return the mesh as a table; of a big mesh, the hosts with broken or slow links first."""
     links = {(link.dialer, link.peer): link for link in mesh.links()}
     rates = sorted(link.mbit for link in links.values() if link.mbit is not None)
     trips = sorted(link.rtt_ms for link in links.values() if link.rtt_ms is not None)
@@ -199,18 +199,18 @@ def matrix(mesh: Mesh | Network, most: int = MATRIX_HOSTS) -> Matrix:
 
 
 def rate_text(mbit: float) -> str:
-    """``940M``, ``9.4G`` (bits a second)."""
+    """Return ``940M``, ``9.4G`` (bits a second)."""
     return f"{mbit / 1000:.1f}G" if mbit >= 1000 else f"{mbit:.0f}M" if mbit >= 10 else f"{mbit:.1f}M"
 
 
 def speed_text(mbit: float) -> str:
-    """``926 Mbit/s``, ``9.4 Gbit/s``."""
+    """Return ``926 Mbit/s``, ``9.4 Gbit/s``."""
     short = rate_text(mbit)
     return f"{short[:-1]} {short[-1]}bit/s"
 
 
 def cell_text(link: Link | None) -> str:
-    """A link in a few characters: its speed, or what is wrong; ``.`` where it was not tried."""
+    """Return a link in a few characters: its speed, or its fault; ``.`` if it was not tried."""
     if link is None:
         return "."
     if link.status != OK:
@@ -219,7 +219,7 @@ def cell_text(link: Link | None) -> str:
 
 
 def matrix_summary(shown: Matrix) -> str:
-    """``56 links, 2 broken, median 940 Mbit/s, round trip 0.20 ms``."""
+    """Return ``56 links, 2 broken, median 940 Mbit/s, round trip 0.20 ms``."""
     parts = [f"{shown.total} links, {f'{shown.broken} broken' if shown.broken else 'all connect'}"]
     if shown.median_mbit is not None:
         parts.append(f"median {speed_text(shown.median_mbit)}")

@@ -1,4 +1,4 @@
-"""A preflight's report as one HTML page that needs nothing else: no script, no request, light and dark."""
+"""A preflight's report as an HTML page without scripts and requests, in light and dark."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.values import plural
 
 HEAT_HOSTS = 64
-WORDY_HOSTS = 20  # above this a cell has no room for a number: its colour and its tip say it
+WORDY_HOSTS = 20  # with more hosts a cell has no room for a number: colour and tooltip show it
 # Shares of the median speed; a link below the first is in the lowest class, h1.
 _HEAT = ((0.9, "h5"), (0.7, "h4"), (0.5, "h3"), (0.25, "h2"))
 
 
 def preflight_html(report: PreflightReport) -> str:
-    """The page. Every text of the report is escaped; nothing in it can become markup."""
+    """Return the page. Every text of the report is escaped, so that it cannot become markup."""
     parts = [
         _head(report),
         _findings("What is wrong, and how to fix it", groups.problems(report.findings)),
@@ -68,7 +68,7 @@ def _card(group: Group) -> str:
 
 
 def _hosts(report: PreflightReport) -> str:
-    """A row for the hosts with the same problems, worst first; a column a subject of checks."""
+    """Return a row for the hosts with the same problems, worst first, and a column for each subject of checks."""
     subjects = list(dict.fromkeys(groups.subject_of(f.check) for f in report.findings))
     worst: dict[tuple[str, str], Severity] = {}
     for finding in report.findings:
@@ -110,7 +110,7 @@ def _mesh(mesh: Mesh) -> str:
 
 
 def heat_map(shown: Matrix) -> str:
-    """The summary, the legend and the table."""
+    """Return the summary, the legend and the table."""
     note = ""
     if shown.left_out:
         note = f'<p class="soft">{shown.left_out} more hosts, whose links are no worse, are not shown.</p>'
@@ -144,7 +144,7 @@ def _heat_cell(row: str, column: str, shown: Matrix) -> str:
 
 
 def heat(link: Link, median: float | None) -> str:
-    """The class of a link's cell: ``broken``, or ``h1`` (slowest) to ``h5`` by its share of the median."""
+    """Return the class of a link's cell: ``broken``, or ``h1`` (slowest) to ``h5`` by its share of the median."""
     if link.status != OK:
         return "broken"
     if link.mbit is None or not median:
@@ -179,7 +179,7 @@ def _legend(shown: Matrix) -> str:
 
 
 def _rest(report: PreflightReport) -> str:
-    """The checks that passed, do not apply or were left out, folded."""
+    """Return the checks that passed, do not apply or were left out, folded."""
     parts = []
     for severity, title in ((Severity.OK, "Passed"), (Severity.SKIPPED, "Not applicable or left out")):
         found = [f for f in report.findings if f.severity is severity]

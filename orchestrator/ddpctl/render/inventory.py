@@ -1,4 +1,4 @@
-"""A draft as the text of an inventory file, with short comments for the person who reads it next."""
+"""A draft as the text of an inventory file, with short comments for its readers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ddpctl.spec.inventory import Environment
 from ddpctl.spec.ranges import RangeFault, expand, fold, split
 from ddpctl.spec.values import plural
 
-COLUMN = 34  # where comments begin
-# Text that every YAML reader takes for the same text.
+COLUMN = 34  # the column where comments begin
+# Text that every YAML reader reads as text.
 _PLAIN = re.compile(r"(?:~?/|\./)?[A-Za-z_][A-Za-z0-9_./@+=-]*(?:\[[0-9,-]+\])?")
 _WORDS = re.compile(r"(?i:y|yes|n|no|on|off|true|false|null)")
 _SHARED = ("user", "port", "identity_file", "jump", "interface", "slots", "python")
@@ -25,7 +25,7 @@ _HEAD = (
 
 
 def inventory_text(draft: Draft, *, gpus: Mapping[str, int] | None = None, torch: str | None = None) -> str:
-    """The file. ``gpus`` of the hosts and the ``torch`` of their Python are for comments alone."""
+    """Return the text of the file. ``gpus`` of the hosts and the ``torch`` of their Python only go into comments."""
     lines = [*(f"# {line}" for line in _HEAD), "", f"cluster: {scalar(draft.cluster)}"]
     lines += _commented(f"project: {scalar(draft.project)}", "keeps its jobs apart from those of others", "")
     shared = _common(draft.hosts)
@@ -45,7 +45,7 @@ def inventory_text(draft: Draft, *, gpus: Mapping[str, int] | None = None, torch
 
 
 def scalar(value: Any) -> str:
-    """A value in one line, quoted where a YAML reader could take it for something else."""
+    """Return a value in one line, quoted if a YAML reader could misread it."""
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     if isinstance(value, str):
@@ -59,17 +59,17 @@ def scalar(value: Any) -> str:
 
 
 def _flow(value: Any) -> str:
-    """Inside brackets a plain word must hold none of them."""
+    """Return a value for use inside brackets: a plain word must not contain a bracket."""
     text = scalar(value)
     return _quoted(value) if isinstance(value, str) and "[" in text else text
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text).replace("\x7f", "\\u007f")  # the one control character that JSON leaves as it is
+    return json.dumps(text).replace("\x7f", "\\u007f")  # the only control character that JSON does not escape
 
 
 def _common(hosts: Sequence[HostEntry]) -> dict[str, Any]:
-    """The keys that all hosts have alike."""
+    """Return the keys that have the same value on all hosts."""
     found = {}
     for key in _SHARED:
         values = [getattr(host, key) for host in hosts]
@@ -79,12 +79,12 @@ def _common(hosts: Sequence[HostEntry]) -> dict[str, Any]:
 
 
 def _own(host: HostEntry, shared: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that a host has for itself, besides its name."""
+    """Return the keys that belong to this host alone, without its name."""
     return {key: value for key, value in host if value not in (None, {}) and key not in ("name", *shared)}
 
 
 def _alike(hosts: Iterable[HostEntry], shared: Mapping[str, Any]) -> Iterator[list[HostEntry]]:
-    """Hosts that follow each other and have nothing of their own, together; every other one by itself."""
+    """Yield consecutive hosts without keys of their own as a group, and every other host alone."""
     group: list[HostEntry] = []
     for host in hosts:
         if not _own(host, shared):
@@ -101,7 +101,7 @@ def _alike(hosts: Iterable[HostEntry], shared: Mapping[str, Any]) -> Iterator[li
 def _entry(
     hosts: Sequence[HostEntry], shared: Mapping[str, Any], gpus: Mapping[str, int], *, counted: bool
 ) -> Iterator[str]:
-    """``counted``: the job says how many processes a host runs."""
+    """Yield the entry of these hosts. ``counted``: the job sets the number of processes of a host."""
     own = _own(hosts[0], shared)
     counted = counted or hosts[0].slots is not None
     if not own:
@@ -113,18 +113,20 @@ def _entry(
 
 
 def _ranges(names: Sequence[str]) -> list[str]:
-    """The names as ranges, where these keep their order: the first host is the master."""
+    """Return the names as ranges if these keep the order: the first host is the master."""
     ranges = split(fold(names))
     try:
-        same = [name for one in ranges for name in expand(one)] == list(names)
+        same = [name for part in ranges for name in expand(part)] == list(names)
     except RangeFault:
         same = False
     return ranges if same else list(names)
 
 
 def _gpus(names: Iterable[str], gpus: Mapping[str, int], *, counted: bool) -> str:
-    """A comment on the GPUs, where they are known and alike; where there are none and nothing is ``counted``, also on
-    what that means."""
+    """Return a comment on the GPUs if all hosts have the same number.
+
+    Without GPUs, and if nothing is ``counted``, it also names the consequence.
+    """
     counts = [gpus.get(name) for name in names]
     first = counts[0]
     if first is None or any(count != first for count in counts):

@@ -1,5 +1,7 @@
-"""The merged output of all processes: ``host:rank | text``, a colour a host, nothing interpreted. From a run's second
-attempt on it is ``host:rank#2 | text``, and equal lines of several ranks are ``node[0-1]:0-7 | text``."""
+"""The merged output of all processes: ``host:rank | text``, with a colour for each host, and no text interpreted.
+
+From a run's second attempt on the prefix is ``host:rank#2``. Equal lines of several ranks have ``node[0-1]:0-7``.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +17,24 @@ from ddpctl_worker.rules.words import numbers
 
 # ANSI foreground colours that read well on dark and light backgrounds; red is left for errors.
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
-# A progress bar redraws itself many times a second; as lines, one a second is enough. Every update is in the log.
+# A progress bar redraws itself many times a second; a line a second is enough. The log has every update.
 _BAR_EVERY_S = 1.0
 
-_PREFIXES = 10_000  # that are remembered
+_PREFIXES = 10_000  # size of the prefix cache
 
 _Who = tuple[str, int | None]  # host, rank
 
 
 class Bars:
-    """Progress bars, thinned out to a line a second."""
+    """Thins progress bars out to a line a second."""
 
     def __init__(self) -> None:
         self._shown: dict[tuple[str, int | None, str], float] = {}
 
     def shows(self, line: Line) -> bool:
-        """Whether a line is to be shown: any that is no bar, and of a bar no empty redraw.
+        """Return whether a line is shown: any line that is not part of a bar, and of a bar no empty redraw.
 
-        By the time the line was written, not read: the same log always gives the same.
+        The time of writing decides, not the time of reading: the same log always gives the same output.
         """
         if line.end != "\r":
             return True
@@ -47,9 +49,9 @@ class Bars:
 class LinePrinter:
     """Writes lines to a binary stream, byte for byte as the process wrote them.
 
-    Progress bars (pieces ended by ``\\r``) become a line a second at most. All lines of one call are handed to the
-    system in one piece: what is killed in the middle of it has printed all of them or none. ``stamp`` makes the words
-    in front of each line from its time.
+    Progress bars (pieces ended by ``\\r``) become at most a line a second. All lines of a call are written in one
+    piece: a process that is killed meanwhile has printed all of them or no line. ``stamp`` turns the time of a line
+    into the text before it.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class LinePrinter:
         self._stamp = stamp
 
     def show(self, groups: Iterable[Group]) -> None:
-        """Each group of equal lines as one; an empty redraw of a bar is passed over."""
+        """Write each group of equal lines as one line, without empty redraws of a bar."""
         out: list[str] = []
         for group in groups:
             line = group[0]
@@ -106,7 +108,7 @@ class LinePrinter:
 
 
 def where(group: Group) -> str:
-    """Whose line it is: ``node0:3``, from the second attempt on ``node0:3#2``, of several ranks ``node[0-1]:0-7``."""
+    """Return a line's origin: ``node0:3``, in a later attempt ``node0:3#2``, of several ranks ``node[0-1]:0-7``."""
     return _where(frozenset((line.host, line.rank) for line in group), group[0].attempt)
 
 
@@ -117,17 +119,17 @@ def _where(who: frozenset[_Who], attempt: int) -> str:
 
 
 def _bytes(texts: list[str]) -> bytes:
-    """The bytes the process wrote: what was not UTF-8 travelled as surrogates (PEP 383) and turns back into bytes."""
+    """Return the bytes that the process wrote: bytes that are not UTF-8 travel as surrogates (PEP 383)."""
     try:
         return "".join(texts).encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # a lone surrogate of another kind has no bytes
+    except UnicodeEncodeError:  # any other lone surrogate has no bytes
         if len(texts) > 1:
             return b"".join(_bytes([text]) for text in texts)
         return texts[0].encode("utf-8", "backslashreplace")
 
 
 class LineTime:
-    """A time as ISO 8601 with milliseconds, in ``zone`` (None: that of this machine)."""
+    """Formats a time as ISO 8601 with milliseconds, in ``zone`` (default: this machine's)."""
 
     def __init__(self, zone: tzinfo | None = None) -> None:
         self._zone = zone
@@ -147,13 +149,13 @@ _UTC = LineTime(timezone.utc)
 
 
 def line_json(line: Line) -> dict[str, Any]:
-    """As the contract fixes it for ``tail --json``."""
+    """Return the object of a line that the contract fixes for ``tail --json``."""
     words = {"host": line.host, "rank": line.rank, "stream": line.stream, "time": _UTC(line.time), "text": line.text}
     return words if line.attempt == 1 else {**words, "attempt": line.attempt}
 
 
 class JsonLines:
-    """One JSON object a line, every piece as it came."""
+    """Writes a JSON object for each line, every piece unchanged."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""The frame and the style sheet of the HTML reports. Colour is never alone: each cell and badge has its word too."""
+"""The frame and style sheet of HTML reports. Colour never stands alone: each cell and badge has a word too."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def page(title: str, parts: Iterable[str], style: str = "") -> str:
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table of plain texts, which are escaped here."""
+    """Return a table of plain texts, which are escaped here."""
     top = "".join(f"<th>{escape(name)}</th>" for name in head)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f'<div class="wide"><table class="hosts"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -1,4 +1,4 @@
-"""A preflight's report on a terminal: hosts worst first, what was found, the mesh as a matrix, the fixes to copy."""
+"""A preflight's report on a terminal: hosts worst first, findings, the mesh as a matrix, fixes to copy."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ STYLE = {
 
 
 def report_view(report: PreflightReport) -> RenderableType:
-    """The whole report. Every text in it is taken as it is, never as markup."""
+    """Return the whole report. Its texts are never read as markup."""
     parts: list[RenderableType] = [_head(report)]
     found = groups.problems(report.findings)
     if found:
         parts += [Text(), _hosts(report), Text(), *(_finding(group) for group in found)]
     unknown = groups.left_out(report.findings, Severity.UNKNOWN)
     if unknown:
-        parts += [Text(), *(_unknown(one) for one in unknown)]
+        parts += [Text(), *(_unknown(left) for left in unknown)]
     infos = groups.of_severity(report.findings, Severity.INFO)
     if infos:
         parts += [Text(), *(_finding(group) for group in infos)]
@@ -57,7 +57,7 @@ def _head(report: PreflightReport) -> Text:
 
 
 def _hosts(report: PreflightReport) -> Table:
-    """One row for the hosts with the same problems; all healthy ones share the last."""
+    """Return a row for the hosts with the same problems; all healthy hosts share the last row."""
     table = columns("HOST", "RESULT", "CHECKS", overflow="fold")
     for row in groups.host_rows(report.hosts, report.findings):
         style = STYLE[Severity.ERROR if row.errors else Severity.WARNING if row.warnings else Severity.OK]
@@ -72,15 +72,15 @@ def _finding(group: Group) -> RenderableType:
     return Text.assemble(*head, f"{group.where}: {group.message}")
 
 
-def _unknown(one: LeftOut) -> RenderableType:
-    """What keeps many checks from looking is told once."""
+def _unknown(left: LeftOut) -> RenderableType:
+    """Return a reason that keeps checks from examining hosts, once for all of these checks."""
     style = STYLE[Severity.UNKNOWN]
-    where = named(one.hosts) or "all"
-    return Text.assemble((f"{'unknown':<8}", style), (f"{', '.join(one.checks)}  ", "bold"), f"{where}: {one.why}")
+    where = named(left.hosts) or "all"
+    return Text.assemble((f"{'unknown':<8}", style), (f"{', '.join(left.checks)}  ", "bold"), f"{where}: {left.why}")
 
 
 def _fixes(fixes: list[tuple[Group, str]]) -> list[RenderableType]:
-    """Each on a line of its own, so that it can be copied whole."""
+    """Return each fix on a line of its own, so that it can be copied whole."""
     lines: list[RenderableType] = []
     for number, (group, fix) in enumerate(fixes, 1):
         lines.append(Text(f"{number:>3}. {named(group.hosts) or 'all'} ({group.first.check})", style="dim"))
@@ -89,16 +89,16 @@ def _fixes(fixes: list[tuple[Group, str]]) -> list[RenderableType]:
 
 
 def _rest(report: PreflightReport) -> list[Text]:
-    """All that is well, in one line, and what was not checked, a line a reason."""
+    """Return a line for all passed checks, and a line for each reason why checks were skipped."""
     ok = [f.check for f in report.findings if f.severity is Severity.OK]
     line = Text(f"{len(set(ok))} checks ok", style="green")
     subjects = list(dict.fromkeys(map(groups.subject_of, ok)))
     if subjects:
         line.append(f" ({', '.join(subjects)})", style="dim")
     lines = [line]
-    for one in groups.left_out(report.findings, Severity.SKIPPED):
-        where = f" on {named(one.hosts)}" if one.hosts and len(one.hosts) < len(report.hosts) else ""
-        lines.append(Text(f"{one.why}{where}: {', '.join(one.checks)}", style="dim"))
+    for left in groups.left_out(report.findings, Severity.SKIPPED):
+        where = f" on {named(left.hosts)}" if left.hosts and len(left.hosts) < len(report.hosts) else ""
+        lines.append(Text(f"{left.why}{where}: {', '.join(left.checks)}", style="dim"))
     return lines
 
 
@@ -111,7 +111,7 @@ def _mesh(mesh: Mesh) -> list[RenderableType]:
     if mesh.note:
         parts.append(Text(f"      {mesh.note}", style="dim"))
     if shown.left_out and not shown.broken and not slow_links(mesh):
-        return parts  # a big mesh without a blemish needs no table
+        return parts  # a big mesh without a fault needs no table
     parts.append(_matrix(shown, mesh))
     if shown.left_out:
         parts.append(Text(f"      {shown.left_out} more hosts, whose links are no worse, are not shown", style="dim"))
@@ -119,7 +119,7 @@ def _mesh(mesh: Mesh) -> list[RenderableType]:
 
 
 def _matrix(shown: Matrix, mesh: Mesh) -> Table:
-    """Rows dial columns; a cell is the link's speed, or what is wrong with it."""
+    """Return the table: rows dial columns; a cell is the link's speed, or its fault."""
     slow = slow_links(mesh)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     table.add_column("from \\ to")

@@ -1,4 +1,4 @@
-"""Draws what stages tell: a live display on a terminal, plain lines elsewhere."""
+"""Draws the events of stages: a live display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MOST_BARS = 16
 
 
 class _Screen:
-    """There is one terminal: displays on it make room for a question or a line from any thread.
+    """The displays on the terminal, which make room for a question or a line from any thread.
 
-    Nothing waits for a person here: the lock is held for moments only.
+    The lock is held only for moments, never while a person is asked.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ _SCREEN = _Screen()
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing is drawn meanwhile."""
+    """Draw nothing within this context."""
     _SCREEN.pause(True)
     try:
         yield
@@ -59,11 +59,11 @@ def quiet() -> Iterator[None]:
         _SCREEN.pause(False)
 
 
-_TITLES = {"mesh": "network mesh"}  # where a stage's name does not say it all
+_TITLES = {"mesh": "network mesh"}  # for stages with names that do not tell enough
 
 
 class ProgressView:
-    """``tell`` for the stages before and after a run: one line a stage, with a bar while it works on a terminal.
+    """``tell`` for the stages before and after a run: a line for each stage, with a bar while it works on a terminal.
 
     A context manager.
     """
@@ -89,11 +89,11 @@ class ProgressView:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if self._live:  # where nothing was ever drawn rich would end with an empty line
+        if self._live:  # without a display rich would end with an empty line
             _SCREEN.show(self._progress, False)
 
     def tell(self, event: Event) -> None:
-        """Draw one event."""
+        """Draw an event."""
         if isinstance(event, StageStarted):
             self._start(event)
         elif isinstance(event, Step):
@@ -126,12 +126,12 @@ class ProgressView:
             self._progress.update(task, completed=event.done, note=self._note(event))
 
     def _note(self, event: Step) -> str:
-        """``3 of 4  node2``"""
+        """Return ``3 of 4  node2``."""
         count = f"{event.done} of {event.total}" if event.total and event.stage not in self._bytes else ""
         return "  ".join(part for part in (count, event.host or event.note) if part)
 
     def _step_of_host(self, event: Step, host: str) -> None:
-        """Bytes arrive on every node at its own pace: a bar each, as many as fit."""
+        """Draw a bar for each host, up to MOST_BARS: bytes arrive on every host at its own pace."""
         key = (event.stage, host)
         if key not in self._per_host:
             if len(self._per_host) >= MOST_BARS:

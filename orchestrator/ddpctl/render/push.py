@@ -1,4 +1,4 @@
-"""What a push put on the nodes, and what a gc takes off them, for a person."""
+"""The results of a push and of a gc."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_ROWS = 200
 
 
 def gc_view(outcome: GcOutcome) -> RenderableType:
-    """A row a thing, biggest first on each host, and the sum."""
+    """Return a row for each item, biggest first on each host, and the sum."""
     table = columns("HOST", "KIND", "NAME", "SIZE", "AGE")
     rows = [(host, item) for host, items in outcome.hosts.items() for item in sorted(items, key=lambda i: -i.bytes)]
     for host, item in rows[:MOST_ROWS]:
@@ -26,7 +26,7 @@ def gc_view(outcome: GcOutcome) -> RenderableType:
 
 
 def age(seconds: float) -> str:
-    """``3d``, ``5h``, ``7m``."""
+    """Return ``3d``, ``5h``, ``7m``."""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
         if seconds >= length:
             return f"{seconds / length:.0f}{unit}"
@@ -34,7 +34,7 @@ def age(seconds: float) -> str:
 
 
 def push_view(outcome: PushOutcome) -> RenderableType:
-    """A row a node, and the bytes."""
+    """Return a row for each node, and the bytes."""
     table = columns("HOST", "STATE", "ENVIRONMENT", "CODE", "TORCH", "PYTHON")
     for node in outcome.nodes:
         table.add_row(
@@ -49,7 +49,7 @@ def push_view(outcome: PushOutcome) -> RenderableType:
 
 
 def traffic_line(traffic: Traffic) -> str:
-    """``needed 210.0 MB: sent 105.0 MB, relayed 105.0 MB, already there 0 B``."""
+    """Return ``needed 210.0 MB: sent 105.0 MB, relayed 105.0 MB, already there 0 B``."""
     return (
         f"needed {size(traffic.needed)}: sent {size(traffic.sent_by_controller)}, "
         f"relayed {size(traffic.relayed)}, already there {size(traffic.reused)}"
@@ -57,7 +57,7 @@ def traffic_line(traffic: Traffic) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes with a decimal unit."""
+    """Return bytes with a decimal unit."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000 or unit == "GB":

@@ -1,4 +1,4 @@
-"""What plain commands did on their hosts: the output of `exec`, and the fixes of a preflight."""
+"""The results of plain commands: the output of `exec`, and the fixes of a preflight."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddpctl.spec.ranges import fold
 
 
 def output_lines(results: Mapping[str, Ran]) -> Iterator[tuple[str, str]]:
-    """("stdout" or "stderr", line) in the order of the hosts: ``node[0-2,5]: text``, without its line's end."""
+    """Yield ("stdout" or "stderr", line) in the order of the hosts: ``node[0-2,5]: text``, without the line's end."""
     for outputs, hosts in by(lambda host: (results[host].stdout, results[host].stderr), results).items():
         where = fold(hosts)
         for stream, text in zip(("stdout", "stderr"), outputs, strict=True):
@@ -25,7 +25,7 @@ def output_lines(results: Mapping[str, Ran]) -> Iterator[tuple[str, str]]:
 
 
 def fixes_view(fixes: Sequence[Fix]) -> RenderableType:
-    """Every command whole on a line of its own, below its host."""
+    """Return every command whole on a line of its own, below its host."""
     if not fixes:
         return Text("no finding has a fix that ddpctl can run")
     lines = [Text("the commands, exactly as they would run:", style="bold")]
@@ -38,11 +38,13 @@ def fixes_view(fixes: Sequence[Fix]) -> RenderableType:
 
 
 def fixed_view(done: Sequence[Applied]) -> RenderableType:
-    """A line a command; what it said where it failed."""
+    """Return a line for each command, and the output of failed commands."""
     lines = []
-    for one in done:
-        result = ("ok", "green") if one.ran.ok else (one.ran.trouble, "bold red")
-        lines.append(Text.assemble(f"{one.fix.host}: {one.fix.command}: ", result))
-        if not one.ran.ok:
-            lines += [Text(f"  {line}") for line in f"{one.ran.stdout}{one.ran.stderr}".splitlines()]
+    for applied in done:
+        fix, ran = applied.fix, applied.ran
+        lines.append(
+            Text.assemble(f"{fix.host}: {fix.command}: ", ("ok", "green") if ran.ok else (ran.trouble, "bold red"))
+        )
+        if not ran.ok:
+            lines += [Text(f"  {line}") for line in f"{ran.stdout}{ran.stderr}".splitlines()]
     return Lines(*lines)

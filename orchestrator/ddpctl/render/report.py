@@ -1,4 +1,4 @@
-"""A report about a run for the terminal: the verdict first, then what it rests on."""
+"""A report about a run for the terminal: the verdict first, then the facts."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from ddpctl.spec.report import RunReport
 from ddpctl.spec.times import elapsed, lasting
 from ddpctl.spec.values import plural
 
-LESS_BUSY = 10.0  # percent of the time: a GPU that had work so much less than the others is named
+LESS_BUSY = 10.0  # percentage points: a GPU that is this much less busy than the mean is named
 _BARS = "▁▂▃▄▅▆▇█"
-_WIDTH = 24  # of a curve in a line
+_WIDTH = 24  # letters of a sparkline
 
 
 def report_view(report: RunReport) -> RenderableType:
-    """What became of the run, its attempts, its metrics, and what ran."""
+    """Return the end of the run, its attempts, its metrics, and its program."""
     run = report.run
     head = Text.assemble(f"{run.job}  ", state_text(run.state), report.headline.removeprefix(run.state))
     head.append(f"  run {run.run}  cluster {run.cluster}  project {run.project}")
     parts: list[RenderableType] = [head]
     if run.diagnosis:
         parts.append(Text(stuck_line(run, report.made), style="bold yellow"))
-    parts += [Text(slow_line(one), style="yellow") for one in run.slow]
+    parts += [Text(slow_line(slow), style="yellow") for slow in run.slow]
     if run.cause:
         parts.append(cause_view(run.cause))
     parts += [Text(f"not in this report: {host}: {why}", "yellow") for host, why in report.missing.items()]
@@ -47,23 +47,23 @@ def report_view(report: RunReport) -> RenderableType:
 
 
 def shown_curves(curves: Sequence[Curve]) -> list[Curve]:
-    """Those that a person looks at: how far a rank had come is an axis, and no curve."""
-    return [one for one in curves if one.name not in COUNTERS and (one.lines or one.not_finite)]
+    """Return the curves to show. A counter such as "step" is an axis, not a curve."""
+    return [curve for curve in curves if curve.name not in COUNTERS and (curve.lines or curve.not_finite)]
 
 
 def _attempts(report: RunReport) -> Table:
     table = columns("ATTEMPT", "HOSTS", "TOOK", "END")
-    for one, end in attempt_ends(report):
-        end += f"; set aside: {aside_text(one)}" if one.set_aside else ""
-        table.add_row(str(one.number), Text(fold(one.hosts)), attempt_took(one, report), Text(end))
+    for attempt, end in attempt_ends(report):
+        end += f"; set aside: {aside_text(attempt)}" if attempt.set_aside else ""
+        table.add_row(str(attempt.number), Text(fold(attempt.hosts)), attempt_took(attempt, report), Text(end))
     return table
 
 
 def attempt_ends(report: RunReport) -> Iterator[tuple[Attempt, str]]:
-    """Each attempt with how it ended; the last one as the run."""
+    """Yield each attempt with its end; the last attempt has the run's end."""
     *earlier, last = report.run.attempts
-    for one in earlier:
-        yield one, attempt_end(one)
+    for attempt in earlier:
+        yield attempt, attempt_end(attempt)
     yield last, report.run.state
 
 
@@ -74,18 +74,20 @@ def attempt_took(attempt: Attempt, report: RunReport) -> str:
 
 def _metrics(curves: Sequence[Curve]) -> Table:
     table = columns("METRIC", "FIRST", "LAST", "LOWEST", "HIGHEST", "")
-    for one in curves:
-        values = [y for _, y in one.points]
+    for curve in curves:
+        values = [y for _, y in curve.points]
         if not values:
-            table.add_row(Text(one.name), "-", "-", "-", "-", Text(not_finite_text(one), "red"))
+            table.add_row(Text(curve.name), "-", "-", "-", "-", Text(not_finite_text(curve), "red"))
             continue
         figures = map(short, (values[0], values[-1], min(values), max(values)))
-        table.add_row(Text(one.name), *figures, Text.assemble(sparkline(values), (f"  {not_finite_text(one)}", "red")))
+        table.add_row(
+            Text(curve.name), *figures, Text.assemble(sparkline(values), (f"  {not_finite_text(curve)}", "red"))
+        )
     return table
 
 
 def not_finite_text(curve: Curve) -> str:
-    """``10 values from step 2990 on are not finite``; empty where all are."""
+    """Return ``10 values from step 2990 on are not finite``; empty if all values are finite."""
     if not curve.not_finite:
         return ""
     at = "" if curve.not_finite_at is None else f" from {curve.axis} {short(curve.not_finite_at)} on"
@@ -93,7 +95,7 @@ def not_finite_text(curve: Curve) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
-    """``█▆▃▂▁``: a letter for each stretch, as high as its mean."""
+    """Return ``█▆▃▂▁``: a letter for each stretch, as high as its mean."""
     count = min(width, len(values))
     parts = [values[len(values) * at // count : len(values) * (at + 1) // count] for at in range(count)]
     means = [sum(value / len(part) for value in part) for part in parts]
@@ -125,18 +127,18 @@ def _facts(report: RunReport) -> Iterator[str]:
 
 
 def gpus_text(gpus: Sequence[GpuUse]) -> str:
-    """``16, busy 87 % of the time on average, node1:3 only 12 %; memory: 71.2 of 80 GiB``."""
+    """Return ``16, busy 87 % of the time on average, node1:3 only 12 %; memory: 71.2 of 80 GiB``."""
     text = str(len(gpus))
     if (mean := mean_use(gpus)) is not None:
         text += f", busy {mean:.0f} % of the time on average"
         least = least_busy_first(gpus)[0]
         text += f", {least.host}:{least.index} only {least.use:.0f} %" if mean - (least.use or 0.0) >= LESS_BUSY else ""
-    fullest = max(gpus, key=lambda one: one.memory_max_mb or 0)
+    fullest = max(gpus, key=lambda gpu: gpu.memory_max_mb or 0)
     return text if fullest.memory_max_mb is None else f"{text}; memory: {memory_text(fullest)}"
 
 
 def memory_text(gpu: GpuUse) -> str:
-    """``71.2 of 80 GiB``: the most that it had in use."""
+    """Return ``71.2 of 80 GiB``: the most memory that the GPU had in use."""
     if gpu.memory_max_mb is None:
         return "-"
     most = f"{gpu.memory_max_mb / 1024:.3g}"
@@ -148,13 +150,13 @@ def network_text(report: RunReport) -> str:
 
 
 def who_and_when(report: RunReport) -> str:
-    """``2026-11-24 03:10:25 UTC from anna@desk:/home/anna/exp1``."""
+    """Return ``2026-11-24 03:10:25 UTC from anna@desk:/home/anna/exp1``."""
     origin = report.run.origin
     return f"{clock(report.run.started)}{f' from {origin}' if origin else ''}"
 
 
 def clock(time: str | None) -> str:
-    """``2026-11-24 03:10:25 UTC``: an ISO 8601 time for a person; ``-`` for none."""
+    """Return an ISO 8601 time as ``2026-11-24 03:10:25 UTC``; ``-`` without a time."""
     if not time:
         return "-"
     day, _, rest = time.partition("T")
@@ -162,7 +164,7 @@ def clock(time: str | None) -> str:
 
 
 def code_text(report: RunReport) -> str:
-    """``commit 3f2c91a0b2c4, with changes that were not committed``."""
+    """Return ``commit 3f2c91a0b2c4, with changes that were not committed``."""
     commit, dirty = report.code.get("git_commit"), report.code.get("dirty")
     if not commit:
         return f"no git commit; the archive sent was {report.code['hash'][:12]}"
@@ -170,10 +172,10 @@ def code_text(report: RunReport) -> str:
 
 
 def environments(report: RunReport) -> list[str]:
-    """``2.13.0 in environment 1f0c92ab4d5e``, with the hosts where they differ."""
+    """Return ``2.13.0 in environment 1f0c92ab4d5e``, with the hosts if they differ."""
     found: dict[str, list[str]] = {}
-    for host, one in report.launches.items():
-        if one.get("torch"):
-            where = f" in environment {one['environment'][:12]}" if one.get("environment") else ""
-            found.setdefault(f"{one['torch']}{where}", []).append(host)
+    for host, launch in report.launches.items():
+        if launch.get("torch"):
+            where = f" in environment {launch['environment'][:12]}" if launch.get("environment") else ""
+            found.setdefault(f"{launch['torch']}{where}", []).append(host)
     return list(found) if len(found) < 2 else [f"{text} on {fold(hosts)}" for text, hosts in found.items()]

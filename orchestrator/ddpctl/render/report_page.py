@@ -1,4 +1,4 @@
-"""A report about a run as one HTML page that needs nothing else: no script, no request, light and dark."""
+"""A report about a run as an HTML page without scripts and requests, in light and dark."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ MOST_TILES = 3  # metrics at the top
 MOST_CHARTS = 32
 MOST_RANKS = 32
 MOST_GPUS = 64
-GPU_COLUMNS = 120  # of the picture of a GPU's use
-MOST_ATTEMPTS = 6  # the newest ones; the others are folded away
-MOST_MARKS = 8  # attempts whose beginnings can be told apart in a picture
-MANY_HOSTS = 8  # more of them are folded away
-LONG = 300  # letters of a message that are shown at once
-MOST_LETTERS = 16_000  # of a traceback that are shown at all
+GPU_COLUMNS = 120  # columns in the picture of a GPU's use
+MOST_ATTEMPTS = 6  # the newest attempts; older attempts are folded
+MOST_MARKS = 8  # attempts with beginnings that a picture can show apart
+MANY_HOSTS = 8  # more hosts are folded
+LONG = 300  # letters of a message before the fold
+MOST_LETTERS = 16_000  # letters of a traceback
 
 _KINDS = {
     contract.SUCCEEDED: "ok",
@@ -99,7 +99,7 @@ footer { margin-top: 3rem; padding-top: .75rem; border-top: 1px solid var(--line
 
 
 def report_html(report: RunReport) -> str:
-    """The page. Every text of the report is escaped; nothing in it can become markup."""
+    """Return the page. Every text of the report is escaped, so that it cannot become markup."""
     parts = [
         _head(report),
         *_troubles(report),
@@ -150,7 +150,7 @@ def _troubles(report: RunReport) -> Iterator[str]:
         yield f'<article class="warning"><h3>Not in this report: {count}</h3><ul>{items}</ul></article>'
     if run.cause:
         yield f'<article class="error"><h3>What ended it</h3>{_cause(run.cause)}</article>'
-    lines = [slow_line(one) for one in run.slow]
+    lines = [slow_line(slow) for slow in run.slow]
     if run.diagnosis:
         lines.insert(0, stuck_line(run, report.made))
     if lines:
@@ -166,7 +166,7 @@ def _cause(cause: Cause) -> str:
 
 
 def _folded(title: str, text: str) -> str:
-    """The beginning and the end of a long one: the end says most."""
+    """Return a folded text. Of a long text only beginning and end are shown: the end tells most."""
     text = text.rstrip()
     if len(text) > MOST_LETTERS:
         left_out = len(text) - MOST_LETTERS
@@ -183,9 +183,9 @@ def _tiles(report: RunReport) -> str:
     ]
     if (use := mean_use(report.gpus)) is not None:
         tiles.append(("GPU use", f"{use:.0f} %"))
-    for one in [one for one in shown_curves(report.curves) if one.lines][:MOST_TILES]:
-        x, y = one.points[-1]
-        tiles.append((f"{one.name}, {one.axis} {x:g}", short(y)))
+    for curve in [curve for curve in shown_curves(report.curves) if curve.lines][:MOST_TILES]:
+        x, y = curve.points[-1]
+        tiles.append((f"{curve.name}, {curve.axis} {x:g}", short(y)))
     return f'<ul class="tiles">{"".join(map(_tile, tiles))}</ul>'
 
 
@@ -200,12 +200,12 @@ def _metrics(report: RunReport) -> str:
     shown = shown_curves(report.curves)
     if not shown:
         return _section("Metrics", _soft("The job wrote none to DDPCTL_METRICS."))
-    resumed = any(1 < len(one.lines) <= MOST_MARKS for one in shown)
-    earlier = any(len(one.lines) > 1 for one in shown)
-    axes = " or ".join(dict.fromkeys(one.axis for one in shown))
+    resumed = any(1 < len(curve.lines) <= MOST_MARKS for curve in shown)
+    earlier = any(len(curve.lines) > 1 for curve in shown)
+    axes = " or ".join(dict.fromkeys(curve.axis for curve in shown))
     text = f"Over {'the lines that the job wrote' if axes == 'line' else f'the {axes}'}."
     text += " Grey: earlier attempts." if earlier else ""
-    text += " Dashed: where the next one began." if resumed else ""
+    text += " Dashed: where the next attempt began." if resumed else ""
     charts = "".join(map(_figure, shown[:MOST_CHARTS]))
     more = len(shown) - MOST_CHARTS
     note = _soft(f"{plural(more, 'more name')} left out here: `ddpctl report --json` has all.") if more > 0 else ""
@@ -226,22 +226,22 @@ def _figure(curve: Curve) -> str:
 
 
 def _summary(curve: Curve) -> str:
-    """``2.31 → 0.0312 · lowest 0.0298 at step 900 · highest ...``."""
+    """Return ``2.31 → 0.0312 · lowest 0.0298 at step 900 · highest ...``."""
     points = curve.points
     ends = f"{short(points[0][1])} → {short(points[-1][1])}"
-    low, high = min(points, key=lambda one: one[1]), max(points, key=lambda one: one[1])
+    low, high = min(points, key=lambda point: point[1]), max(points, key=lambda point: point[1])
     words = (("lowest", low), ("highest", high))
     extremes = [
-        f"{word} {short(one[1])} at {curve.axis} {one[0]:g}"
-        for word, one in words
-        if one not in (points[0], points[-1])
+        f"{word} {short(point[1])} at {curve.axis} {point[0]:g}"
+        for word, point in words
+        if point not in (points[0], points[-1])
     ]
     return " · ".join([ends, *extremes])
 
 
 def _attempts(report: RunReport) -> str:
     attempts = report.run.attempts
-    rows = [_attempt(one, end, report) for one, end in attempt_ends(report)]
+    rows = [_attempt(attempt, end, report) for attempt, end in attempt_ends(report)]
     early, late = rows[:-MOST_ATTEMPTS], rows[-MOST_ATTEMPTS:]
     folded = f"<details><summary>{plural(len(early), 'earlier attempt')}</summary>{_list(early)}</details>"
     strip = "".join(_strip(attempts, report)) if len(attempts) > 1 else ""
@@ -255,11 +255,10 @@ def _list(rows: Iterable[str]) -> str:
 
 
 def _strip(attempts: Iterable[Attempt], report: RunReport) -> Iterator[str]:
-    """Each attempt as long as it took."""
-    for one in attempts:
-        took = elapsed(one.started, one.ended or report.run.ended or report.made.isoformat()) or 0.0
-        tip = escape(f"attempt {one.number}: {attempt_took(one, report)}", quote=True)
-        yield f'<i class="{_kind(one, report)}" style="flex-grow:{max(took, 0.001):.3f}" title="{tip}"></i>'
+    for attempt in attempts:
+        took = elapsed(attempt.started, attempt.ended or report.run.ended or report.made.isoformat()) or 0.0
+        tip = escape(f"attempt {attempt.number}: {attempt_took(attempt, report)}", quote=True)
+        yield f'<i class="{_kind(attempt, report)}" style="flex-grow:{max(took, 0.001):.3f}" title="{tip}"></i>'
 
 
 def _kind(attempt: Attempt, report: RunReport) -> str:
@@ -272,7 +271,7 @@ def _attempt(attempt: Attempt, end: str, report: RunReport) -> str:
     where = f"{fold(attempt.hosts)} · {clock(attempt.started)} · {attempt_took(attempt, report)}"
     trace = attempt.cause.traceback if attempt.cause else None
     if attempt.number == report.run.attempts[-1].number:
-        trace = None  # it is at the top
+        trace = None  # the top of the page shows it
     more = _folded("Traceback", trace) if trace else ""
     text = f"{end[:LONG]}…" if len(end) > LONG else end
     aside = f"<p>{escape(f'set aside: {aside_text(attempt)}')}</p>" if attempt.set_aside else ""
@@ -286,18 +285,18 @@ def _attempt(attempt: Attempt, end: str, report: RunReport) -> str:
 
 
 def _gpus(report: RunReport) -> str:
-    """Each GPU's use over the run, the least busy one first: idle ones are what a person looks for."""
+    """Return each GPU's use over the run, the least busy first: readers look for idle GPUs."""
     if not report.gpus:
         return ""
     shown = least_busy_first(report.gpus)[:MOST_GPUS]
-    text = "How much of the time each had work, from the start of the run to its end; the least busy one comes first."
-    if not any(one.held for one in shown):
+    text = "How much of the time each had work, from the start of the run to its end; the least busy GPU comes first."
+    if not any(gpu.held for gpu in shown):
         text = "All GPUs of the hosts: which of them the run used could not be seen. " + text
     head = "<th>GPU</th><th>use</th><th>use over time</th><th>most memory</th><th>hottest</th><th>most power</th>"
-    rows = "".join(_gpu(one, report) for one in shown)
+    rows = "".join(_gpu(gpu, report) for gpu in shown)
     left = len(report.gpus) - len(shown)
-    more = _soft(f"{left} busier ones are left out here: `ddpctl report --json` has all.") if left else ""
-    names = ", ".join(f"{count} × {name}" for name, count in Counter(one.name for one in report.gpus).items())
+    more = _soft(f"{left} busier GPUs are left out here: `ddpctl report --json` has all.") if left else ""
+    names = ", ".join(f"{count} × {name}" for name, count in Counter(gpu.name for gpu in report.gpus).items())
     return _section(
         "GPUs",
         _soft(f"{names}. {text}"),
@@ -319,17 +318,17 @@ def _gpu(gpu: GpuUse, report: RunReport) -> str:
     return f"<tr><th>{escape(gpu.host)}:{gpu.index}</th><td>{use}</td><td>{picture}</td>{cells}</tr>"
 
 
-# --- who was slow ----------------------------------------------------------------------------------------------------
+# --- slow ranks ------------------------------------------------------------------------------------------------------
 
 
 def _ranks(report: RunReport) -> str:
-    """The ranks by their time in communication: the others wait for the rank that spends the least."""
-    ranks = [one for one in report.ranks if COMM_SHARE in one[2]]
+    """Return the ranks by their time in communication: the rank with the least is the rank that its peers wait for."""
+    ranks = [entry for entry in report.ranks if COMM_SHARE in entry[2]]
     if len(ranks) < 2:
         run = report.run
         calm = not run.slow and not run.diagnosis and run.record.get("doctor") and run.world_size > 1
         return _section("Ranks", _soft("The doctor saw no rank that the others waited for.")) if calm else ""
-    shown = sorted(ranks, key=lambda one: one[2][COMM_SHARE])[:MOST_RANKS]
+    shown = sorted(ranks, key=lambda entry: entry[2][COMM_SHARE])[:MOST_RANKS]
     rows = "".join(
         f"<tr><td>{rank}</td><td>{escape(host)}</td><td>{_bar(values[COMM_SHARE])}</td>"
         f"<td>{short(values[SAMPLES]) if SAMPLES in values else '-'}</td></tr>"
@@ -340,7 +339,7 @@ def _ranks(report: RunReport) -> str:
     )
     return _section(
         "Ranks",
-        _soft("Time in communication, by the last line of each rank. The slowest rank is the one that waits least."),
+        _soft("Time in communication, by the last line of each rank. The slowest rank waits least."),
         '<div class="wide"><table class="hosts"><thead><tr><th>rank</th><th>host</th><th>in communication</th>'
         f"<th>samples/s</th></tr></thead><tbody>{rows}</tbody></table></div>",
         more,
@@ -369,13 +368,13 @@ def _checkpoints(report: RunReport) -> str:
         return ""
     rows = [
         (
-            one.entry,
-            "-" if one.step is None else str(one.step),
-            size(one.size),
-            clock(one.time),
-            "complete" if one.complete else "not complete",
+            checkpoint.entry,
+            "-" if checkpoint.step is None else str(checkpoint.step),
+            size(checkpoint.size),
+            clock(checkpoint.time),
+            "complete" if checkpoint.complete else "not complete",
         )
-        for one in report.checkpoints
+        for checkpoint in report.checkpoints
     ]
     return _section("Checkpoints", table(("name", "step", "size", "saved", "state"), rows))
 

@@ -1,4 +1,4 @@
-"""A run for a person: its plan, how it stands, its end, and a list of runs."""
+"""A run as text: its plan, its state, its end, and lists of runs."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ _STYLE = {
 
 
 _PS = ("JOB", "PROJECT", "RUN", "STATE", "STARTED", "TIME", "HOSTS", "USER", "CLUSTER")
-# A project is shown unless all runs are of the inventory's own. A narrow terminal has neither the cluster, which is the
-# same in every row of nearly every inventory, nor the user if so.
+# PROJECT is shown unless all runs are of the inventory's own project. A narrow terminal shows no CLUSTER, which is
+# nearly always the same in every row, and no USER if all rows have the same.
 _LEAST = 76
-MOST_UNTRACKED = 4  # hosts with a line of their own
+MOST_UNTRACKED = 4  # hosts with their own line
 _LONG_USER = 8
 
 
 def plan_view(plan: Plan) -> RenderableType:
-    """The whole plan; nothing was contacted to make it."""
+    """Return the whole plan. No host was contacted to make it."""
     head = Text(f"{plan.job}  run {plan.run}  cluster {plan.cluster}  project {plan.project}")
     head.append(f"  master {plan.master} ({plan.master_addr})")
     if plan.world_size is not None:
@@ -64,7 +64,7 @@ def plan_view(plan: Plan) -> RenderableType:
         commit = f", commit {plan.code.git_commit[:12]}" if plan.code.git_commit else ""
         dirty = " (dirty)" if plan.code.dirty else ""
         parts.append(Text(f"code  {plan.code.sha256[:12]}, {plan.code.size} bytes{commit}{dirty}"))
-    parts += [Text(f"notify  {_notifier(one)}") for one in plan.notify]
+    parts += [Text(f"notify  {_notifier(notifier)}") for notifier in plan.notify]
     parts += [_node_view(node) for node in plan.active]
     spares = plan.nodes[len(plan.active) :]
     parts += [Text(f"\n{node.host}  spare: it takes the place of a host that is lost", style="bold") for node in spares]
@@ -74,13 +74,13 @@ def plan_view(plan: Plan) -> RenderableType:
     return Group(*parts)
 
 
-def _notifier(one: Mapping[str, Any]) -> str:
-    """``command mail -s done me@example.org`` or ``webhook https://hooks.example.org/********``."""
-    return f"webhook {one['webhook']}" if "webhook" in one else f"command {display(one['command'])}"
+def _notifier(notifier: Mapping[str, Any]) -> str:
+    """Return ``command mail -s done me@example.org`` or ``webhook https://hooks.example.org/********``."""
+    return f"webhook {notifier['webhook']}" if "webhook" in notifier else f"command {display(notifier['command'])}"
 
 
 def _node_view(node: NodePlan) -> RenderableType:
-    """One node: host, folder, environment, command line."""
+    """Return a node: host, folder, environment, command line."""
     lines = [Text(f"\n{node.host}  node rank {node.node_rank}", style="bold"), Text(f"  cd {node.command.cwd}")]
     for name, value in sorted(node.command.env.items()):
         lines.append(Text(f"  {name}={shlex.quote(value)}"))
@@ -94,7 +94,7 @@ def state_text(state: str) -> Text:
 
 
 def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
-    """One run, with a row a node and, where it failed, the cause; ``candidates``: also what else it may have been."""
+    """Return a run: a row for each node, and its cause if it failed. ``candidates``: also other possible causes."""
     head = Text.assemble(f"{run.job}  ", state_text(run.state), f"  run {run.run}  world size {run.world_size}")
     head.append(f"\ncluster {run.cluster}  project {run.project}")
     if run.started:
@@ -149,19 +149,19 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
 
 
 def attempt_line(attempt: Attempt) -> str:
-    """``attempt 1 on node[0-2], 3m ago: node1: node_lost: nothing was heard from node1; set aside: node1 (...)``."""
+    """Return ``attempt 1 on node[0-2], 3m ago: node1: node_lost: nothing was heard from node1; set aside: ...``."""
     line = f"attempt {attempt.number} on {fold(attempt.hosts)}, {ago(attempt.ended)}: {attempt_end(attempt)}"
     aside = aside_text(attempt)
     return f"{line}; set aside: {aside}" if aside else line
 
 
 def attempt_end(attempt: Attempt) -> str:
-    """Why an attempt that another one followed has ended."""
+    """Return why an attempt ended that another attempt followed."""
     return cause_line(attempt.cause) if attempt.cause else "ended"
 
 
 def aside_text(attempt: Attempt) -> str:
-    """``node1 (nothing was heard from it)``: the hosts that the next attempt does without."""
+    """Return ``node1 (nothing was heard from it)``: the hosts that the next attempt leaves out."""
     return ", ".join(f"{host} ({why})" for host, why in attempt.set_aside)
 
 
@@ -170,7 +170,7 @@ def lag_text(lag: Mapping[str, Any]) -> Text:
 
 
 def cause_view(cause: Cause) -> RenderableType:
-    """Where, what, and the traceback if there is one."""
+    """Return the place and the reason, and the traceback if there is one."""
     lines = [Text(cause_line(cause), style="bold red")]
     if cause.traceback:
         lines.append(Text(cause.traceback.rstrip()))
@@ -178,78 +178,78 @@ def cause_view(cause: Cause) -> RenderableType:
 
 
 def untracked_lines(found: Sequence[Untracked]) -> list[str]:
-    """``node0: 2 files that no output covers stay on the node: best.pth (15 kB), log.txt (80 B), in /home/...``."""
-    lines = [_untracked_line(one) for one in found[:MOST_UNTRACKED]]
+    """Return ``node0: 2 files that no output covers stay on the node: best.pth (15 kB), log.txt (80 B), ...``."""
+    lines = [_untracked_line(files) for files in found[:MOST_UNTRACKED]]
     if len(found) > MOST_UNTRACKED:
-        lines.append(f"... and such files on {fold([one.host for one in found[MOST_UNTRACKED:]])}")
+        lines.append(f"... and such files on {fold([files.host for files in found[MOST_UNTRACKED:]])}")
     return lines
 
 
-def _untracked_line(one: Untracked) -> str:
-    if one.error is not None:
-        return f"{one.host}: whether files that no output covers stay there is not known: {one.error}"
-    named = ", ".join(f"{name} ({size(length)})" for name, length in one.largest)
-    more = f" and {one.files - len(one.largest)} more" if one.files > len(one.largest) else ""
-    count = f"{'' if one.whole else 'at least '}{plural(one.files, 'file')}"
-    verb = "stays" if one.files == 1 else "stay"
-    return f"{one.host}: {count} that no output covers {verb} on the node: {named}{more}, in {one.folder}"
+def _untracked_line(untracked: Untracked) -> str:
+    if untracked.error is not None:
+        return f"{untracked.host}: whether files that no output covers stay there is not known: {untracked.error}"
+    named = ", ".join(f"{name} ({size(length)})" for name, length in untracked.largest)
+    more = f" and {untracked.files - len(untracked.largest)} more" if untracked.files > len(untracked.largest) else ""
+    count = f"{'' if untracked.whole else 'at least '}{plural(untracked.files, 'file')}"
+    verb = "stays" if untracked.files == 1 else "stay"
+    return f"{untracked.host}: {count} that no output covers {verb} on the node: {named}{more}, in {untracked.folder}"
 
 
 def left_line(node: NodeStatus) -> str:
-    """``node2 takes part no more: node2: signaled: the launcher was killed by SIGKILL``."""
+    """Return ``node2 takes part no more: node2: signaled: the launcher was killed by SIGKILL``."""
     return f"{node.host} takes part no more: {cause_line(node.cause) if node.cause else node.state}"
 
 
 def stuck_line(run: RunStatus, now: datetime | None = None) -> str:
-    """``stuck for 40s: 3 of 4 ranks wait in all_reduce #12 (train.py:88 in step); rank 13 on node6 is at ...``.
+    """Return ``stuck for 40s: 3 of 4 ranks wait in all_reduce #12 (train.py:88 in step); rank 13 on node6 is at ...``.
 
-    Of a run that is over: ``was stuck for 40s when it ended: ...``. For a run with a diagnosis.
+    If the run is over: ``was stuck for 40s when it ended: ...``. The run must have a diagnosis.
     """
-    told = run.diagnosis or {}
+    diagnosis = run.diagnosis or {}
     if run.terminal:
-        took = lasted(told["since"], run.ended or told["time"], live=False)
-        return f"was stuck for {took} when it ended: {told['verdict']}"
-    return f"stuck for {ago(told['since'], now).removesuffix(' ago')}: {told['verdict']}"
+        took = lasted(diagnosis["since"], run.ended or diagnosis["time"], live=False)
+        return f"was stuck for {took} when it ended: {diagnosis['verdict']}"
+    return f"stuck for {ago(diagnosis['since'], now).removesuffix(' ago')}: {diagnosis['verdict']}"
 
 
 def strangers_line(nodes: Sequence[NodeStatus], now: datetime | None = None) -> str:
-    """``4,210 connections by strangers from 10.0.0.9 and 3 other addresses to node[0-2], the last 2s ago: ...``."""
-    told = [node.strangers for node in nodes if node.strangers]
+    """Return ``4,210 connections by strangers from 10.0.0.9 and 3 other addresses to node[0-2], the last 2s ago``."""
+    strangers = [node.strangers for node in nodes if node.strangers]
     counts: dict[str, int] = {}
-    for one in told:
-        for address, number in one["most"].items():
+    for seen in strangers:
+        for address, number in seen["most"].items():
             counts[address] = counts.get(address, 0) + number
     first = max(counts, key=lambda address: counts[address])
-    others = max(len(counts), *(one["addresses"] for one in told)) - 1
+    others = max(len(counts), *(seen["addresses"] for seen in strangers)) - 1
     source = first if others < 1 else f"{first} and {plural(others, 'other address')}"
-    total, last = sum(one["count"] for one in told), max(one["last"] for one in told)
+    total, last = sum(seen["count"] for seen in strangers), max(seen["last"] for seen in strangers)
     line = f"{total:,} connections by strangers from {source} to {fold([node.host for node in nodes])}"
     return f"{line}, the last {ago(last, now)}: they were closed, and the run is not harmed"
 
 
 def end_line(run: RunStatus) -> str:
-    """The cause of a run's end, and what it was stuck in, where the cause does not name the same rank."""
+    """Return the cause of a run's end, and what the run was stuck in unless both name the same rank."""
     why = cause_line(run.cause) if run.cause else "no node recorded a cause"
-    suspects = [(one["host"], one["rank"]) for one in (run.diagnosis or {}).get("suspects", ())]
-    told = run.cause is not None and (run.cause.host, run.cause.rank) in suspects
-    return f"{why}; it {stuck_line(run)}" if run.diagnosis and run.terminal and not told else why
+    suspects = [(suspect["host"], suspect["rank"]) for suspect in (run.diagnosis or {}).get("suspects", ())]
+    same_rank = run.cause is not None and (run.cause.host, run.cause.rank) in suspects
+    return f"{why}; it {stuck_line(run)}" if run.diagnosis and run.terminal and not same_rank else why
 
 
 def slow_line(slow: Mapping[str, Any]) -> str:
-    """``slow: rank 2 on node1 is the last one in 94 % of the steps, 22.0 ms after the others``."""
+    """Return ``slow: rank 2 on node1 is the last one in 94 % of the steps, 22.0 ms after the others``."""
     who, share = f"rank {slow['rank']} on {slow['host']}", round(100 * slow["last_share"])
     line = f"slow: {who} is the last one in {share} % of the steps, {slow['lag_ms']} ms after the others"
     return "; ".join((line, *slow.get("why", ())))
 
 
 def cause_line(cause: Cause) -> str:
-    """``node1 rank 3: exited: rank 3 exited with code 1: ValueError: boom``."""
+    """Return ``node1 rank 3: exited: rank 3 exited with code 1: ValueError: boom``."""
     rank = "" if cause.rank is None else f" rank {cause.rank}"
     return f"{cause.host}{rank}: {cause.reason}: {' '.join(cause.message.split())}"
 
 
 def lasted(start: str | None, end: str | None, *, live: bool, now: datetime | None = None) -> str:
-    """``3m07s`` from start to end, or until now for what is ``live``; ``-`` where a record does not say."""
+    """Return ``3m07s`` from start to end, or until now for a ``live`` run; ``-`` if a record lacks a time."""
     first = _moment(start)
     last = (now or datetime.now(timezone.utc)) if live else _moment(end)
     if first is None or last is None:
@@ -262,20 +262,20 @@ def lasted(start: str | None, end: str | None, *, live: bool, now: datetime | No
 
 
 def fold_ranks(ranks: Sequence[int]) -> str:
-    """``0-3`` for (0, 1, 2, 3); a node's ranks are always next to each other."""
+    """Return ``0-3`` for (0, 1, 2, 3); the ranks of a node are consecutive."""
     if not ranks:
         return "-"
     return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
 
 
 def ago(time: str | None, now: datetime | None = None) -> str:
-    """``2m ago`` for a time in ISO 8601 with its zone; ``-`` for none, or where a record is damaged."""
+    """Return ``2m ago`` for a time in ISO 8601 with its zone; ``-`` without a time, or if it is damaged."""
     then = _moment(time)
     return "-" if then is None else _age(((now or datetime.now(timezone.utc)) - then).total_seconds())
 
 
 def _moment(time: str | None) -> datetime | None:
-    """A time of a record; None for none, or where it is damaged."""
+    """Return the time of a record, if there is a readable time."""
     try:
         then = datetime.fromisoformat((time or "").replace("Z", "+00:00"))
     except ValueError:
@@ -287,20 +287,22 @@ def _age(seconds: float) -> str:
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= length:
             return f"{seconds // length:.0f}{unit} ago"
-    return f"{max(0.0, seconds):.0f}s ago"  # a node's clock may be ahead of ours
+    return f"{max(0.0, seconds):.0f}s ago"  # a node's clock may be ahead of this machine's
 
 
 def runs_table(runs: Sequence[RunStatus], project: str) -> RenderableType:
-    """``ddpctl ps``: newest first. A narrow terminal gets shorter names of jobs and hosts, and all of a run id.
-    ``project``: the inventory's."""
-    rows = [(run, _cells(run)) for run in sorted(runs, key=lambda one: one.run, reverse=True)]
+    """Return the table of ``ddpctl ps``, newest first. ``project`` is the inventory's.
+
+    A narrow terminal gets shorter names of jobs and hosts, but whole run ids.
+    """
+    rows = [(run, _cells(run)) for run in sorted(runs, key=lambda run: run.run, reverse=True)]
     several = len({row["USER"].plain for _, row in rows}) > 1
-    apart = {run.project for run in runs} - {project}
-    names = [name for name in _PS if name != "PROJECT" or apart]
+    other_projects = {run.project for run in runs} - {project}
+    names = [name for name in _PS if name != "PROJECT" or other_projects]
     wide = columns(*names)
     narrow = columns(*(name for name in names if name != "CLUSTER" and (name != "USER" or several)))
     for column in narrow.columns:
-        column.no_wrap = column.header not in ("JOB", "PROJECT")  # rich takes room from the others first
+        column.no_wrap = column.header not in ("JOB", "PROJECT")  # rich takes room from all other columns first
     for run, row in rows:
         wide.add_row(*(row[name] for name in names))
         short = _shortened(row, str(len(run.hosts)), few=5 if several else 9)
@@ -310,7 +312,7 @@ def runs_table(runs: Sequence[RunStatus], project: str) -> RenderableType:
 
 
 def _cells(run: RunStatus) -> dict[str, Text]:
-    """A run's row, by column."""
+    """Return a run's row, by column."""
     return {
         "JOB": Text(run.job),
         "PROJECT": Text(run.project),
@@ -325,11 +327,14 @@ def _cells(run: RunStatus) -> dict[str, Text]:
 
 
 def _shortened(row: Mapping[str, Text], count: str, *, few: int) -> dict[str, Text]:
-    """The row for a narrow terminal: the job's name is cut off where its column ends, and a list of hosts of more than
-    ``few`` letters becomes their number."""
+    """Return the row for a narrow terminal.
+
+    The job's name is cut off at the end of its column. A list of hosts of more than ``few`` letters becomes their
+    number.
+    """
     job, project, hosts, user = (row[name].copy() for name in ("JOB", "PROJECT", "HOSTS", "USER"))
-    for one in (job, project):
-        one.no_wrap, one.overflow = True, "ellipsis"
+    for cell in (job, project):
+        cell.no_wrap, cell.overflow = True, "ellipsis"
     if len(hosts.plain) > few:
         hosts = Text(count)
     user.truncate(_LONG_USER, overflow="ellipsis")
@@ -337,7 +342,7 @@ def _shortened(row: Mapping[str, Text], count: str, *, few: int) -> dict[str, Te
 
 
 def kill_view(outcome: KillOutcome) -> RenderableType:
-    """What a kill did, host by host, and the proof."""
+    """Return the result of a kill, host by host, with the proof."""
     table = columns("HOST", "SIGNALLED", "FORCED", "LEFT")
     for node in outcome.nodes:
         left = Text("none", style="green") if node.reachable else Text(_unknown(node), style="bold red")
@@ -353,7 +358,7 @@ def kill_view(outcome: KillOutcome) -> RenderableType:
 
 
 def removal_view(runs: Sequence[RemovedRun]) -> RenderableType:
-    """``ddpctl rm``: a line a run."""
+    """Return the lines of ``ddpctl rm``: a line for each run."""
     lines = []
     for run in runs:
         gone = [part.host for part in run.hosts if part.error is None]
@@ -362,7 +367,7 @@ def removal_view(runs: Sequence[RemovedRun]) -> RenderableType:
 
 
 def saved_view(saved: SavedOutcome) -> RenderableType:
-    """``train  saved step_120 (step 120, 3.2 MB) on node0, node1  4.1s``."""
+    """Return ``train  saved step_120 (step 120, 3.2 MB) on node0, node1  4.1s``."""
     step = "" if saved.step is None else f"step {saved.step}, "
     text = f"saved {saved.name} ({step}{size(saved.size)}) on {fold(saved.hosts)}  {saved.duration_s:.1f}s"
     return Text(f"{saved.job}  {text}")

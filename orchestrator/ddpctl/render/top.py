@@ -1,4 +1,4 @@
-"""The rows of ``ddpctl top``: pure functions from what the hosts said to the cells of tables."""
+"""The rows of ``ddpctl top``: pure functions from the hosts' pulses to the cells of tables."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from ddpctl_worker.wire import contract
 HOST_COLUMNS = ("HOST", "LOAD", "CPU", "MEMORY", "GPU", "GPU MEM", "TEMP", "POWER", "IN USE BY")
 RUN_COLUMNS = ("JOB", "STATE", "NODES", "STEP", "SAMPLES/S", "STARTED", "RUN", "NOTE")
 RANK_COLUMNS = ("RANK", "HOST", "PID", "STATE", "CPU", "RSS", "GPU", "STEP", "SAMPLES/S", "OUTPUT", "NOTE")
-UNFOLDED = 16  # GPUs; of more, those of a host that is opened have rows
+UNFOLDED = 16  # GPUs; with more, only the GPUs of opened hosts have rows
 UNKNOWN = "unknown"
 _GB = 1e9
 
 
 @dataclass(frozen=True)
 class TopRow:
-    """``key``: what it is about, the same from one moment to the next."""
+    """A row of a table. ``key`` names its subject and stays the same from one refresh to the next."""
 
     key: str
     cells: tuple[Text, ...]
 
     def has(self, word: str) -> bool:
-        """Whether a cell has this in it, whatever the case."""
+        """Return whether a cell contains this word, in any case."""
         return any(word.lower() in cell.plain.lower() for cell in self.cells)
 
 
 def _row(key: str, *cells: str | Text) -> TopRow:
-    """No character of a cell steers the terminal, or begins another line."""
+    """Return a row of clean text: a cell cannot steer the terminal or begin another line."""
     texts = (cell if isinstance(cell, Text) else Text(cell) for cell in cells)
     return TopRow(key, tuple(Text(clean(" ".join(text.plain.split("\n"))), text.style) for text in texts))
 
 
 def host_rows(seen: Overview, opened: Collection[str] = ()) -> list[TopRow]:
-    """A row a host, and below it one for each of its GPUs where there are few, or it is ``opened``."""
+    """Return a row for each host, and below it its GPUs if there are few GPUs or the host is ``opened``."""
     unfold = sum(len(view.pulse.gpus or ()) for view in seen.hosts if view.pulse) <= UNFOLDED
     rows = []
     for view in seen.hosts:
@@ -75,7 +75,7 @@ def _host_row(seen: Overview, view: HostView) -> TopRow:
 
 
 def _uses(gpus: Sequence[GpuPulse]) -> str:
-    """``8: 97%``, the mean of those that say."""
+    """Return ``8: 97%``: the number of GPUs and the mean of the known values."""
     known = [gpu.use for gpu in gpus if gpu.use is not None]
     if not gpus:
         return "-"
@@ -83,7 +83,7 @@ def _uses(gpus: Sequence[GpuPulse]) -> str:
 
 
 def _used_by(seen: Overview, pulse: Pulse) -> Iterator[str]:
-    """The live runs here, others who hold GPUs, then what is wrong with the host."""
+    """Yield the live runs on the host, other holders of its GPUs, and the host's faults."""
     here = {run.run: _job_text(seen, run) for run in seen.runs if run.run in pulse.runs and not run.terminal}
     yield from here.values()
     holders = [holder for gpu in pulse.gpus or () for holder in gpu.holders if holder.run not in here]
@@ -112,7 +112,7 @@ def _gpu_row(key: str, gpu: GpuPulse) -> TopRow:
 
 
 def _who(holder: Holder, *, ranks: bool = True) -> str:
-    """``train rank 3``, ``ada: python serve.py (pid 4021)``, or what is known of a process of another container."""
+    """Return ``train rank 3``, ``ada: python serve.py (pid 4021)``, or the pid of a process in another container."""
     if holder.run is not None:
         rank = f" rank {holder.rank}" if ranks and holder.rank is not None else ""
         return f"{holder.job or holder.run}{rank}"
@@ -122,13 +122,13 @@ def _who(holder: Holder, *, ranks: bool = True) -> str:
 
 
 def run_rows(seen: Overview) -> list[TopRow]:
-    """A row a run."""
+    """Return a row for each run."""
     return [_run_row(seen, run) for run in seen.runs]
 
 
 def _job_text(seen: Overview, run: RunStatus) -> str:
-    """``train``, or ``train (exp1-7f3a)`` where there are runs of several projects."""
-    return f"{run.job} ({run.project})" if len({one.project for one in seen.runs}) > 1 else run.job
+    """Return ``train``, or ``train (exp1-7f3a)`` if there are runs of several projects."""
+    return f"{run.job} ({run.project})" if len({each.project for each in seen.runs}) > 1 else run.job
 
 
 def _run_row(seen: Overview, run: RunStatus) -> TopRow:
@@ -147,29 +147,29 @@ def _run_row(seen: Overview, run: RunStatus) -> TopRow:
 
 
 def joined(run: RunStatus) -> str:
-    """``4``, or ``1 of 4`` while the others have not joined yet."""
+    """Return ``4``, or ``1 of 4`` while some nodes have not joined yet."""
     nodes = run.nodes_at_work
     there = sum(node.state == contract.RUNNING for node in nodes)
     return f"{there} of {len(nodes)}" if run.state in (contract.PENDING, contract.STARTING) else str(len(nodes))
 
 
 def notes(run: RunStatus) -> list[str]:
-    """What a person should know of a run: why it failed or is stuck, who is slow, which host does not answer."""
+    """Return notes on a run: why it failed or is stuck, slow ranks, and hosts without an answer."""
     found = [cause_line(run.cause)] if run.cause and run.terminal else []
     if run.diagnosis and not run.terminal:
         found.append(stuck_line(run))
     if not run.terminal:
-        found += [slow_line(one) for one in run.slow]
-        found += [f"{node.host} is {node.state}" for node in run.nodes_at_work if node.state in _NO_WORD]
-        found += [attempt_line(one) for one in run.attempts[-2:-1]]
+        found += [slow_line(slow) for slow in run.slow]
+        found += [f"{node.host} is {node.state}" for node in run.nodes_at_work if node.state in _NO_ANSWER]
+        found += [attempt_line(attempt) for attempt in run.attempts[-2:-1]]
     return found
 
 
-_NO_WORD = (contract.UNREACHABLE, contract.STALE)
+_NO_ANSWER = (contract.UNREACHABLE, contract.STALE)
 
 
 def run_head(seen: Overview, run: RunStatus) -> Text:
-    """The lines above the ranks of a run."""
+    """Return the lines above the ranks of a run."""
     head = Text.assemble(f"{run.job}  ", state_text(run.state), f"  run {run.run}  project {run.project}  ")
     head.append(f"{plural(len(run.nodes_at_work), 'node')}  world size {run.world_size}")
     if run.state in (contract.PENDING, contract.STARTING):
@@ -187,7 +187,7 @@ def _measured(seen: Overview, run: RunStatus) -> Iterator[str]:
 
 
 def rank_rows(seen: Overview, run: RunStatus) -> list[TopRow]:
-    """A row a rank, by rank."""
+    """Return a row for each rank, in order."""
     rows = {rank: _rank_row(seen, run, node, rank) for node in run.nodes_at_work for rank in node.ranks}
     return [rows[rank] for rank in sorted(rows)]
 
@@ -195,7 +195,7 @@ def rank_rows(seen: Overview, run: RunStatus) -> list[TopRow]:
 def _rank_row(seen: Overview, run: RunStatus, node: NodeStatus, rank: int) -> TopRow:
     host = seen.pulse(node.host)
     of_run = host.runs.get(run.run, {}) if host is not None else {}
-    one = of_run.get(str(rank), RankPulse())
+    pulse = of_run.get(str(rank), RankPulse())
     slow = [slow for slow in run.slow if slow["rank"] == rank and not run.terminal]
     suspects = [who for who in (run.diagnosis or {}).get("suspects", ()) if who["rank"] == rank and not run.terminal]
     note = [f"slow: last in {100 * lag['last_share']:.0f}% of steps, {lag['lag_ms']} ms" for lag in slow]
@@ -206,27 +206,27 @@ def _rank_row(seen: Overview, run: RunStatus, node: NodeStatus, rank: int) -> To
         str(rank),
         str(rank),
         node.host,
-        _number(one.pid, "{}"),
-        _rank_state(node, one, host),
-        _number(one.cpu, "{:.0f}%"),
-        _number(one.rss_mb, "{:.0f}MB"),
+        _number(pulse.pid, "{}"),
+        _rank_state(node, pulse, host),
+        _number(pulse.cpu, "{:.0f}%"),
+        _number(pulse.rss_mb, "{:.0f}MB"),
         ", ".join(f"{gpu.index}: {_number(gpu.use, '{:.0f}%')}" for gpu in held) or "-",
-        _number(one.metrics.get("step"), "{:.0f}"),
-        _rate(one.metrics.get(SAMPLES)),
-        "-" if one.output_age_s is None else f"{one.output_age_s:.0f}s",
+        _number(pulse.metrics.get("step"), "{:.0f}"),
+        _rate(pulse.metrics.get(SAMPLES)),
+        "-" if pulse.output_age_s is None else f"{pulse.output_age_s:.0f}s",
         Text("; ".join(note), "yellow"),
     )
 
 
-def _rank_state(node: NodeStatus, one: RankPulse, host: Pulse | None) -> str | Text:
-    """Of its process; that of the node where there is none to be seen."""
-    if node.state in contract.TERMINAL or one.state is None:
+def _rank_state(node: NodeStatus, pulse: RankPulse, host: Pulse | None) -> str | Text:
+    """Return the state of the rank's process, or the node's state if no process is visible."""
+    if node.state in contract.TERMINAL or pulse.state is None:
         return state_text(node.state)
-    return Text(UNKNOWN, "yellow") if host is None or "runs" in host.late else one.state
+    return Text(UNKNOWN, "yellow") if host is None or "runs" in host.late else pulse.state
 
 
 def summary(seen: Overview) -> Text:
-    """``4 hosts, 1 without an answer (node3)  32 GPUs, 97% in use  2 runs live``."""
+    """Return ``4 hosts, 1 without an answer (node3)  32 GPUs, 97% in use  2 runs live``."""
     silent = [view.host for view in seen.hosts if view.pulse is None]
     gpus = [gpu for view in seen.hosts if view.pulse for gpu in view.pulse.gpus or ()]
     live = sum(not run.terminal for run in seen.runs)
@@ -241,7 +241,7 @@ def summary(seen: Overview) -> Text:
 
 
 def overview_view(seen: Overview) -> RenderableType:
-    """All of it as one page: for a pipe."""
+    """Return the whole overview as a page, for a pipe."""
     hosts = [view.host for view in seen.hosts]
     parts: list[RenderableType] = [summary(seen), Text(""), _table(HOST_COLUMNS, host_rows(seen, hosts))]
     if seen.runs:
@@ -250,7 +250,7 @@ def overview_view(seen: Overview) -> RenderableType:
 
 
 def run_view(seen: Overview, run: RunStatus) -> RenderableType:
-    """One run as a page."""
+    """Return a run as a page."""
     return Group(run_head(seen, run), Text(""), _table(RANK_COLUMNS, rank_rows(seen, run)))
 
 
@@ -266,7 +266,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _rate(value: float | None) -> str:
-    """No more digits than can be read."""
+    """Return a number with as many digits as a person can read."""
     return _number(value, "{:.0f}" if value is not None and abs(value) >= 100 else "{:.3g}")
 
 
@@ -276,7 +276,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 def _of(used: float | None, total: float | None) -> str:
-    """``31/64G``; a decimal where there is little."""
+    """Return ``31/64G``, with a decimal for small totals."""
     if used is None or not total:
         return "-"
     return f"{used / _GB:.{int(total < 10 * _GB)}f}/{total / _GB:.{int(total < 10 * _GB)}f}G"

@@ -1,9 +1,24 @@
-"""The only package that opens a connection."""
+"""Connections to hosts, and the calls of the worker that go over them. No other package opens a connection.
+
+- ``base`` declares ``Transport`` (one host) and ``Fleet`` (many hosts). ``ssh``, ``local`` and ``fleet`` are theirs.
+- The way to a host: ``ssh_config`` and ``ssh_words`` (OpenSSH's client configuration), ``route`` (the chain of hops).
+- The connection: ``dial`` (name, TCP), ``proxy`` (ProxyCommand), ``login`` and ``userauth`` (key exchange, login),
+  ``known_hosts`` and ``certificates`` (host keys), ``identities``, ``agent`` and ``prompts`` (the user's keys, the
+  ssh-agent, passwords), ``link`` (commands and tunnels over the connection).
+- A call of the worker: ``bootstrap`` (start of the worker), ``conversation`` (request and frames), ``pipe`` (framing),
+  ``watch`` (deadline and helper threads), ``answers`` and ``shapes/`` (validation of what a host sends).
+- A plain command of the user: ``node`` (fabric) and ``guarded`` (a shell that ends the command with its connection).
+
+Threads: a thread for each host of a ``Fleet.map`` (fleet.py), paramiko's reading thread for each connection, and during
+a call a thread that sends the body or ends the input. Processes on this machine: ProxyCommands, commands of
+``Match exec``, and the workers of local hosts. The package owns no file: it reads the user's ssh_config, keys and
+known_hosts and writes nothing. Deadlines and sizes stand in ``limits``.
+"""
 
 import sys
 
-# paramiko imports invoke, a task runner, for one keyword (`Match exec`) of an ssh_config reader that is not used here.
-# That takes a tenth of the time in which a command starts, so paramiko is loaded as if invoke were not installed.
+# paramiko imports invoke, a task runner, for `Match exec` in its own ssh_config reader, which ddpctl does not use. The
+# import takes a tenth of the start of every command, so paramiko is loaded as if invoke were not installed.
 if "invoke" not in sys.modules:
     sys.modules["invoke"] = None  # type: ignore[assignment]
     import paramiko as _paramiko  # noqa: F401

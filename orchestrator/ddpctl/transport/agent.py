@@ -1,7 +1,7 @@
-"""The ssh-agent: its keys and its signatures, each with a deadline.
+"""A client of the ssh-agent that lists keys and asks for signatures, each with a deadline.
 
-paramiko's own client waits for ever, knows $SSH_AUTH_SOCK alone and asks for a certificate's signature by the plain
-key. One request at a time: an agent may ask a person to touch a token or to confirm. The protocol is
+paramiko's own client waits for ever, reads only $SSH_AUTH_SOCK, and asks for the signature of a certificate with the
+plain key. Requests go one at a time: an agent may ask a person to touch a token or to confirm. The protocol is
 draft-miller-ssh-agent.
 """
 
@@ -22,7 +22,7 @@ _FLAGS = {"rsa-sha2-256": 2, "rsa-sha2-512": 4}
 
 
 class AgentBusy(Exception):
-    """Somebody else's request is with the agent for long: a person is being asked. Worth a new login afterwards."""
+    """Another login's request is still with the agent, which is asking a person. A new login afterwards may succeed."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class AgentBusy(Exception):
 
 
 class AgentRefused(Exception):
-    """The agent does not sign with this key, or the person said no."""
+    """The agent does not sign with this key, or the person refused."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,16 @@ class Agent:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.turn = threading.RLock()  # held by who talks to it, and by who logs in again for its sake
+        self.turn = threading.RLock()  # held during a request, and during a new login that needs the agent
         self._sock: socket.socket | None = None
         self._dead = ""
 
     def keys(self) -> list[AgentKey]:
-        """What it holds.
+        """Return the keys and certificates that the agent holds.
 
         Raises:
-            AgentSilent: it does not answer. OSError: nobody is there.
+            AgentSilent: the agent does not answer in time.
+            OSError: no agent listens at the socket.
         """
         with self.turn:
             answer = Fields(self._ask(bytes([_LIST]), AGENT_LIST_S, "does not list its keys"))
@@ -70,10 +71,12 @@ class Agent:
             raise ConnectionError("the agent's answer is damaged") from None
 
     def sign(self, blob: bytes, data: bytes, algorithm: str) -> bytes:
-        """A signature; a person may have to allow it.
+        """Return a signature of ``data``. A person may have to allow it.
 
         Raises:
-            AgentRefused: there is none. AgentSilent: no answer. AgentBusy: others wait for a person.
+            AgentRefused: the agent gives no signature.
+            AgentSilent: the agent does not answer in time.
+            AgentBusy: another login's request has waited for a person for long.
         """
         if not self.turn.acquire(timeout=AGENT_LIST_S):
             raise AgentBusy(self)
@@ -86,13 +89,13 @@ class Agent:
             if answer.number(1) != _SIGNED:
                 raise AgentRefused
             return answer.string()
-        except (OSError, ValueError) as error:  # a damaged answer is none
+        except (OSError, ValueError) as error:  # a damaged answer counts as a refusal
             raise AgentRefused(str(error)) from None
         finally:
             self.turn.release()
 
     def close(self) -> None:
-        """Hang up for good; who waits for an answer gets none."""
+        """Close the connection for good. Threads that wait for an answer get an error."""
         self._dead = self._dead or f"the connection to the agent at {self.path} is closed"
         sock = self._sock
         if sock is not None:
@@ -115,7 +118,7 @@ class Agent:
             if size > AGENT_BYTES:
                 raise ConnectionError("the agent's answer is too long")
             return self._read(size, until)
-        except TimeoutError:  # a late answer would be taken for that to another question
+        except TimeoutError:  # a late answer would be read as the answer to another question
             self._dead = f"the agent at {self.path} {trouble} ({patience:g} s)"
             self._drop()
             raise self._silent() from None

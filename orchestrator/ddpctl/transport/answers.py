@@ -1,8 +1,8 @@
-"""What a worker says, checked: the one place where frames become values.
+"""Validates what a worker sends: no other module turns frames into values.
 
-A node may be broken or hostile. What passes here has the fields, types and bounds that the stages rely on, speaks of
-the host and the run that were asked for, and holds nothing else: a field without a shape is dropped. Whatever does not
-pass is that host's error of kind ``protocol``.
+A node may be broken or hostile. A validated answer has the fields, types and bounds that the stages rely on, and is
+about the host and the run that the request named. Fields without a declared shape are dropped. An answer that does not
+pass is an error of that host, of kind ``protocol``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RESULTS: Mapping[str, Any] = {
     "build": environment.BuiltDict,
     "gc": environment.CollectedDict,
 }
-# verb -> the key by which a kind of frame is known -> its shape
+# verb -> key that identifies a kind of frame -> shape of that frame
 FRAMES: Mapping[str, Mapping[str, Any]] = {
     "echo": {"n": dict[str, Any]},
     "tail": {
@@ -84,20 +84,24 @@ FRAMES: Mapping[str, Mapping[str, Any]] = {
 
 
 def result(verb: str, data: Mapping[str, Any], host: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of a verb that was asked of ``host`` with ``args``.
+    """Return the validated result of ``verb``, as ``host`` sent it for a call with ``args``.
 
     Raises:
-        RemoteError: it is not what the verb answers (kind ``protocol``).
+        RemoteError: the data do not fit the verb (kind ``protocol``).
     """
     found: dict[str, Any] = _checked(RESULTS[verb], verb, data, host, args)
     return found
 
 
-def frame(verb: str, one: Frame, host: str, args: Mapping[str, Any]) -> Frame:
-    """A frame before the result; raises as ``result`` does."""
+def frame(verb: str, received: Frame, host: str, args: Mapping[str, Any]) -> Frame:
+    """Return a validated frame that came before the result.
+
+    Raises:
+        RemoteError: the frame does not fit the verb (kind ``protocol``).
+    """
     for key, shape in FRAMES.get(verb, {}).items():
-        if key in one.data:
-            return Frame(_checked(shape, verb, one.data, host, args), one.raw)
+        if key in received.data:
+            return Frame(_checked(shape, verb, received.data, host, args), received.raw)
     raise garbled(f"{verb}: a message of an unknown kind")
 
 

@@ -1,7 +1,7 @@
-"""The seam between ddpctl and the machines.
+"""The interface between ddpctl and the hosts.
 
-A ``Transport`` reaches one host: ``call`` is a verb of the worker, whose answer has been checked (answers.py), and
-``run`` a plain command of the user's. ``Fleet`` (fleet.py) does it on many hosts at once.
+A ``Transport`` reaches one host. ``call`` runs a verb of the worker and returns its validated answer (answers.py);
+``run`` runs a plain command of the user. A ``Fleet`` (fleet.py) does the same on many hosts at once.
 
 Implementations: ``ssh.SSHTransport``, ``local.LocalTransport``.
 """
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Frame:
-    """One message of a worker's stream: a JSON object and the raw bytes that came with it (often none)."""
+    """A message of a worker's stream: a JSON object and the raw bytes that follow it (often empty)."""
 
     data: Mapping[str, Any]
     raw: bytes = b""
@@ -31,7 +31,7 @@ OnFrame = Callable[[Frame], None]
 
 
 class Transport(Protocol):
-    """One host. Thread-safe: several calls may run at once on their own channels over one connection."""
+    """One host. Thread-safe: several calls may run at once, each on its own channel of one connection."""
 
     @property
     def host(self) -> str:
@@ -40,14 +40,14 @@ class Transport(Protocol):
 
     @property
     def user(self) -> str:
-        """The login, as this machine's files have it; the host has no say in it."""
+        """The login name. It comes from files of this machine; the host does not decide it."""
         ...
 
     def prepare(self) -> None:
-        """Connect now, where there is no connection.
+        """Connect now, unless there is a connection.
 
         Raises:
-            ConnectError: the host could not be reached, or refused us.
+            ConnectError: the host could not be reached, or refused the login.
         """
         ...
 
@@ -62,40 +62,43 @@ class Transport(Protocol):
         cancel: Callable[[], bool] | None = None,
         until: threading.Event | None = None,
     ) -> dict[str, Any]:
-        """One verb of the worker on the host; returns its result object.
+        """Run a verb of the worker on the host and return its result.
 
-        ``body`` follows the request on the worker's stdin (the request must carry its size). ``on_frame`` gets each
-        message before the result, in order, on the calling thread. ``timeout`` (seconds) bounds the whole call; None
-        for a stream, which is still given up as LinkLost when 15 s pass without a byte (the worker sends a heartbeat
-        every 4 s). ``cancel`` is polled at least four times a second; True closes the channel and raises Interrupted.
-        ``until``: once it is set the worker's stdin ends, which is how a verb without an end of its own (``listen``) is
-        told to come to its result; not together with ``body``.
+        - ``body`` follows the request on the worker's stdin; the request must carry its size.
+        - ``on_frame`` gets each message before the result, in order, on the calling thread.
+        - ``timeout`` (seconds) bounds the whole call. None is for a stream, which ends as LinkLost after 15 s without a
+          byte (the worker sends a heartbeat every 4 s).
+        - ``cancel`` is polled at least four times a second; True closes the channel and raises Interrupted.
+        - ``until`` ends the worker's stdin once it is set. A verb without an end of its own (``listen``) then returns
+          its result. Not together with ``body``.
 
         Raises:
-            ConnectError: as above. RemoteError: the worker's own error. PythonMissing: no interpreter.
+            ConnectError: as for ``prepare``.
+            RemoteError: the error that the worker reports.
+            PythonMissing: the host has no usable interpreter.
         """
         ...
 
     def run(self, argv: Sequence[str], *, timeout: float | None = 60.0, password: str | None = None) -> Ran:
-        """A plain command, in the login's home folder, its arguments byte for byte; all that it starts ends with it.
+        """Run a plain command in the login's home folder, with its arguments byte for byte.
 
-        ``timeout`` is in seconds. ``password`` makes it run as root by sudo: the login's password there, or an empty
-        one where sudo asks for none.
+        All processes that the command starts end with it. ``timeout`` is in seconds. With ``password`` the command runs
+        as root by sudo: the login's password there, or an empty text where sudo asks for no password.
 
         Raises:
-            ConnectError: as above. RemoteError: no session, no exit status, or sudo refuses the password (kind
-                ``sudo_password``).
+            ConnectError: as for ``prepare``.
+            RemoteError: there is no session or no exit status, or sudo refuses the password (kind ``sudo_password``).
         """
         ...
 
     def close(self) -> None:
-        """Close the connection; harmless twice."""
+        """Close the connection. A second call does nothing."""
         ...
 
 
 @dataclass(frozen=True)
 class FleetOutcome(Generic[T]):
-    """What every host answered: each host is in exactly one of the two maps."""
+    """The outcome of every host: each host is in exactly one of the two maps."""
 
     results: Mapping[str, T] = field(default_factory=dict)
     errors: Mapping[str, DdpctlError] = field(default_factory=dict)
@@ -120,11 +123,11 @@ class Fleet(Protocol):
         *,
         on_done: Callable[[str, T | DdpctlError], None] | None = None,
     ) -> FleetOutcome[T]:
-        """Every host finishes, then every host is reported. Whatever ``work`` raises is its host's error."""
+        """Run ``work`` for every host, then report every host. An exception of ``work`` is its host's error."""
         ...
 
     def together(self, work: Callable[[Transport], T], hosts: Iterable[str] | None = None) -> FleetOutcome[T]:
-        """Like ``map`` but with a thread for every host at once: for streams and for work that waits for its peers."""
+        """Like ``map``, but with a thread for every host at once: for streams, and for work that waits for peers."""
         ...
 
     def close(self) -> None: ...

@@ -1,7 +1,8 @@
-"""How a worker is started: the package that a node lacks, the fixed command line, the header, the banner in answer.
+"""Starts a worker: the package of its code, the fixed command line, the header line, and the banner that answers.
 
-Nothing of the user but the interpreter's path is in the command line. It reads one JSON line, the header, which carries
-the program to run (``ddpctl_worker.wire.boot``); that receives the worker's zip where the node lacks it.
+The command line holds nothing of the user but the interpreter's path. The started command reads one line of JSON, the
+header. The header carries a small program (``ddpctl_worker.wire.boot``), which receives the worker's zip where the node
+lacks it.
 """
 
 from __future__ import annotations
@@ -19,21 +20,20 @@ from importlib.abc import Traversable
 from importlib.resources import files
 
 from ddpctl.errors import PythonMissing, RemoteError, ShellBroken
-from ddpctl.transport.limits import NOISE_BYTES
+from ddpctl.transport.limits import BANNER_LINE_BYTES, NOISE_BYTES
 from ddpctl_worker.wire.contract import BANNER, MIN_PYTHON
 
 PACKAGE = "ddpctl_worker"
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say: no clock may get into the hash
-# One line without quotes that any login shell (sh, bash, zsh, fish, tcsh) would look into.
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date in a zip: the hash must not depend on a clock
+# No quotes, and nothing that a login shell (sh, bash, zsh, fish, tcsh) would expand.
 BOOTSTRAP = 'import json,sys;ddpctl=json.loads(sys.stdin.buffer.readline().decode());exec(ddpctl["program"])'
 
 _PACKING = threading.Lock()
-_ANSWER_BYTES = 256  # the banner's own line
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What a node runs: the zip, its SHA-256 (hex), and the program that receives it there."""
+    """The code that a node runs: the zip, its SHA-256 (hex), and the program that receives the zip."""
 
     data: bytes = field(repr=False)
     sha256: str
@@ -41,8 +41,8 @@ class Payload:
 
 
 def payload() -> Payload:
-    """The payload of this installation: built once per process, however many hosts ask for it at once."""
-    with _PACKING:  # `cache` alone lets every thread that asks before the first has finished build its own
+    """Return the payload of this installation. It is built once per process, however many hosts ask at once."""
+    with _PACKING:  # `cache` alone would build it once in each thread that asks before the first build is done
         return _packed()
 
 
@@ -54,7 +54,7 @@ def _packed() -> Payload:
 
 
 def sources(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
-    """Every Python source below ``folder``: (name in the zip, content)."""
+    """Yield (name in the zip, content) of every Python source below ``folder``."""
     for entry in folder.iterdir():
         name = f"{path}/{entry.name}"
         if entry.is_dir():
@@ -65,26 +65,26 @@ def sources(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def build(content: dict[str, bytes]) -> bytes:
-    """A zip that depends on names and contents only: sorted, no times, no modes of this machine."""
+    """Return a zip that depends only on names and contents: sorted, without this machine's times and modes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name in sorted(content):
             entry = zipfile.ZipInfo(name, _EPOCH)
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = 0o600 << 16
-            entry.create_system = 3  # unix, whatever this machine is
+            entry.create_system = 3  # Unix, on every machine
             archive.writestr(entry, content[name])
     return buffer.getvalue()
 
 
 def command_line(python: str) -> str:
-    """The remote command line. ``~/`` in front of the interpreter means the home folder there."""
+    """Return the remote command line. ``~/`` before the interpreter means the home folder on the host."""
     program = '"$HOME"/' + shlex.quote(python[2:]) if python.startswith("~/") else shlex.quote(python)
     return f"{program} -I -c {shlex.quote(BOOTSTRAP)}"
 
 
 def header(nonce: str, base_dir: str, package: Payload) -> bytes:
-    """The line that goes first."""
+    """Return the first line that goes to the started command."""
     fields = {
         "banner": BANNER,
         "nonce": nonce,
@@ -98,7 +98,7 @@ def header(nonce: str, base_dir: str, package: Payload) -> bytes:
 
 
 class BannerReader:
-    """Finds ``BANNER nonce word`` in what the login prints, however much noise is before it (up to 1 MiB)."""
+    """Finds ``BANNER nonce word`` in the login's output, after any other output of up to 1 MiB."""
 
     def __init__(self, nonce: str) -> None:
         self._mark = f"{BANNER} {nonce} ".encode("ascii")
@@ -108,10 +108,10 @@ class BannerReader:
         self.rest = b""
 
     def feed(self, data: bytes) -> str | None:
-        """The answer once its line is complete (``rest`` is then what follows it), None before.
+        """Return the banner's word once its line is complete, else None. ``rest`` is then the output after that line.
 
         Raises:
-            ShellBroken: there is no banner in the first MiB, or its line does not end.
+            ShellBroken: the first MiB holds no banner, or the banner's line does not end.
         """
         self._buffer += data
         if self._at < 0:
@@ -123,7 +123,7 @@ class BannerReader:
             if end >= 0:
                 self.rest = bytes(self._buffer[end + 1 :])
                 return self._buffer[start:end].decode("ascii", "replace").strip()
-            if len(self._buffer) - start > _ANSWER_BYTES:
+            if len(self._buffer) - start > BANNER_LINE_BYTES:
                 raise ShellBroken("the worker's first line does not end")
         elif len(self._buffer) > NOISE_BYTES:
             raise ShellBroken(
@@ -134,12 +134,12 @@ class BannerReader:
 
     @property
     def noise(self) -> bytes:
-        """What was printed instead of a banner, or before it."""
+        """The output before the banner, or instead of it."""
         return bytes(self._buffer[: self._at] if self._at >= 0 else self._buffer)
 
 
 def last_line(*outputs: bytes) -> str:
-    """The last line with something in it, of the first output that has one; at most 200 characters, printable."""
+    """Return the last line with text of the first output that has text: at most 200 printable characters."""
     for output in outputs:
         for line in reversed(output[-4096:].decode("utf-8", "replace").splitlines()):
             text = "".join(letter if letter.isprintable() else " " for letter in line).strip()
@@ -149,7 +149,7 @@ def last_line(*outputs: bytes) -> str:
 
 
 def too_old(version: str, python: str) -> PythonMissing:
-    """The interpreter answers, but it is too old to run the worker."""
+    """Return the error for an interpreter that answers but is too old for the worker."""
     want = ".".join(str(part) for part in MIN_PYTHON)
     return PythonMissing(
         f"{python} is Python {version}; ddpctl needs {want} or newer there",
@@ -159,14 +159,20 @@ def too_old(version: str, python: str) -> PythonMissing:
 
 
 def no_interpreter(python: str, missing: bool, quoted: str) -> PythonMissing:
-    """``missing``, or there and of no use; ``quoted``: what was said of it."""
+    """Return the error for an interpreter that does not exist (``missing``) or cannot be executed.
+
+    ``quoted`` is the message of the shell or of the system.
+    """
     what = f"there is no {python}" if missing else f"{python} cannot be executed"
     hint = "name the interpreter with the inventory's `python:` key"
     return PythonMissing(f"{what}{quoted}", kind="python_missing", hint=hint)
 
 
 def no_banner(python: str, exit_code: int, stdout: bytes, stderr: bytes) -> RemoteError | ShellBroken:
-    """Why the command ended without a banner: no interpreter, one from before 3.4, or a shell that does not obey."""
+    """Return the error for a command that ended without a banner.
+
+    Causes: there is no interpreter, it is older than Python 3.4, or the login shell does not run the command.
+    """
     said = last_line(stderr, stdout)
     quoted = f": {said}" if said else ""
     if exit_code in (126, 127):

@@ -1,6 +1,6 @@
-"""OpenSSH certificates: what one says, and whether it speaks for a host. Pure.
+"""OpenSSH certificates: parsing, and the check whether a certificate is valid for a host. Pure.
 
-The format is PROTOCOL.certkeys of OpenSSH. The signature is checked by cryptography, through paramiko's keys.
+The format is PROTOCOL.certkeys of OpenSSH. cryptography checks the signature, through paramiko's key classes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ddpctl.transport.ssh_words import compiled
 
 TAIL = "-cert-v01@openssh.com"
 _USER, _HOST = 1, 2
-# How many fields of a certificate are the key's own, by the key's type.
+# Number of fields of a certificate that belong to the key itself, by key type.
 _KEY_FIELDS = {
     "ssh-ed25519": 1,
     "ssh-rsa": 2,
@@ -24,23 +24,23 @@ _KEY_FIELDS = {
     "sk-ssh-ed25519@openssh.com": 2,
     "sk-ecdsa-sha2-nistp256@openssh.com": 3,
 }
-# Signatures of an authority that count: not ssh-rsa, which is SHA-1.
+# Accepted signature types of an authority. ssh-rsa is missing because it is SHA-1.
 _SIGNATURES = frozenset({*_KEY_FIELDS, "rsa-sha2-256", "rsa-sha2-512"} - {"ssh-rsa"})
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate, not yet believed."""
+    """A parsed certificate. Nothing is verified yet."""
 
-    key_type: str  # of the key that it is about
-    key: bytes  # that key's blob
+    key_type: str  # type of the certified key
+    key: bytes  # blob of the certified key
     kind: int
     key_id: str
     principals: tuple[str, ...]
     valid_after: int
     valid_before: int
     critical: bytes
-    authority: bytes  # the blob of the key that signed it
+    authority: bytes  # blob of the key that signed the certificate
     signature: bytes
     signed: bytes
 
@@ -48,7 +48,10 @@ class Certificate:
         return now >= self.valid_before
 
     def why_not(self, name: str, now: float | None = None) -> str | None:
-        """Why it does not speak for the host of that name; None where it does. Who signed it is for the caller."""
+        """Return why the certificate is not valid for the host ``name``, or None if it is valid.
+
+        The caller checks whether it trusts the authority that signed the certificate.
+        """
         now = time.time() if now is None else now
         if self.kind != _HOST:
             return "it is not a host's certificate"
@@ -72,15 +75,15 @@ class Certificate:
             name = paramiko.Message(self.authority).get_text()
             authority = paramiko.PKey.from_type_string(name, self.authority)
             return bool(authority.verify_ssh_sig(self.signed, paramiko.Message(self.signature)))
-        except Exception:  # whatever a damaged one makes of the parsers of two libraries
+        except Exception:  # a damaged certificate can raise anything in the parsers of two libraries
             return False
 
 
 def parse(blob: bytes) -> Certificate:
-    """A certificate as it goes over the wire.
+    """Return the certificate in ``blob``, which is in wire format.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the blob is not a certificate.
     """
     fields = Fields(blob)
     kind = fields.text()
@@ -107,17 +110,21 @@ def parse(blob: bytes) -> Certificate:
 
 
 def wire_type(blob: bytes) -> str:
-    """The type that a key or a certificate begins with."""
+    """Return the type at the start of a key or certificate in wire format."""
     return Fields(blob).text()
 
 
 def packed(data: bytes) -> bytes:
-    """A string of RFC 4251: its length, then itself."""
+    """Return ``data`` as a string of RFC 4251: length, then bytes."""
     return len(data).to_bytes(4, "big") + data
 
 
 class Fields:
-    """Reads one field after the other; what is too short is a ValueError."""
+    """Reads the fields of a message in order.
+
+    Raises:
+        ValueError: the data end before the field does.
+    """
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""One call of the worker over any pipe: what SSH and this machine have in common."""
+"""Calls of a worker over any pipe: the part that hosts behind SSH and this machine have in common."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddpctl.errors import DdpctlError, LinkLost, RemoteError, ShellBroken
 from ddpctl.transport import answers, bootstrap
 from ddpctl.transport.base import Frame, OnFrame
 from ddpctl.transport.bootstrap import Payload, payload
-from ddpctl.transport.limits import BANNER_S, ENDED_S, MESSAGE_LETTERS, POLL_S, READY_S
+from ddpctl.transport.limits import BANNER_S, ENDED_S, EXIT_CODE_S, MESSAGE_LETTERS, POLL_S, READY_S
 from ddpctl.transport.pipe import FrameReader, Pipe, garbled
 from ddpctl.transport.watch import Ender, Sender, Watch
 from ddpctl_worker.wire import contract
@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 
 DIED = "died"
 
-# Verbs after which nothing of ddpctl may be left on a node: the worker's own end is waited for too.
+# After these verbs no process of ddpctl may stay on the node, so the call also waits for the worker's end.
 _NOTHING_STAYS = frozenset({"stop", "rehearse"})
-# Verbs after which nothing more is asked of that worker; a tail lives as long as its run, in no more than one process.
+# After these verbs the worker takes no more requests. A tail lives as long as its run; each tail has its own process.
 _LAST = _NOTHING_STAYS | {"tail"}
 _READS = frozenset(
     {"echo", "probe", "status", "metrics", "history", "tail", "fetch", "store_has", "free_port", "firewall"}
@@ -40,7 +40,7 @@ _READS = frozenset(
 
 
 class Worker:
-    """The worker on ``pipe``, whose command has just been started: it serves one request, or one after the other."""
+    """A worker whose command has just been started on ``pipe``. It serves requests one after the other."""
 
     def __init__(self, pipe: Pipe, python: str) -> None:
         self.pipe = pipe
@@ -48,17 +48,20 @@ class Worker:
         self._frames = FrameReader()
         self._unread: deque[Frame] = deque()
         self._greeted = False
-        self.has_answered = False  # to the present request
+        self.has_answered = False  # to the current request
 
     def is_ready(self) -> bool:
-        """Whether it waits for another request; False: it has ended, or does not say so in time."""
+        """Return whether the worker waits for another request. False: it has ended, or does not say so in time."""
         with suppress(DdpctlError):
             said = self._next(Watch("the worker", READY_S), None).data
             return contract.READY in said and not self._unread and self.pipe.recv(0.0) is None
         return False
 
     def converse(self, watch: Watch, package: Payload, request: Request, on_frame: OnFrame) -> dict[str, Any]:
-        """At first header, banner, package where it is missing; then request and frames; returns the result."""
+        """Send a request and return its result; pass the frames before it to ``on_frame``.
+
+        The first request of a worker is preceded by the header, the banner, and the package where the node lacks it.
+        """
         self.has_answered = False
         if not self._greeted and not self._greet(watch, request.base_dir, package):
             return self._result(watch, on_frame, None)
@@ -76,8 +79,8 @@ class Worker:
                 thread.stop()
 
     def _greet(self, watch: Watch, base_dir: str, package: Payload) -> bool:
-        """Until it takes requests; False: it has failed, and says why in its one frame."""
-        nonce = secrets.token_hex(16)  # no profile can print it by chance or by memory
+        """Start the worker's session. False: the start failed, and the next frame says why."""
+        nonce = secrets.token_hex(16)  # a shell profile cannot print it by chance or by copying
         self._write(watch, bootstrap.header(nonce, base_dir, package))
         word, rest = self._banner(watch, nonce)
         self._unread.extend(self._frames.feed(rest))
@@ -96,7 +99,7 @@ class Worker:
             try:
                 taken = self.pipe.send(view, watch.step)
             except BrokenPipeError:
-                return  # what the command said instead is there to be read
+                return  # the reader finds what the command printed instead
             if taken:
                 view = view[taken:]
                 watch.heard()
@@ -115,7 +118,9 @@ class Worker:
                     watch.heard()
                     return word, reader.rest
             elif data is not None:
-                raise bootstrap.no_banner(self._python, self.pipe.exit_code(2.0), reader.noise, self.pipe.stderr())
+                raise bootstrap.no_banner(
+                    self._python, self.pipe.exit_code(EXIT_CODE_S), reader.noise, self.pipe.stderr()
+                )
             if time.monotonic() > until:
                 said = bootstrap.last_line(self.pipe.stderr(), reader.noise)
                 raise ShellBroken(
@@ -134,7 +139,7 @@ class Worker:
             on_frame(frame)
 
     def _next(self, watch: Watch, sender: Sender | None) -> Frame:
-        """The next frame but for heartbeats."""
+        """Return the next frame that is not a heartbeat."""
         while True:
             while self._unread:
                 frame = self._unread.popleft()
@@ -143,7 +148,7 @@ class Worker:
             watch.check()
             if sender and sender.error and not isinstance(sender.error, DdpctlError):
                 raise sender.error
-            # The end or the error of a body that is on its way is looked for.
+            # While a body is being sent, wake up often enough to see its end or its error.
             data = self.pipe.recv(min(watch.step, POLL_S) if sender else watch.step)
             if data:
                 watch.heard()
@@ -155,21 +160,21 @@ class Worker:
                 raise silent(watch.silence)
 
     def _ended(self) -> RemoteError:
-        """The stream ended without a result: the worker died (a link that died raises by itself)."""
-        code = self.pipe.exit_code(2.0)
+        """Return the error for a stream without a result: the worker died. (A dead link raises by itself.)"""
+        code = self.pipe.exit_code(EXIT_CODE_S)
         said = bootstrap.last_line(self.pipe.stderr())
         return died(f"exit status {code}" if code >= 0 else "no exit status", said)
 
 
 class Waiting:
-    """The worker of a host that waits for another request: an interpreter on a node need not start for each."""
+    """Keeps a worker of a host between requests, so that the node need not start an interpreter for each request."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._worker: Worker | None = None
 
     def take(self) -> Worker | None:
-        """It, if there is one and it is alive."""
+        """Return the waiting worker if there is one and it is alive."""
         with self._lock:
             worker, self._worker = self._worker, None
         if worker is None or worker.is_ready():
@@ -178,7 +183,7 @@ class Waiting:
         return None
 
     def keep(self, worker: Worker) -> None:
-        """For the next request; one is enough."""
+        """Keep ``worker`` for the next request, or close it if another worker is waiting already."""
         with self._lock:
             if self._worker is None:
                 self._worker = worker
@@ -186,7 +191,7 @@ class Waiting:
         worker.pipe.close()
 
     def let_go(self) -> None:
-        """It ends, and its end is waited for: nothing stays on a node once its user has an answer."""
+        """End the waiting worker and wait for its end: no process stays on a node once the user has an answer."""
         with self._lock:
             worker, self._worker = self._worker, None
         if worker is not None:
@@ -198,7 +203,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Request:
-    """One call: what is asked of whom, and what goes and comes beside it."""
+    """The content of a call: host, verb and arguments, and the streams beside them."""
 
     host: str
     base_dir: str
@@ -210,7 +215,7 @@ class Request:
 
     @property
     def again(self) -> bool:
-        """Whether the worker may serve another one after it."""
+        """Whether the worker may serve another request after this one."""
         return self.body is None and self.until is None and self.verb not in _LAST
 
     def to_json(self) -> dict[str, Any]:
@@ -219,7 +224,7 @@ class Request:
 
 
 class WorkerTransport:
-    """The calls of one host's worker; where its command runs is for SSH or this machine."""
+    """The calls of a host's worker. A subclass starts the worker's command by SSH or on this machine."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -246,28 +251,28 @@ class WorkerTransport:
         return call(request, watch, self._waiting, self._host.python, lambda: self._worker(timeout), payload())
 
     def _worker(self, timeout: float | None) -> Pipe:
-        """Start the worker's command; ``timeout`` (seconds) is that of the call, None for a stream."""
+        """Start the worker's command. ``timeout`` (seconds) is the call's; None for a stream."""
         raise NotImplementedError
 
 
 def call(
     request: Request, watch: Watch, waiting: Waiting, python: str, start: Callable[[], Pipe], package: Payload
 ) -> dict[str, Any]:
-    """``Transport.call``, of the worker that waits or of one that ``start`` starts."""
+    """Do ``Transport.call`` with the waiting worker, or with a worker that ``start`` starts."""
     worker = waiting.take()
     if worker is not None:
         try:
             return _serve(worker, request, watch, waiting, package)
         except DdpctlError as error:
-            # It, or the connection, ended while nobody used it. What changes anything is not asked twice: a Ctrl-C ends
-            # connections too, and a start must not come after the stop that undoes it.
+            # The waiting worker or its connection ended between two requests. Only verbs that read are sent again.
+            # Ctrl-C ends connections too, and a repeated start could arrive after the stop that undoes it.
             if worker.has_answered or request.verb not in _READS or not has_ended(error):
                 raise
     return _serve(Worker(start(), python), request, watch, waiting, package)
 
 
 def _serve(worker: Worker, request: Request, watch: Watch, waiting: Waiting, package: Payload) -> dict[str, Any]:
-    """One request; the worker is kept for another one, or closed."""
+    """Serve a request, then keep the worker for another request or close it."""
     host, verb = request.host, request.verb
 
     def checked(frame: Frame) -> None:
@@ -280,7 +285,7 @@ def _serve(worker: Worker, request: Request, watch: Watch, waiting: Waiting, pac
         said = worker.converse(watch, package, request, checked)
         result = answers.result(verb, said, host, request.args)
         if verb in _NOTHING_STAYS:
-            with suppress(LinkLost):  # it has answered
+            with suppress(LinkLost):  # the answer is already here
                 pipe.exit_code(ENDED_S)
     except BaseException as error:
         pipe.close(lost=isinstance(error, LinkLost))
@@ -303,7 +308,11 @@ def _log(worker: Worker, host: str, verb: str) -> None:
 
 
 def outcome(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of the last frame, or its error raised."""
+    """Return the result that the last frame carries.
+
+    Raises:
+        RemoteError: the frame carries an error, or neither a result nor an error.
+    """
     result, error = data.get("result"), data.get("error")
     if data["ok"] is True and isinstance(result, dict):
         return result
@@ -318,12 +327,11 @@ def outcome(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _said(text: object) -> str | None:
-    """A node's own words, not more of them than a person reads."""
     return str(text)[:MESSAGE_LETTERS] if text else None
 
 
 def has_ended(error: DdpctlError) -> bool:
-    """The worker, or the connection to it, has come to its end."""
+    """Return whether ``error`` means that the worker, or the connection to it, has ended."""
     return isinstance(error, LinkLost) or (isinstance(error, RemoteError) and error.kind == DIED)
 
 
@@ -336,6 +344,6 @@ def silent(seconds: float) -> LinkLost:
 
 
 def at(host: str, error: DdpctlError) -> DdpctlError:
-    """The same error, with its host."""
+    """Name the host in ``error``, unless it names one; return the same error."""
     error.host = error.host or host
     return error

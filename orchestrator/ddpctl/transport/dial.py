@@ -1,4 +1,4 @@
-"""The first steps towards a server: its name, a TCP connection, its first byte; each with a deadline."""
+"""The first steps to a server: its name, a TCP connection, its first byte; each with a deadline."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from ddpctl.transport.limits import (
     KEEPALIVE_EVERY_S,
     KEEPALIVE_IDLE_S,
     NAMES,
+    REFUSAL_S,
     RESOLVE_DEAD_S,
     RESOLVE_S,
     USER_TIMEOUT_MS,
 )
 from ddpctl.transport.route import Hop
 
-Target = tuple[int, tuple[Any, ...]]  # family, and what connect() takes
+Target = tuple[int, tuple[Any, ...]]  # family, and the argument of connect()
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
 
 class Dropped(Exception):
-    """The server hung up before its version line: too many logins at once (MaxStartups), most likely. Worth a retry.
+    """The server hung up before its version line, most likely because of too many logins (MaxStartups). Worth a retry.
 
-    ``said`` is what it said instead, often nothing.
+    ``said`` is the server's text instead of a version line, often empty.
     """
 
     def __init__(self, said: bytes = b"") -> None:
@@ -40,17 +41,17 @@ class Dropped(Exception):
 
 
 class Resolver:
-    """The name server: not too many questions at once, and no long waits for one that is dead."""
+    """Asks the name server: a bounded number of questions at once, and short waits once the server seems dead."""
 
     def __init__(self) -> None:
         self._turn = threading.BoundedSemaphore(NAMES)
         self._unanswered = 0
 
     def resolve(self, hop: Hop) -> list[Target]:
-        """Every address of the server, in the resolver's order.
+        """Return every address of the server, in the resolver's order.
 
         Raises:
-            NameUnknown: it has none, or the name server does not answer.
+            NameUnknown: the name has no address, or the name server does not answer.
         """
         literal = _literal(hop)
         if literal is not None:
@@ -58,7 +59,7 @@ class Resolver:
         with self._turn:
             patience = RESOLVE_DEAD_S if self._unanswered > NAMES else RESOLVE_S
             answer: list[list[Target] | OSError] = []
-            # On a thread of its own: the C library's deadline is longer than ours.
+            # In a separate thread, because the C library's deadline is longer than RESOLVE_S.
             asking = threading.Thread(target=_ask_name, args=(answer, hop), daemon=True, name=f"ddpctl-{hop.label}")
             asking.start()
             asking.join(patience)
@@ -73,10 +74,11 @@ class Resolver:
 
 
 def dial(hop: Hop, names: Resolver) -> socket.socket:
-    """A TCP connection to ``hop`` on which the server has begun to speak.
+    """Return a TCP connection to ``hop`` on which the server has begun to speak.
 
     Raises:
-        ConnectError: no address, no route, refused, no answer, or accepted and silent. Dropped: hung up at once.
+        ConnectError: no address, no route, refused, no answer, or a server that accepts and stays silent.
+        Dropped: the server hung up at once.
     """
     sock = _connect(hop, names.resolve(hop))
     try:
@@ -89,12 +91,12 @@ def dial(hop: Hop, names: Resolver) -> socket.socket:
 
 
 def _literal(hop: Hop) -> Target | None:
-    """The address itself, where the host is given by one."""
+    """Return the host's address where it is given as a number, else None."""
     try:
         version = ipaddress.ip_address(hop.address).version
     except ValueError:
         return None
-    if "%" in hop.address:  # fe80::1%eth0: the resolver knows the number of the interface
+    if "%" in hop.address:  # fe80::1%eth0: only the resolver can number the interface
         return None
     return (socket.AF_INET if version == 4 else socket.AF_INET6, (hop.address, hop.port))
 
@@ -117,7 +119,7 @@ def _connect(hop: Hop, addresses: list[Target]) -> socket.socket:
         sock = None
         try:
             sock = socket.socket(family, socket.SOCK_STREAM)
-            sock.settimeout(left / (len(addresses) - number))  # a dead address leaves time for the next one
+            sock.settimeout(left / (len(addresses) - number))  # a dead address must leave time for the next address
             sock.connect(address)
             return sock
         except OSError as error:
@@ -128,40 +130,45 @@ def _connect(hop: Hop, addresses: list[Target]) -> socket.socket:
 
 
 def tune(sock: socket.socket) -> None:
-    """A dead peer is noticed in seconds, not in the kernel's quarter of an hour."""
+    """Set socket options so that a dead peer is noticed in seconds instead of the kernel's quarter of an hour."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"
     options = ((idle, KEEPALIVE_IDLE_S), ("TCP_KEEPINTVL", KEEPALIVE_EVERY_S), ("TCP_KEEPCNT", KEEPALIVE_COUNT))
     for name, value in (*options, ("TCP_USER_TIMEOUT", USER_TIMEOUT_MS)):
-        number = getattr(socket, name, None)  # not every system has all of them
+        number = getattr(socket, name, None)  # macOS lacks some of these
         if number is not None:
             sock.setsockopt(socket.IPPROTO_TCP, number, value)
 
 
 def await_first_byte(sock: socket.socket, hop: Hop) -> None:
-    """The server speaks first in SSH: wait for it without taking a byte."""
+    """Wait for the server's first byte, without taking it from the socket: in SSH the server speaks first.
+
+    Raises:
+        Unreachable: the server stays silent.
+        Dropped: the server hung up.
+    """
     if not readable(sock, FIRST_BYTE_S):
         raise silent(hop)
     try:
         first = sock.recv(256, socket.MSG_PEEK)
     except OSError:
         raise Dropped from None
-    # Lines before the version are allowed, but a line and the end is a refusal (``Exceeded MaxStartups``).
+    # A server may send lines before its version. Lines and then the end are a refusal (``Exceeded MaxStartups``).
     if not first.startswith(b"SSH-") and (not first or _ended(sock, len(first))):
         raise Dropped(first)
 
 
 def readable(sock: socket.socket, timeout: float) -> bool:
-    """Whether something comes, or the end."""
+    """Return whether data or the end of the stream arrive within ``timeout`` seconds."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(timeout * 1000))
 
 
 def _ended(sock: socket.socket, seen: int) -> bool:
-    """True when the server closes within a moment of its first words."""
-    until = time.monotonic() + 0.5
+    """Return whether the server closes the connection within REFUSAL_S of its first words."""
+    until = time.monotonic() + REFUSAL_S
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP if hasattr(select, "POLLRDHUP") else select.POLLHUP)
     while time.monotonic() < until:
@@ -180,7 +187,7 @@ def silent(hop: Hop) -> Unreachable:
 
 
 def unreachable(hop: Hop, error: OSError) -> ConnectError:
-    """Why no TCP connection came about."""
+    """Return the error for a TCP connection that failed."""
     where = hop.where
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
         return Unreachable(

@@ -1,4 +1,4 @@
-"""Many hosts at once: every host finishes, then every host is reported."""
+"""Work on many hosts at once: every host finishes, then every host is reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddpctl.errors import DdpctlError, InternalFault, Interrupted, UsageError, a
 from ddpctl.transport import ssh_config
 from ddpctl.transport.base import FleetOutcome, Transport
 from ddpctl.transport.identities import KeyRing
-from ddpctl.transport.limits import CLOSE_S, DIALS, WORKERS
+from ddpctl.transport.limits import CLOSE_S, DIALS, PROXY_FILES, RESULT_LOOK_S, SPARE_FILES, WORKERS
 from ddpctl.transport.local import LocalTransport
 from ddpctl.transport.prompts import Prompter, Say
 from ddpctl.transport.route import Hop, resolve
@@ -31,10 +31,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 OnDone = Callable[[str, T | DdpctlError], None]
 _Done = tuple[str, T | None, DdpctlError | None]
-_FILES_PROXIED = 4  # of a host behind a ProxyCommand: two while it starts, two that stay
 USER_CONFIG = "~/.ssh/config"
-_SPARE_FILES = 64  # descriptors besides the connections
-_STEP_S = 0.5
 
 
 class SSHFleet:
@@ -60,10 +57,10 @@ class SSHFleet:
         *,
         on_done: OnDone[T] | None = None,
     ) -> FleetOutcome[T]:
-        """Connects to all (hundreds at once where they only wait), works on 32 at a time.
+        """Connect to all hosts (hundreds at once, because connecting is mostly waiting), and work on 32 at a time.
 
-        A host that cannot be connected to has that as its error; ``work`` does not run for it. ``on_done`` is called
-        on the calling thread.
+        A host that cannot be connected has the ConnectError as its error, and ``work`` does not run for it. ``on_done``
+        is called on the calling thread.
         """
         return self._all(work, hosts, WORKERS, on_done)
 
@@ -84,7 +81,7 @@ class SSHFleet:
         def job(transport: Transport) -> T:
             transport.prepare()
             with turn:
-                if interrupted.is_set():  # nothing is begun after Ctrl-C
+                if interrupted.is_set():  # after Ctrl-C no work starts
                     raise Interrupted("interrupted")
                 return work(transport)
 
@@ -93,16 +90,16 @@ class SSHFleet:
             return fan_out(jobs, len(jobs) if at_once is None else DIALS, on_done)
         except KeyboardInterrupt:
             interrupted.set()
-            self._hang_up()  # ends what the threads are waiting for; the fleet connects again when it is used
+            self._hang_up()  # ends the waiting of the threads; the fleet connects again when it is next used
             raise
 
     def close(self) -> None:
-        """Close every connection for good; never takes longer than a few seconds."""
+        """Close every connection for good, within CLOSE_S."""
         self._hang_up()
         self._close()
 
     def _hang_up(self) -> None:
-        """Close every connection, side by side."""
+        """Close every connection, all at the same time."""
         closers = [
             threading.Thread(target=transport.close, daemon=True, name=f"ddpctl-close-{name}")
             for name, transport in self._transports.items()
@@ -120,13 +117,13 @@ def open_fleet(
     prompter: Prompter | None = None,
     say: Say = lambda _text: None,
 ) -> SSHFleet:
-    """The fleet of an inventory, or of the named hosts of it. Nothing is connected yet.
+    """Return the fleet of an inventory, or of some of its hosts. Nothing is connected yet.
 
-    ``prompter`` is asked for passphrases here, for a password when a server wants one. ``say`` gets warnings and the
+    ``prompter`` is asked for passphrases now, and for a password when a server wants it. ``say`` gets warnings and the
     banners of servers, on any thread.
 
     Raises:
-        UsageError: a host that is not there, an unreadable ssh_config, jump hosts in a circle.
+        UsageError: a host that is not in the inventory, an unreadable ssh_config, or jump hosts in a circle.
     """
     names = inventory.names if hosts is None else tuple(dict.fromkeys(hosts))
     chosen = [inventory.host(name) for name in names]
@@ -140,15 +137,15 @@ def open_fleet(
 
 
 def open_connector(hops: Collection[Hop], prompter: Prompter | None = None, say: Say = lambda _text: None) -> Connector:
-    """What makes the connections to ``hops``: its keys are loaded and unlocked, nothing is connected yet."""
+    """Return a Connector for ``hops``. Its keys are loaded and unlocked; nothing is connected yet."""
     ring = KeyRing(prompter)
     ring.unlock(each for hop in hops for each in with_jumps(hop))
-    _allow_files(sum(_FILES_PROXIED if hop.proxy_command else 1 for hop in hops))
+    _allow_files(sum(PROXY_FILES if hop.proxy_command else 1 for hop in hops))
     return Connector(ring, say)
 
 
 def routes(inventory: Inventory, names: Collection[str], say: Say = lambda _text: None) -> dict[str, Hop]:
-    """The way to each host; ssh_config is read once for all, and warned about once."""
+    """Return the way to each host. ssh_config is read once for all hosts, and warnings about it appear once."""
     if not names:
         return {}
     named = inventory.ssh_config
@@ -164,16 +161,16 @@ def routes(inventory: Inventory, names: Collection[str], say: Say = lambda _text
 
 
 def config_names() -> tuple[str, ...]:
-    """The names of the Host lines in the user's ssh_config, those without wildcards.
+    """Return the names without wildcards of the Host lines in the user's ssh_config.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the file cannot be read.
     """
     return ssh_config.load(USER_CONFIG).names
 
 
 def with_jumps(hop: Hop) -> list[Hop]:
-    """A hop and every jump host before it."""
+    """Return a hop and every jump host before it."""
     chain = [hop]
     while chain[-1].via is not None:
         chain.append(chain[-1].via)
@@ -181,9 +178,9 @@ def with_jumps(hop: Hop) -> list[Hop]:
 
 
 def _allow_files(connections: int) -> None:
-    """Room for the descriptors of the connections: the usual soft limit is 1024."""
+    """Raise the soft limit of open files to fit the connections; it usually is 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + _SPARE_FILES
+    wanted = connections + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -193,8 +190,8 @@ def _allow_files(connections: int) -> None:
 def fan_out(jobs: Mapping[str, Callable[[], T]], threads: int, on_done: OnDone[T] | None = None) -> FleetOutcome[T]:
     """Run every job (host -> work) on at most ``threads`` threads; ``on_done`` is called on the calling thread.
 
-    Any exception of a job is its host's error and nobody else's: one that is no DdpctlError becomes an InternalFault,
-    and its traceback goes to the debug log. On Ctrl-C this returns at once and begins no further job; the threads are
+    An exception of a job is the error of its host alone. An exception other than DdpctlError becomes an InternalFault,
+    with its traceback in the debug log. On Ctrl-C the call returns at once and starts no further job; the threads are
     daemons, and the owner of their connections closes them.
     """
     waiting: queue.SimpleQueue[tuple[str, Callable[[], T]]] = queue.SimpleQueue()
@@ -205,7 +202,7 @@ def fan_out(jobs: Mapping[str, Callable[[], T]], threads: int, on_done: OnDone[T
         threading.Thread(target=_work, args=(waiting, done), daemon=True, name=f"ddpctl-{number}").start()
     try:
         return _collect(tuple(jobs), done, on_done)
-    finally:  # after Ctrl-C no further job begins
+    finally:  # after Ctrl-C no further job starts
         with suppress(queue.Empty):
             while True:
                 waiting.get_nowait()
@@ -228,19 +225,19 @@ def _work(
             error = as_fault(raised, host)
             if isinstance(error, InternalFault):
                 _log.debug("%s: internal error", host, exc_info=raised)
-        finally:  # whatever ends this thread, the host is not waited for
+        finally:  # however this thread ends, nothing waits for the host
             done.put((host, result, error))
 
 
 def _next(done: queue.SimpleQueue[_Done[T]]) -> _Done[T]:
-    """The next host that is done. Waits in short steps: a signal may have gone to another thread."""
+    """Return the next finished host. Wait in short steps: the signal of Ctrl-C may go to another thread."""
     while True:
         with suppress(queue.Empty):
-            return done.get(timeout=_STEP_S)
+            return done.get(timeout=RESULT_LOOK_S)
 
 
 def _collect(hosts: tuple[str, ...], done: queue.SimpleQueue[_Done[T]], on_done: OnDone[T] | None) -> FleetOutcome[T]:
-    """Wait for every host; results and errors in the order of ``hosts``."""
+    """Wait for every host; return results and errors in the order of ``hosts``."""
     results: dict[str, T] = {}
     errors: dict[str, DdpctlError] = {}
     for _ in hosts:
@@ -248,7 +245,7 @@ def _collect(hosts: tuple[str, ...], done: queue.SimpleQueue[_Done[T]], on_done:
         if error is not None:
             errors[host] = error
         else:
-            results[host] = result  # type: ignore[assignment]  # T may be None itself
+            results[host] = result  # type: ignore[assignment]  # None can be a value of T
         if on_done is not None:
             on_done(host, errors[host] if host in errors else results[host])
     return FleetOutcome(

@@ -1,11 +1,12 @@
-"""A command that ends with its connection.
+"""A shell script around a user's command, which ends the command when its connection ends.
 
-sshd signals nothing when a connection without a terminal ends: a command that neither reads nor writes would live on.
-So a small shell stays beside it and reads its stdin, which is the connection. When that ends (Ctrl-C, a deadline,
-ddpctl killed, its machine gone), the shell ends everything that the command started: what is in the session that sshd
-made for it, and what carries its mark in the environment. First politely, then for good, until nothing is left.
+When a connection without a terminal ends, sshd sends no signal: a command that neither reads nor writes would live on.
+So a small shell runs beside the command and reads stdin, which is the connection. The connection ends with Ctrl-C, a
+deadline, or the death of ddpctl or its machine. The shell then ends all processes of the command: the processes in the
+session that sshd made for it, and the processes with its mark in their environment. It sends SIGTERM first and SIGKILL
+later, until no process is left.
 
-It is POSIX sh (dash, bash, busybox) and needs no Python on the host.
+The script is POSIX sh (dash, bash, busybox) and needs no Python on the host.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import secrets
 import shlex
 from collections.abc import Sequence
 
-# A command has five looks, 0.2 s apart, to obey SIGTERM; two looks that find nothing are the proof. `up` are the shell
-# itself and what it runs below (sudo, a login shell that stays, sshd): they end by themselves. An ordinary end is when
-# nobody holds our output any more, as with ssh; a daemon that wrote its output elsewhere stays.
+# A command has five rounds of 0.2 s to obey SIGTERM. The loop ends after two rounds that find no process. `up` are the
+# shell and its ancestors (sudo, a login shell that stays, sshd), which end by themselves. The command has ended in the
+# ordinary way when no process holds its output, as with ssh; a daemon that writes elsewhere stays.
 _SCRIPT = r"""
 exec 3<&0 </dev/null
 ended=; trap : HUP INT TERM; trap ended=1 USR1
@@ -70,10 +71,10 @@ _PLAIN = re.compile(r"[^A-Za-z0-9 _./=:,@%+\[\]{}()<>|;&$\"*?#^~-]")
 
 
 def guarded(argv: Sequence[str]) -> str:
-    """A line for any login shell (sh, bash, zsh, fish, tcsh) that runs ``argv`` as it is, byte for byte.
+    """Return a line for any login shell (sh, bash, zsh, fish, tcsh) that runs ``argv`` unchanged, byte for byte.
 
     Raises:
-        ValueError: an argument holds a NUL byte, which no process can be given.
+        ValueError: an argument holds a NUL byte, which cannot be passed to a process.
     """
     if any("\0" in word for word in argv):
         raise ValueError("a NUL byte cannot be passed to a process")
@@ -82,10 +83,10 @@ def guarded(argv: Sequence[str]) -> str:
 
 
 def _encoded(text: str) -> str:
-    r"""Whatever a login shell might look into within single quotes, as ``\0ooo`` for printf."""
+    r"""Write every character that a login shell might expand within single quotes as ``\0ooo`` for printf."""
     return _PLAIN.sub(lambda found: "".join(f"\\0{byte:03o}" for byte in _bytes(found[0])), text)
 
 
 def _bytes(text: str) -> bytes:
-    """As the command line gave it to us: bytes that are no UTF-8 come as lone surrogates."""
+    """Return the bytes of the command line: bytes that are not UTF-8 arrive as lone surrogates."""
     return text.encode("utf-8", "surrogateescape")

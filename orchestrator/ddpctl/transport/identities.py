@@ -1,4 +1,4 @@
-"""Who we are to the hosts: keys and certificates of agents and files, loaded once for a whole fleet."""
+"""The user's identities: keys and certificates of agents and files, loaded once for a whole fleet."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 
 
 class Signer(Protocol):
-    """A private key, here or in an agent."""
+    """A private key, in a file or in an agent."""
 
     def sign_ssh_data(self, data: bytes, algorithm: str) -> Any: ...
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Something we can log in with: what the server sees, and who signs for it. ``label`` is for messages."""
+    """A key or certificate to log in with: the public part for the server, and the signer.
+
+    ``label`` names the identity in messages.
+    """
 
     label: str
     signer: Signer = field(repr=False)
-    blob: bytes = field(repr=False)  # a public key, or a certificate of one
+    blob: bytes = field(repr=False)  # a public key or a certificate
 
     @property
     def type(self) -> str:
@@ -41,20 +44,20 @@ class Identity:
 
 
 class KeyRing:
-    """All identities of one fleet. ``unlock`` is called once, on the main thread, before the fan-out."""
+    """All identities of a fleet. ``unlock`` is called once, on the main thread, before the fan-out."""
 
     def __init__(self, prompter: Prompter | None = None) -> None:
         self._prompter = prompter
         self.passwords = Passwords(prompter)
         self._agents: dict[str, Agent] = {}
-        self._held: dict[str, dict[bytes, Identity]] = {}  # by the agent's socket
+        self._held: dict[str, dict[bytes, Identity]] = {}  # by socket of the agent
         self._files: dict[str, Identity | None] = {}
         self._certificates: dict[str, bytes | None] = {}
         self._notes: dict[str, str] = {}  # path -> why its key cannot be used
         self._silent: dict[str, AgentSilent] = {}
 
     def unlock(self, hops: Iterable[Hop]) -> None:
-        """Load every key the hops name; ask for each passphrase once."""
+        """Load every key that the hops name; ask for each passphrase once."""
         for hop in hops:
             if hop.agent and hop.agent not in self._agents:
                 self._ask_agent(hop.agent)
@@ -67,7 +70,7 @@ class KeyRing:
                 self._certificate(path)
 
     def identities(self, hop: Hop) -> list[Identity]:
-        """What to offer a server, in order: certificates first, then what was named, the agent, the usual files."""
+        """Return the identities for a server in order: certificates, named keys, agent, default key files."""
         named = [found for path in hop.identities for found in self._of_path(hop, path)]
         others = [
             found for path in self._paths(hop) if path not in hop.identities for found in self._of_path(hop, path)
@@ -80,12 +83,12 @@ class KeyRing:
         return list({identity.blob: identity for identity in reversed(ordered)}.values())[::-1]
 
     def why_not(self, hop: Hop) -> list[str]:
-        """What was wrong with the keys that could not be tried."""
+        """Return why some keys could not be tried, a note for each."""
         paths = (hop.agent or "", *self._paths(hop), *hop.certificates)
         return [self._notes[path] for path in paths if path in self._notes]
 
     def silent_agent(self, hop: Hop) -> AgentSilent | None:
-        """The error of an agent that did not list its keys."""
+        """Return the error of the hop's agent if it did not list its keys."""
         return self._silent.get(hop.agent or "")
 
     def close(self) -> None:
@@ -115,7 +118,7 @@ class KeyRing:
         return self._held.get(hop.agent or "", {})
 
     def _in_agent(self, hop: Hop, path: str) -> Identity | None:
-        """The agent's key that belongs to a file (or is named by a public file): no passphrase is needed then."""
+        """Return the agent's key for a key file or its public file: such a key needs no passphrase."""
         held = self._held_by(hop)
         blobs = (_public_blob(name) for name in (path, f"{path}.pub")) if held else ()
         return next((held[blob] for blob in blobs if blob in held), None)
@@ -128,14 +131,14 @@ class KeyRing:
         return tuple(dict.fromkeys((*hop.identities, *defaults, *hop.fallback_identities)))
 
     def _of_path(self, hop: Hop, path: str) -> list[Identity]:
-        """The key of a file; before it its certificate, where there is one beside it and none is named."""
+        """Return the key of a file, after the certificate beside it unless the configuration names certificates."""
         key = self._in_agent(hop, path) or self._files.get(path)
         beside = None if hop.certificates else _certificate_path(path)
         mine = [key] if key else []
         return [*self._certified(beside, [*mine, *self._held_by(hop).values()]), *mine]
 
     def _certified(self, path: str | None, keys: Iterable[Identity]) -> list[Identity]:
-        """The certificate in a file, with whichever of the keys it is about."""
+        """Return the certificate in a file, with the key that it certifies."""
         blob = self._certificates.get(path or "")
         if blob is None:
             return []
@@ -184,11 +187,11 @@ class KeyRing:
 
 
 class Locked(Exception):
-    """The key file wants a passphrase."""
+    """The key file needs a passphrase."""
 
 
 class Unusable(Exception):
-    """The key file cannot be read as a key."""
+    """The file does not hold a readable key."""
 
 
 def _identity(path: str, passphrase: str | None) -> Identity:
@@ -197,7 +200,7 @@ def _identity(path: str, passphrase: str | None) -> Identity:
 
 
 def _read(path: str, passphrase: str | None) -> paramiko.PKey:
-    """A private key. (PKey.from_path would refuse one for a damaged certificate beside it.)"""
+    """Read a private key. (PKey.from_path would refuse it because of a damaged certificate beside it.)"""
     trouble: Exception | None = None
     for kind in (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey):
         try:
@@ -208,7 +211,7 @@ def _read(path: str, passphrase: str | None) -> paramiko.PKey:
             raise Unusable(error.strerror or str(error)) from None
         except paramiko.PasswordRequiredException:
             raise Locked from None
-        except Exception as error:  # whatever a broken file makes of the parsers of two libraries
+        except Exception as error:  # a broken file can raise anything in the parsers of two libraries
             trouble = trouble or error
     raise Unusable(f"not a usable private key ({type(trouble).__name__})")
 
@@ -218,7 +221,7 @@ def _certificate_path(path: str) -> str:
 
 
 def _public_blob(path: str) -> bytes | None:
-    """The blob of a public key file; None when there is none."""
+    """Return the blob of a public key file, or None if there is no such file."""
     with suppress(OSError, ValueError), open(path, "rb") as file:
         fields = file.read(1 << 16).split()
         if len(fields) >= 2 and not fields[0].startswith(b"-"):

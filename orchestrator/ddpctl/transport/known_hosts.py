@@ -1,6 +1,6 @@
 """known_hosts files as OpenSSH reads them: patterns, hashed names, ports, @revoked, @cert-authority.
 
-Pure but for ``load``.
+Pure, except for ``load``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ddpctl.transport.certificates import TAIL, Certificate, wire_type
 from ddpctl.transport.ssh_words import Patterns
 
 SSH_PORT = 22
-# Key types that can be negotiated here, best first, and the signature algorithms each stands for.
+# Supported key types, best first, and the signature algorithms of each type.
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "ssh-ed25519": ("ssh-ed25519",),
     "ecdsa-sha2-nistp256": ("ecdsa-sha2-nistp256",),
@@ -31,7 +31,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
 
 
 class Verdict(enum.Enum):
-    """What known_hosts says about a key that a server showed."""
+    """The result of comparing a server's key with known_hosts."""
 
     KNOWN = "known"
     UNKNOWN = "unknown"
@@ -41,36 +41,36 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Key:
-    """A public host key: its type, and its blob as it goes over the wire."""
+    """A public host key: its type, and its blob in wire format."""
 
     type: str
     blob: bytes
-    certificate: Certificate | None = field(default=None, compare=False)  # that it was shown with
+    certificate: Certificate | None = field(default=None, compare=False)  # the certificate that came with the key
 
     @property
     def sha256(self) -> str:
-        """The fingerprint as ssh-keygen prints it."""
+        """The fingerprint, in the format of ssh-keygen."""
         return "SHA256:" + base64.b64encode(hashlib.sha256(self.blob).digest()).decode("ascii").rstrip("=")
 
 
 @dataclass(frozen=True)
 class KnownHost:
-    """One line."""
+    """A line of a known_hosts file."""
 
     names: HostPatterns
     key: Key
     revoked: bool
     place: str  # file:line
-    authority: bool = False  # a key that signs those of hosts
+    authority: bool = False  # a key that signs the keys of hosts
 
 
 class HostPatterns:
-    """Whom a line is about: plain names, patterns, or one hashed name."""
+    """The hosts of a line: plain names, patterns, or a hashed name."""
 
     def __init__(self, field: str) -> None:
         self._hashed: tuple[bytes, bytes] | None = None
         self._patterns = Patterns(())
-        # Where every name is plain a dictionary can find the line; None where it has to be asked.
+        # The names, if all are plain: a dictionary then finds the line. None if the line has to be matched.
         self.plain: tuple[str, ...] | None = None
         if field.startswith("|1|"):
             salt, _, digest = field[3:].partition("|")
@@ -90,7 +90,7 @@ class HostPatterns:
 
 @dataclass(frozen=True)
 class KnownHosts:
-    """Several files as one; ``notes`` say which lines could not be used, and why."""
+    """The lines of several files. ``notes`` say which lines are unusable, and why."""
 
     entries: tuple[KnownHost, ...] = ()
     notes: tuple[str, ...] = ()
@@ -100,9 +100,9 @@ class KnownHosts:
         return KnownHosts(self.entries + other.entries, self.notes + other.notes)
 
     def about(self, name: str, port: int) -> tuple[KnownHost, ...]:
-        """The lines about a server, revoked ones and authorities too."""
+        """Return the lines about a server, revoked keys and authorities included."""
         entry_for = entry_name(name, port)
-        if entry_for not in self._found:  # a hashed name costs a digest a line: once is enough
+        if entry_for not in self._found:  # a digest for each line with a hashed name, so the result is kept
             plain, others = self._index
             hashed = (entry for entry in others if entry.names.match(entry_for))
             self._found[entry_for] = (*plain.get(entry_for.lower(), ()), *hashed)
@@ -110,7 +110,7 @@ class KnownHosts:
 
     @cached_property
     def _index(self) -> tuple[dict[str, list[KnownHost]], tuple[KnownHost, ...]]:
-        """Lines by plain name, and those that have to be asked one by one."""
+        """The lines by plain name, and the lines that have to be matched."""
         plain: dict[str, list[KnownHost]] = {}
         for entry in self.entries:
             for name in entry.names.plain or ():
@@ -118,59 +118,63 @@ class KnownHosts:
         return plain, tuple(entry for entry in self.entries if entry.names.plain is None)
 
     def algorithms(self, name: str, port: int) -> tuple[str, ...]:
-        """Host key algorithms to offer, best first: so that a known server shows its known key, or its certificate."""
-        mine = [entry for entry in self._near(name, port) if not entry.revoked]
+        """Return the host key algorithms to offer, best first.
+
+        The types of the server's known keys come first, so that the server shows a known key or its certificate.
+        """
+        mine = [entry for entry in self._with_plain_name(name, port) if not entry.revoked]
         types = {entry.key.type for entry in mine if not entry.authority}
         signed = any(entry.authority for entry in mine)
         certified = [f"{name}{TAIL}" for name in order(())] if signed else []
         return (*certified, *order([kind for kind in ALGORITHMS if kind in types]))
 
     def judge(self, name: str, port: int, key: Key) -> tuple[Verdict, tuple[KnownHost, ...]]:
-        """What to think of ``key``, and the lines that say so (those with another key, where it changed)."""
-        near = self._near(name, port)
+        """Return the verdict on ``key`` and the lines behind it (for CHANGED: the lines with other keys)."""
+        entries = self._with_plain_name(name, port)
         signer = key.certificate.authority if key.certificate else b""
-        revoked = tuple(entry for entry in near if entry.revoked and entry.key.blob in (key.blob, signer))
+        revoked = tuple(entry for entry in entries if entry.revoked and entry.key.blob in (key.blob, signer))
         if revoked:
             return Verdict.REVOKED, revoked
         if key.certificate is not None and key.certificate.why_not(name) is None:
-            signers = tuple(entry for entry in near if entry.authority and entry.key.blob == signer)
+            signers = tuple(entry for entry in entries if entry.authority and entry.key.blob == signer)
             if signers:
                 return Verdict.KNOWN, signers
-        same = tuple(entry for entry in near if entry.key == key and not entry.authority)
+        same = tuple(entry for entry in entries if entry.key == key and not entry.authority)
         if same:
             return Verdict.KNOWN, same
-        # On another port the plain name's key counts only when it fits, as for OpenSSH: it may be another server's.
-        exact = (e for e in self.about(name, port) if not e.revoked and not e.authority)
-        others = tuple(entry for entry in exact if entry.key.type in ALGORITHMS)
-        return (Verdict.CHANGED, others) if others else (Verdict.UNKNOWN, ())
+        # On a port other than 22, the key of the plain name can only confirm: as for OpenSSH, it may be another
+        # server's.
+        exact = (entry for entry in self.about(name, port) if not entry.revoked and not entry.authority)
+        changed = tuple(entry for entry in exact if entry.key.type in ALGORITHMS)
+        return (Verdict.CHANGED, changed) if changed else (Verdict.UNKNOWN, ())
 
     def authorities(self, name: str, port: int) -> tuple[KnownHost, ...]:
-        """The lines that name who may sign this server's key."""
-        return tuple(entry for entry in self._near(name, port) if entry.authority)
+        """Return the lines that name authorities for this server's key."""
+        return tuple(entry for entry in self._with_plain_name(name, port) if entry.authority)
 
-    def _near(self, name: str, port: int) -> tuple[KnownHost, ...]:
+    def _with_plain_name(self, name: str, port: int) -> tuple[KnownHost, ...]:
         found = self.about(name, port)
         return found if port == SSH_PORT else found + self.about(name, SSH_PORT)
 
 
 def entry_name(name: str, port: int) -> str:
-    """How known_hosts spells a server."""
+    """Return the spelling of a server in known_hosts."""
     return name if port == SSH_PORT else f"[{name}]:{port}"
 
 
 def forget(spelled: str, places: Iterable[str]) -> tuple[str, ...]:
-    """The commands that take a server's lines (``file:line``) out of the files that have them."""
+    """Return the commands that remove a server's lines (``file:line``) from the files."""
     files = dict.fromkeys(place.rpartition(":")[0] for place in places)
     return tuple(f"ssh-keygen -f {shlex.quote(file)} -R {shlex.quote(spelled)}" for file in files)
 
 
 def line_for(name: str, port: int, key: Key) -> str:
-    """The line that makes ``key`` known."""
+    """Return the line that makes ``key`` known."""
     return f"{entry_name(name, port)} {key.type} {base64.b64encode(key.blob).decode('ascii')}"
 
 
 def parse(text: str, source: str) -> KnownHosts:
-    """Every usable line; the others become notes, never errors: one bad line must not lock out a cluster."""
+    """Return every usable line. Other lines become notes, not errors: a bad line must not lock out a cluster."""
     entries: list[KnownHost] = []
     notes: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -205,7 +209,7 @@ def _key(kind: str, text: str) -> Key:
 
 @lru_cache(maxsize=64)
 def _read(files: tuple[tuple[str, int, int], ...]) -> KnownHosts:
-    """The files as one; with the stamps as arguments they are parsed again once they change."""
+    """Parse the files. Time and size are arguments, so that the cache misses when a file changes."""
     known = KnownHosts()
     for path, _time, _size in files:
         known += parse(Path(path).read_text("utf-8", "replace"), path)
@@ -213,7 +217,7 @@ def _read(files: tuple[tuple[str, int, int], ...]) -> KnownHosts:
 
 
 def load(paths: Iterable[str]) -> KnownHosts:
-    """All of the files that exist and can be read."""
+    """Return the lines of all files that exist and can be read."""
     there: list[tuple[str, int, int]] = []
     notes: list[str] = []
     for path in paths:
@@ -229,12 +233,12 @@ def load(paths: Iterable[str]) -> KnownHosts:
             notes.append(f"{path}: {error.strerror}")
     try:
         known = _read(tuple(there))
-    except OSError as error:  # too many open files; a folder
+    except OSError as error:  # too many open files, or the path is a folder
         known = KnownHosts(notes=(f"{error.filename}: {error.strerror}",))
     return replace(known, notes=(*known.notes, *notes)) if notes else known
 
 
 def order(types: Sequence[str]) -> tuple[str, ...]:
-    """Host key algorithms to offer: those of the known keys first, so that a known server shows its known key."""
+    """Return the host key algorithms to offer: first the algorithms of ``types``, then all the rest."""
     kinds = [*types, *(kind for kind in ALGORITHMS if kind not in types)]
     return tuple(name for kind in kinds for name in ALGORITHMS[kind])

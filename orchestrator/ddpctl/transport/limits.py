@@ -1,53 +1,83 @@
-"""Every deadline and limit of the transport, and every retry of the control plane: seconds, bytes, or a count."""
+"""Every deadline, period and size of the transport, with its unit and its reason.
+
+``_S`` are seconds, ``_MS`` milliseconds, ``_BYTES`` bytes, ``_LETTERS`` characters; all other values are counts.
+"""
 
 from __future__ import annotations
 
-RESOLVE_S = 10.0  # a name server's answer
-RESOLVE_DEAD_S = 1.0  # the same, once several questions in a row found no server alive
+# --- opening a connection ---------------------------------------------------------------------------------------------
+RESOLVE_S = 10.0  # an answer of the name server
+RESOLVE_DEAD_S = 1.0  # the same, after several questions in a row without an answer
 CONNECT_S = 10.0  # TCP, all addresses of a host together
 FIRST_BYTE_S = 10.0  # from the TCP connection to the server's first byte
-DYING_S = 0.5  # from the end of a channel to the end of the connection that died under it
+REFUSAL_S = 0.5  # from a server's first words to its hanging up: within this time they are a refusal
 HANDSHAKE_S = 20.0  # key exchange
 AUTH_S = 20.0  # each answer in a login
-GATE_S = 20.0  # a login that waited longer for its turn dials again: sshd's LoginGraceTime has been running
-AGENT_LIST_S = 5.0  # the agent's keys; also the wait for another login's signature before the connection is let go
+GATE_S = 20.0  # after a longer wait for its turn a login dials again: sshd's LoginGraceTime has been running
+AGENT_LIST_S = 5.0  # the list of the agent's keys; also the wait for another login's signature before disconnecting
 AGENT_SIGN_S = 60.0  # a signature: a person may have to touch a token or to confirm
 MATCH_EXEC_S = 10.0  # a command of `Match exec`
-CHANNEL_S = 15.0  # opening a channel
-BANNER_S = 20.0  # from the command to the worker's banner: a cold interpreter on a slow disk fits in
-ENDED_S = 2.0  # from a worker's answer to its end
-READY_S = 5.0  # from a worker's answer until it takes another request
-POLL_S = 0.25  # how often a waiting call looks at ``cancel`` and at its body's sender
-PATIENT_S = 2.0  # how often one without either wakes up: whatever comes, and a link that ends, wakes it anyway
-ENDING_S = 2.5  # from the end of a command's input to the end of all that it started (guarded.py)
-CLOSE_S = 3.0  # closing all connections of a fleet
+LOGIN_LOOK_S = 0.5  # how often a login checks whether its connection was closed
+PASSWORD_TRIES = 3  # questions for the password of an account
 
-USER_TIMEOUT_MS = 8_000  # unacknowledged bytes this old end a TCP connection
+# --- a call -----------------------------------------------------------------------------------------------------------
+CHANNEL_S = 15.0  # opening a channel
+BANNER_S = 20.0  # from the command to the worker's banner: includes the cold start of Python from a slow disk
+ENDED_S = 2.0  # from a worker's answer to its end
+EXIT_CODE_S = 2.0  # from the end of a worker's output to its exit status
+READY_S = 5.0  # from a worker's answer until it takes another request
+POLL_S = 0.25  # how often a waiting call checks its ``cancel`` and the sender of its body
+PATIENT_S = 2.0  # how often a call without either wakes up; data and the end of the connection wake it at once
+RESULT_LOOK_S = 0.5  # how often the main thread wakes up while it waits for hosts: Ctrl-C may reach another thread
+
+# --- ending -----------------------------------------------------------------------------------------------------------
+DYING_S = 0.5  # from the end of a channel to the end of its connection, where the connection is the cause
+ENDING_S = 2.5  # from the end of a command's input to the end of all its processes (guarded.py)
+CLOSE_S = 3.0  # closing all connections of a fleet
+LOCAL_END_S = 0.5  # from the end of its input to the end of a worker on this machine
+LOCAL_TERM_S = 0.5  # from SIGTERM to the end of its session
+LOCAL_KILL_S = 5.0  # from SIGKILL to its exit status: a process that waits for a disk ends late
+PROXY_END_S = 1.0  # from SIGTERM, or the end of its output, to the end of a ProxyCommand
+PROXY_KILL_S = 5.0  # from SIGKILL to the exit status of a ProxyCommand
+
+USER_TIMEOUT_MS = 8_000  # unacknowledged bytes of this age end a TCP connection
 KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_COUNT = 5, 3, 3
 
-DIALS = 512  # TCP connections being made at once: they cost nothing but waiting
-NAMES = 64  # questions to the name server at once: hundreds would drown a small one
-LOGINS = 32  # key exchanges and logins at once, all hosts
-LOGINS_BEHIND_JUMP = 8  # of these behind one jump host, or sent to one: sshd drops more (MaxStartups)
-PROXIES = 8  # ProxyCommands whose login is under way: they may all go through one sshd, which drops more
-TUNNELS = 64  # tunnels being opened at once through one jump host: they too only wait
-WORKERS = 32  # hosts that ``Fleet.map`` works on at once
-CHANNELS = 8  # commands at once on one connection: sshd allows 10 (MaxSessions)
+# --- how many at once -------------------------------------------------------------------------------------------------
+DIALS = 512  # TCP connections that are being opened: waiting is their only cost
+NAMES = 64  # questions to the name server: hundreds would overload a small server
+LOGINS = 32  # key exchanges and logins, all hosts
+LOGINS_BEHIND_JUMP = 8  # logins behind one jump host, or to one server: sshd drops more (MaxStartups)
+PROXIES = 8  # ProxyCommands during their login: all may go through one sshd, which drops more
+TUNNELS = 64  # tunnels that are being opened through one jump host: waiting is their only cost too
+WORKERS = 32  # hosts that ``Fleet.map`` works on
+CHANNELS = 8  # commands on one connection: sshd allows 10 (MaxSessions)
+PROXY_FILES = 4  # descriptors of a host behind a ProxyCommand: two during its start, two for good
+SPARE_FILES = 64  # descriptors that are not connections
 
-# What is tried again, how often, and after which pause.
+# --- retries ----------------------------------------------------------------------------------------------------------
 DROPPED_RETRIES = 3  # a login, only when the server hangs up before its first word
 DROPPED_PAUSE_S = 0.3, 0.9  # a random number between these, doubled each time: hosts must not come back all at once
-SESSION_RETRIES, SESSION_PAUSE_S = 5, 0.1  # a refused session: sshd takes a moment to count one as ended
-JUMP_DOWN_S = 5.0  # until a jump host that could not be reached is tried again
+SESSION_RETRIES, SESSION_PAUSE_S = 5, 0.1  # a refused session: sshd counts an ended session for another moment
+JUMP_DOWN_S = 5.0  # from the failure of a jump host to the next try
 RETRY_FIRST_S, RETRY_MOST_S = 0.5, 5.0  # following a host: doubled each time, without end
 DOWNLOAD_TRIES, DOWNLOAD_PAUSE_S = 4, 1.0  # a wheel, resumed where it stopped: the pause is doubled each time
-PASSWORD_TRIES = 3  # questions for one account's password
 
+# --- sizes ------------------------------------------------------------------------------------------------------------
 AGENT_BYTES = 256 << 10  # an agent's answer
-NOISE_BYTES = 1 << 20  # what a shell profile may print before the banner
-OUTPUT_BYTES = 1 << 20  # the end of each stream of a plain command that is kept
-STDERR_BYTES = 64 << 10  # the end of stderr that is kept
-LINE_BYTES = 4 << 20  # a frame's JSON: parsed, it may take thirty times as much
+NOISE_BYTES = 1 << 20  # output of a shell profile before the banner
+BANNER_LINE_BYTES = 256  # the line of the banner itself
+SERVER_BANNER_LETTERS = 4096  # the text of a server before the login
+PROMPTS = 64  # questions of a server in one message of keyboard-interactive
+PROMPT_BYTES = 4096  # output in which sudo may ask: it asks before the command starts, and its lecture fits in
+OUTPUT_BYTES = 1 << 20  # of each stream of a plain command, its end
+STDERR_BYTES = 64 << 10  # of a worker's stderr, its end
+PROXY_STDERR_BYTES = 4096  # of a ProxyCommand's stderr, its end
+CHANNEL_READ_BYTES = 1 << 21  # a read takes the whole window: after a partial read the rest would have to be moved
+CHANNEL_WRITE_BYTES = 32_000  # fits into one packet
+LOCAL_CHUNK_BYTES = 1 << 16  # a pipe's buffer on Linux
+LINE_BYTES = 4 << 20  # a frame's JSON: parsed, it may take thirty times as much memory
 RAW_BYTES = 16 << 20  # a frame's raw bytes
-MESSAGE_LETTERS = 4000  # of an error of a worker's own
-DEPTH = 32  # of JSON whose shape is not known
+MESSAGE_LETTERS = 4000  # an error message of a worker
+DEPTH = 32  # nesting of JSON without a declared shape
+INCLUDE_DEPTH = 16  # nesting of Include in an ssh_config, as in OpenSSH

@@ -1,4 +1,4 @@
-"""One authenticated SSH connection: commands and tunnels over it, never more at once than sshd allows."""
+"""An authenticated SSH connection: commands and tunnels over it, never more at once than sshd allows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from paramiko.common import cMSG_CHANNEL_REQUEST
 from ddpctl.errors import ConnectError, LinkLost, RemoteError, Unreachable
 from ddpctl.transport.dial import Dropped, silent
 from ddpctl.transport.limits import (
+    CHANNEL_READ_BYTES,
     CHANNEL_S,
+    CHANNEL_WRITE_BYTES,
     CHANNELS,
     DYING_S,
     FIRST_BYTE_S,
@@ -28,23 +30,25 @@ from ddpctl_worker.wire.contract import BUSY
 
 
 class Connection(paramiko.Transport):
-    """One SSH connection.
+    """An SSH connection with three changes to paramiko's.
 
-    An idle one wakes up once a second instead of ten times: hundreds of them are held open. And a channel that the
-    server refuses is reported to the thread that asked for it, with the server's own words: paramiko keeps one
-    exception a connection, so that of two refused channels one would get the other's reason and one none at all.
+    - An idle connection wakes up once a second instead of ten times: hundreds of connections are held open.
+    - A refused channel is reported to the thread that asked for it, with the server's reason. paramiko keeps one
+      exception per connection, so that of two refused channels the first would get the second's reason.
+    - The reading thread survives an error of the socket while it closes it.
     """
 
     _active_check_timeout = 1.0
-    preferred_keys: tuple[str, ...] = ()  # host key algorithms; paramiko would put certificates last, and always
-    active: bool  # paramiko sets it; its stubs leave it out
+    preferred_keys: tuple[str, ...] = ()  # host key algorithms; paramiko would always offer certificates, and last
+    active: bool  # set by paramiko, missing in its stubs
 
     def __init__(self, sock: Any) -> None:
         self._refusals: dict[int, paramiko.ChannelException] = {}
         self._asking = threading.local()
         super().__init__(sock)
-        # The reading thread closes it last of all, and then lets go who waits. Through a jump host the socket is a
-        # channel of another connection, which may be gone: that must not end the thread before.
+        # The reading thread closes the packetizer last, and then wakes the threads that wait. Through a jump host the
+        # socket is a channel of another connection, which may be gone. Its error must not end the reading thread before
+        # that.
         self._close_packetizer = self.packetizer.close
         self.packetizer.close = self._closed_quietly  # type: ignore[method-assign]
 
@@ -53,7 +57,7 @@ class Connection(paramiko.Transport):
             self._close_packetizer()
 
     def _next_channel(self) -> int:
-        """Called by open_channel on the thread that asks."""
+        """Called by open_channel on the requesting thread."""
         number: int = super()._next_channel()  # type: ignore[misc]
         self._asking.number = number
         return number
@@ -69,20 +73,20 @@ class Connection(paramiko.Transport):
             event.set()
 
     def get_exception(self) -> Exception | None:
-        """Why the last request of this thread failed; asking clears it."""
+        """Return why the last request of this thread failed, and forget it."""
         number = getattr(self._asking, "number", None)
         if number is not None and number in self._refusals:
             return self._refusals.pop(number)
         return super().get_exception()
 
     def hang_up(self) -> None:
-        """End the connection at once; harmless twice.
+        """End the connection at once. A second call does nothing.
 
-        Its socket may be a channel of another connection that is gone already: then each of these steps can fail, and
-        none keeps the next from being taken.
+        The socket may be a channel of another connection that has already ended. Then each step can fail, and the next
+        step is still taken.
         """
         steps: tuple[Callable[[], object], ...] = (
-            lambda: self.sock.shutdown(2),  # wakes the thread that reads, closing alone does not
+            lambda: self.sock.shutdown(2),  # wakes the reading thread, which closing alone does not
             self.close,
             self.sock.close,
         )
@@ -91,14 +95,12 @@ class Connection(paramiko.Transport):
                 step()
 
 
-_READ = 1 << 21  # everything that is there: a partial read would move the rest
-_WRITE = 32_000  # fits into one packet
 _OPEN_FAILED_CONNECT = 2  # RFC 4254: SSH_OPEN_CONNECT_FAILED
 _OPEN_PROHIBITED = 1  # SSH_OPEN_ADMINISTRATIVELY_PROHIBITED
 
 
 class Slots:
-    """How many commands run at once on one connection; learns it when a server allows fewer than most."""
+    """Bounds the commands on a connection, and lowers the bound when the server refuses a session."""
 
     def __init__(self, limit: int = CHANNELS) -> None:
         self._limit = limit
@@ -106,7 +108,10 @@ class Slots:
         self._free = threading.Condition()
 
     def take(self, timeout: float, reclaim: Callable[[], None]) -> bool:
-        """``reclaim`` gives back a slot that is held in reserve, if one is."""
+        """Take a slot within ``timeout`` seconds; False: all slots stayed in use.
+
+        ``reclaim`` frees a slot that is kept in reserve, if there is one.
+        """
         until = time.monotonic() + timeout
         with self._free:
             while self._used >= self._limit:
@@ -126,14 +131,14 @@ class Slots:
             self._free.notify()
 
     def shrink(self) -> bool:
-        """The server refused one more: False when ours was the only one."""
+        """Lower the bound after the server refused a session. False: no other command was running."""
         with self._free:
             self._limit = max(1, self._used - 1)
             return self._used > 1
 
 
 class HopLogin:
-    """A login on ``hop``."""
+    """A logged-in connection to ``hop``."""
 
     def __init__(self, hop: Hop, connection: Connection) -> None:
         self.hop = hop
@@ -145,17 +150,20 @@ class HopLogin:
         return self.connection.is_active()
 
     def has_died(self) -> bool:
-        """Whether the connection is dead, or dies in this moment: paramiko ends its channels a little earlier."""
+        """Return whether the connection is dead, or dies within DYING_S.
+
+        paramiko ends the channels of a connection shortly before the connection.
+        """
         until = time.monotonic() + DYING_S
         while self.alive and time.monotonic() < until:
             time.sleep(0.01)
         return not self.alive
 
     def start(self, line: str, timeout: float, reclaim: Callable[[], None]) -> ChannelPipe:
-        """Run a shell line on a session of its own.
+        """Run a shell line in a new session.
 
         Raises:
-            LinkLost, RemoteError: as ``session``.
+            LinkLost, RemoteError: as for ``session``.
         """
         channel = self.session(timeout, reclaim)
         try:
@@ -166,10 +174,13 @@ class HopLogin:
         return ChannelPipe(self, channel)
 
     def session(self, timeout: float, reclaim: Callable[[], None]) -> paramiko.Channel:
-        """A channel for one command; waits at most ``timeout`` seconds for a free slot (``reclaim``: ``Slots.take``).
+        """Return a channel for a command; wait at most ``timeout`` seconds for a free slot.
+
+        ``reclaim``: see ``Slots.take``.
 
         Raises:
-            LinkLost: the connection is dead; nothing was run. RemoteError: the server opens no session.
+            LinkLost: the connection is dead; no command ran.
+            RemoteError: the server opens no session.
         """
         until = time.monotonic() + timeout
         alone = 0
@@ -196,8 +207,10 @@ class HopLogin:
                 raise
 
     def execute(self, channel: paramiko.Channel, line: str) -> None:
-        """Ask for ``line`` to be run, without waiting for the answer: exec_command() waits for ever when the link dies
-        just then. A server that refuses closes the channel, which the reader sees.
+        """Request the run of ``line`` without waiting for the reply.
+
+        exec_command() waits for ever when the connection dies at that moment. A server that refuses closes the channel,
+        which the reader sees.
 
         Raises:
             LinkLost: the connection is dead.
@@ -214,16 +227,17 @@ class HopLogin:
             raise self.lost(error) from None
 
     def end_session(self, channel: paramiko.Channel) -> None:
-        """Once a session: close it, and its slot is free again."""
+        """Close the session's channel and free its slot. Call it once per session."""
         with suppress(paramiko.SSHException, EOFError, OSError):
             channel.close()
         self._slots.give()
 
     def tunnel(self, target: Hop) -> paramiko.Channel:
-        """A connection from this host to ``target``, on which the server there has begun to speak.
+        """Return a connection from this hop to ``target``, on which the server there has begun to speak.
 
         Raises:
-            ConnectError: it cannot be made. Dropped: hung up at once.
+            ConnectError: the connection cannot be made.
+            Dropped: the server hung up at once.
         """
         try:
             channel = self.connection.open_channel(
@@ -269,7 +283,7 @@ class HopLogin:
 
 
 class ChannelPipe:
-    """A command on a channel of a link."""
+    """The streams of a command on a channel of a login."""
 
     def __init__(self, link: HopLogin, channel: paramiko.Channel) -> None:
         self._link, self._channel = link, channel
@@ -280,7 +294,7 @@ class ChannelPipe:
 
     def send(self, data: memoryview, timeout: float) -> int:
         try:
-            taken = self._channel.send(bytes(data[:_WRITE]))
+            taken = self._channel.send(bytes(data[:CHANNEL_WRITE_BYTES]))
         except TimeoutError:
             return 0
         except (paramiko.SSHException, EOFError, OSError):
@@ -296,7 +310,7 @@ class ChannelPipe:
     def recv(self, timeout: float) -> bytes | None:
         self._channel.settimeout(timeout)
         try:
-            data = self._channel.recv(_READ)
+            data = self._channel.recv(CHANNEL_READ_BYTES)
         except TimeoutError:
             data = None
         except (paramiko.SSHException, EOFError, OSError) as error:
@@ -307,9 +321,9 @@ class ChannelPipe:
         return data
 
     def _drain(self) -> None:
-        """What is on stderr counts against the window too: left there it would stop stdout."""
+        """Read stderr. It shares the window with stdout: unread, it would stop stdout."""
         while self._channel.recv_stderr_ready():
-            self._tail.add(self._channel.recv_stderr(_READ))
+            self._tail.add(self._channel.recv_stderr(CHANNEL_READ_BYTES))
 
     def stderr(self) -> bytes:
         self._drain()
@@ -328,5 +342,5 @@ class ChannelPipe:
                 return
             self._open = False
         if lost:
-            self._link.close()  # a write may hang in it, so that even a goodbye would
+            self._link.close()  # a write may hang in the connection, and then a proper close would hang too
         self._link.end_session(self._channel)

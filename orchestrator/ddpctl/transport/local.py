@@ -1,4 +1,4 @@
-"""This machine as a host: the same worker over a subprocess's pipes, without SSH."""
+"""This machine as a host: the same worker over the pipes of a subprocess, without SSH."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from ddpctl.errors import RemoteError
 from ddpctl.spec.command import Ran
 from ddpctl.transport import conversation
 from ddpctl.transport.bootstrap import BOOTSTRAP, no_interpreter
+from ddpctl.transport.limits import LOCAL_CHUNK_BYTES, LOCAL_END_S, LOCAL_KILL_S, LOCAL_TERM_S
 from ddpctl.transport.pipe import Tail
 
 if TYPE_CHECKING:
     from ddpctl.spec.inventory import Host
     from ddpctl.transport.node import ThisMachine
 
-_CHUNK = 1 << 16
-
 
 class ProcessPipe:
-    """A child in a session of its own: Ctrl-C on our terminal is not its business, closing the pipe ends it."""
+    """A child process in its own session: Ctrl-C on the terminal does not reach it, closing the pipe ends it."""
 
     def __init__(self, argv: list[str]) -> None:
         self._child = subprocess.Popen(
@@ -60,7 +59,7 @@ class ProcessPipe:
             if not poll.poll(timeout * 1000):
                 return 0
             try:
-                return os.write(self._in.fileno(), data[:_CHUNK])
+                return os.write(self._in.fileno(), data[:LOCAL_CHUNK_BYTES])
             except BlockingIOError:
                 return 0
 
@@ -84,13 +83,13 @@ class ProcessPipe:
                 self._drain()
             if self._out.fileno() in ready:
                 with suppress(BlockingIOError):
-                    return os.read(self._out.fileno(), _CHUNK)
+                    return os.read(self._out.fileno(), LOCAL_CHUNK_BYTES)
             if time.monotonic() >= until:
                 return None
 
     def _drain(self) -> None:
         with suppress(BlockingIOError):
-            data = os.read(self._err.fileno(), _CHUNK)
+            data = os.read(self._err.fileno(), LOCAL_CHUNK_BYTES)
             self._tail.add(data)
             self._err_open = bool(data)
 
@@ -114,17 +113,17 @@ class ProcessPipe:
             if self._out.closed:
                 return
             with self._in_lock:
-                self._in.close()  # the worker's stdin ends: it stops by itself
+                self._in.close()  # the end of its stdin stops the worker
             self.stderr()
             self._out.close()
-            if self.exit_code(0.5) < 0:
+            if self.exit_code(LOCAL_END_S) < 0:
                 self._end()
             self.stderr()
             self._err.close()
 
     def _end(self) -> None:
-        """It does not obey: end its session, first politely."""
-        for number, patience in ((signal.SIGTERM, 0.5), (signal.SIGKILL, 5.0)):
+        """End the child's session: SIGTERM, then SIGKILL."""
+        for number, patience in ((signal.SIGTERM, LOCAL_TERM_S), (signal.SIGKILL, LOCAL_KILL_S)):
             with suppress(ProcessLookupError):
                 os.killpg(self._child.pid, number)
             if self.exit_code(patience) >= 0:
@@ -160,7 +159,7 @@ class LocalTransport(conversation.WorkerTransport):
             raise conversation.at(self.host, unfit) from None
 
     def run(self, argv: Sequence[str], *, timeout: float | None = 60.0, password: str | None = None) -> Ran:
-        from ddpctl.transport import node  # fabric is not for everyone
+        from ddpctl.transport import node  # fabric loads slowly and only `exec` needs it
 
         with self._lock:
             self._node = self._node or node.ThisMachine()

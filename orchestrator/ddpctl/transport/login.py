@@ -1,4 +1,4 @@
-"""From an open connection to a login: key exchange, the host key, our keys. paramiko's errors end here."""
+"""The login on an open connection: key exchange, check of the host key, authentication. paramiko's errors end here."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from ddpctl.transport.prompts import PasswordNeeded
 from ddpctl.transport.route import Hop
 from ddpctl.transport.userauth import AuthReply, NoAnswer, Userauth
 
-# Without a handler of its own paramiko's log would be printed on the user's terminal.
+# Without a handler paramiko's log would be printed on the user's terminal.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
-# GCM needs one pass over the data where the others need a cipher and a MAC.
+# GCM needs a single pass over the data; the other modes need a cipher and a MAC.
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 
 JudgeKey = Callable[[Hop, Key], None]
 
 
 def handshake(hop: Hop, sock: Any, known: KnownHosts, judge: JudgeKey | None = None) -> Connection:
-    """Key exchange on ``sock``; the server's key has been judged when this returns.
+    """Exchange keys on ``sock`` and check the server's key. ``judge`` replaces the check against ``known``.
 
     Raises:
-        ConnectError: no agreement, no answer, or a host key that is not to be trusted. Dropped: hung up at once.
+        ConnectError: no common algorithm, no answer, or a host key that is not trusted.
+        Dropped: the server hung up at once.
     """
     connection = Connection(sock)
     options = connection.get_security_options()
@@ -61,7 +62,7 @@ def handshake(hop: Hop, sock: Any, known: KnownHosts, judge: JudgeKey | None = N
 
 
 def _no_agreement(hop: Hop, connection: Connection) -> Exception:
-    """Why the key exchange did not come to its end."""
+    """Return the error for a key exchange that did not finish."""
     cause = connection.get_exception()
     if not connection.remote_version:
         return Dropped()
@@ -74,20 +75,25 @@ def _no_agreement(hop: Hop, connection: Connection) -> Exception:
 
 
 def _shown(connection: Connection) -> Key:
-    """The host key, and the certificate that came with it."""
+    """Return the server's key and the certificate that came with it."""
     shown = connection.get_remote_server_key()
     blob = getattr(shown, "public_blob", None)
     try:
         certificate = certificates.parse(blob.key_blob) if blob is not None else None
     except ValueError:
         certificate = None
-    if certificate is not None and certificate.key != shown.asbytes():  # the key exchange proved only this one
+    if certificate is not None and certificate.key != shown.asbytes():  # the key exchange proved only the shown key
         certificate = None
     return Key(shown.get_name(), shown.asbytes(), certificate)
 
 
 def _trust(hop: Hop, key: Key, known: KnownHosts) -> None:
-    """Accept a key that known_hosts knows, and no other."""
+    """Check ``key`` against known_hosts.
+
+    Raises:
+        HostKeyChanged: the key is revoked, or known_hosts has another key.
+        HostKeyUnknown: known_hosts has no key of the server.
+    """
     verdict, entries = known.judge(hop.key_name, hop.key_port, key)
     name = hop.known_as
     if verdict is Verdict.REVOKED:
@@ -111,7 +117,7 @@ def _trust(hop: Hop, key: Key, known: KnownHosts) -> None:
 
 
 def _but(hop: Hop, key: Key, known: KnownHosts) -> str:
-    """What else there is to say of an unknown key: of certificates, and of lines that could not be read."""
+    """Return more about an unknown key: its certificate, and lines of known_hosts that could not be read."""
     said = []
     authorities = known.authorities(hop.key_name, hop.key_port)
     if key.certificate is not None:
@@ -124,10 +130,13 @@ def _but(hop: Hop, key: Key, known: KnownHosts) -> str:
 
 
 def authenticate(hop: Hop, connection: Connection, ring: KeyRing, heard: Callable[[Hop, str], None]) -> None:
-    """Log in with the first identity that is accepted, or with a password that was typed for this server.
+    """Log in with the first accepted identity, or with a password that was typed for this server.
 
     Raises:
-        AuthRefused: none is. PasswordNeeded: a password would do. AgentSilent, AgentBusy. Unreachable: no answer.
+        AuthRefused: the server accepts no identity.
+        PasswordNeeded: the server would take a password.
+        AgentSilent, AgentBusy: see agent.py.
+        Unreachable: the server does not answer.
     """
     login = _Login(hop, Userauth(connection, hop.user, AUTH_S), ring)
     try:
@@ -141,7 +150,7 @@ def authenticate(hop: Hop, connection: Connection, ring: KeyRing, heard: Callabl
 
 
 class _Login:
-    """One login: what was tried, and what the server still takes."""
+    """The state of a login: the identities tried, and the methods that the server still takes."""
 
     def __init__(self, hop: Hop, auth: Userauth, ring: KeyRing) -> None:
         self._hop, self._ring = hop, ring
@@ -157,7 +166,7 @@ class _Login:
         if self._takes("publickey") and any(self._key(identity) for identity in self._ring.identities(self._hop)):
             return
         silent = self._ring.silent_agent(self._hop)
-        if silent is not None:  # its keys might have done
+        if silent is not None:  # its keys might have been accepted
             raise type(silent)(silent.message, hint=silent.hint)
         if not (self._takes("password") or self._takes("keyboard-interactive")):
             raise self._refused()
@@ -174,7 +183,7 @@ class _Login:
         return method in self._hop.methods and method in self._allowed
 
     def _key(self, identity: Identity) -> bool:
-        """True when we are in. The server is asked before anything is signed: a signature may cost a touch."""
+        """Try a key; True: logged in. Ask the server before signing, because a signature may cost a touch."""
         self.tried.append(identity.label)
         answer = self.auth.offer(identity)
         if answer.wanted:
@@ -192,19 +201,19 @@ class _Login:
         answer = self._begin()
         if answer.prompts is not None:
             answer = self._quiet(self.auth.respond(password))
-            if answer.prompts is not None:  # never the password again: it is another question
+            if answer.prompts is not None:  # another question must not get the password
                 raise self._second_factor("the password", "an answer")
         return self._judged(answer, "the password")
 
     def _begin(self) -> AuthReply:
-        """keyboard-interactive up to its question. Most servers list it, and many of them then have none."""
+        """Start keyboard-interactive and return its first question. Most servers list it; many then ask nothing."""
         answer = self._quiet(self.auth.interactive())
-        if answer.prompts not in (None, (False,)):  # a password is one question whose answer is not to be seen
+        if answer.prompts not in (None, (False,)):  # a password is a single question with a hidden answer
             raise self._second_factor("no password alone", "an answer")
         return answer
 
     def _quiet(self, answer: AuthReply) -> AuthReply:
-        """Past what a server only says."""
+        """Skip messages without a question."""
         while answer.prompts == ():
             answer = self.auth.respond()
         return answer

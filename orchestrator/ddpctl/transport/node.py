@@ -1,7 +1,8 @@
-"""Plain commands on a host, by fabric: its `run` and `sudo`, on a login of ours.
+"""Plain commands on a host: fabric's `run` and `sudo` over ddpctl's own login.
 
-What fabric does by itself and ddpctl may not: read its own configuration and ssh_config, accept any host key, log in,
-wait without a deadline, keep all output. Only ``Transport.run`` imports this; the worker's pipe stays a raw channel.
+Fabric alone would do what ddpctl must not: read its own configuration and ssh_config, accept any host key, log in, wait
+without a deadline, keep all output. Only ``Transport.run`` imports this module. The pipe of the worker stays a raw
+channel.
 """
 
 from __future__ import annotations
@@ -25,25 +26,29 @@ from invoke.runners import Local, Runner
 from ddpctl.errors import RemoteError
 from ddpctl.spec.command import Ran
 from ddpctl.transport.guarded import guarded
-from ddpctl.transport.limits import CHANNEL_S, ENDING_S, OUTPUT_BYTES, POLL_S
+from ddpctl.transport.limits import CHANNEL_S, ENDING_S, OUTPUT_BYTES, POLL_S, PROMPT_BYTES
 from ddpctl.transport.link import HopLogin
 from ddpctl.transport.pipe import Tail
 from ddpctl.transport.route import Hop
 
-# No program can print this by chance and be given the password.
+# Random, so that no program can print it and be given the password.
 PROMPT = f"[ddpctl {secrets.token_hex(16)}]"
-_PROMPT_BYTES = 4096  # sudo asks before the command has said anything; its lecture fits in
 
 
 class _Bounded(Runner):
-    """What fabric's two runners lack: bounded output, one deadline for the command and its output, one try of sudo."""
+    """Additions to both runners of fabric.
+
+    - The output is bounded.
+    - One deadline holds for the command and its output.
+    - sudo gets the password once.
+    """
 
     read_chunk_size = 1 << 15
     _until: float | None = None
     _late = False
 
     def start_timer(self, timeout: float | None) -> None:
-        """``wait`` keeps the deadline: no thread for each host."""
+        """Store the deadline for ``wait``: fabric would start a thread for each host."""
         self._until = None if timeout is None else time.monotonic() + timeout
 
     @property
@@ -51,7 +56,7 @@ class _Bounded(Runner):
         return self._late
 
     def wait(self) -> None:
-        """Until the command and its output have ended; past the deadline it is made to (guarded.py)."""
+        """Wait until the command and its output have ended; after the deadline, end the command (guarded.py)."""
         if not self._over(self._until):
             self._late = True
             with suppress(OSError, EOFError, paramiko.SSHException):
@@ -60,7 +65,10 @@ class _Bounded(Runner):
                 self.kill()
 
     def _over(self, until: float | None) -> bool:
-        """Wait for the end of the command and of its output; True too once a reader has failed (a wrong password)."""
+        """Wait until the command and its output have ended; False: the time is over.
+
+        True also after a reader failed, which happens after a wrong password.
+        """
         while not self.has_dead_threads:
             reading = [thread for thread in self.threads.values() if thread.is_alive()]
             if not reading and self.process_is_finished:
@@ -74,25 +82,25 @@ class _Bounded(Runner):
         return True
 
     def _handle_output(self, buffer_: list[str], hide: bool, output: Any, reader: Callable[[int], bytes]) -> None:
-        """The end of a stream, decoded at once: no character is cut in two."""
+        """Collect the end of a stream and decode it in one piece, so that no character is cut in two."""
         tail, total = Tail(OUTPUT_BYTES), 0
         while data := reader(self.read_chunk_size):
             tail.add(data)
             total += len(data)
-            if self.watchers and total <= _PROMPT_BYTES:
+            if self.watchers and total <= PROMPT_BYTES:
                 self.respond([self.decode(tail.get())])
         if total > OUTPUT_BYTES:
             buffer_.append(f"[{total - OUTPUT_BYTES} earlier bytes were left out]\n")
         buffer_.append(self.decode(tail.get()))
 
     def respond(self, buffer_: list[str]) -> None:
-        """sudo asks again when a password was wrong, in words of its own language: it is given one once."""
+        """Answer sudo's prompt once. A second prompt, in any language, means a wrong password."""
         if buffer_[0].count(PROMPT) > 1:
             raise ResponseNotAccepted
         super().respond(buffer_)
 
 
-class _OnHost(_Bounded, Remote):  # type: ignore[misc]  # as all of fabric: it has no types
+class _OnHost(_Bounded, Remote):  # type: ignore[misc]  # fabric has no types
     """A command on a channel of a ``NodeConnection``."""
 
     def start(self, command: str, shell: str, env: dict[str, str]) -> None:
@@ -109,7 +117,7 @@ class _OnHost(_Bounded, Remote):  # type: ignore[misc]  # as all of fabric: it h
 
 
 class _Here(_Bounded, Local):
-    """A command on this machine, in a session of its own: Ctrl-C at our terminal is not its business."""
+    """A command on this machine, in its own session: Ctrl-C on the terminal does not reach it."""
 
     process: Any
 
@@ -136,16 +144,16 @@ class _Here(_Bounded, Local):
                 self.process.wait(4 * ENDING_S)
 
     def kill(self) -> None:
-        """Its input has ended: the shell beside it ends the rest (guarded.py), and if killed could not."""
+        """Do nothing: the command's input has ended, and the guard shell ends the rest (guarded.py)."""
 
 
 def _refuse(env: dict[str, str]) -> None:
-    """fabric would write it into a shell line, unquoted."""
+    """Refuse environment variables, which fabric would write unquoted into a shell line."""
     if env:
         raise TypeError("env= is refused: name variables in the command (`env NAME=VALUE ...`)")
 
 
-# One for all hosts. Lazy, with an ssh_config of its own: fabric reads no file and no environment variable.
+# Shared by all hosts. Lazy and with an empty ssh_config: fabric reads no file and no environment variable.
 CONFIG = fabric.Config(
     lazy=True,
     ssh_config=paramiko.SSHConfig(),
@@ -158,16 +166,18 @@ CONFIG = fabric.Config(
 
 
 class NodeConnection(fabric.Connection):  # type: ignore[misc]
-    """fabric's connection on a login of ours: host keys, identities, jump hosts and passwords as everywhere.
+    """fabric's connection on a login of ddpctl, with its host keys, identities, jump hosts and passwords.
 
-    ``connect`` gives the host's connection, whose owner closes it. ``reclaim``: see ``Slots.take``.
+    ``connect`` returns the host's login, which its owner closes. ``reclaim``: see ``Slots.take``.
     """
 
     link: HopLogin
-    inline_ssh_env = None  # fabric sets it, and else takes it for a change of the configuration that all hosts share
-    _connect: Callable[[], HopLogin] = None  # type: ignore[assignment]  # fabric takes unknown names for configuration
+    # fabric assigns it; undeclared, it would become a change of the configuration that all hosts share
+    inline_ssh_env = None
+    # fabric stores undeclared names in its configuration
+    _connect: Callable[[], HopLogin] = None  # type: ignore[assignment]
     _reclaim: Callable[[], None] = None  # type: ignore[assignment]
-    _channels: dict[paramiko.Channel, HopLogin] = {}  # noqa: RUF012  # as above; each instance has its own
+    _channels: dict[paramiko.Channel, HopLogin] = {}  # noqa: RUF012  # as above; __init__ makes one per instance
 
     def __init__(self, hop: Hop, connect: Callable[[], HopLogin], reclaim: Callable[[], None]) -> None:
         super().__init__(hop.address, user=hop.user, port=hop.port, config=CONFIG, gateway=False, forward_agent=False)
@@ -175,20 +185,20 @@ class NodeConnection(fabric.Connection):  # type: ignore[misc]
         self._set(link=None)
 
     def open(self) -> None:
-        """Log in, where there is no connection.
+        """Log in, unless there is a connection.
 
         Raises:
-            ConnectError: as every connection of ddpctl.
+            ConnectError: the host could not be reached, or refused the login.
         """
         link = self._connect()
         self._set(link=link)
         self.transport = link.connection
 
     def create_session(self) -> paramiko.Channel:
-        """A channel, once a slot is free.
+        """Return a channel, once a slot is free.
 
         Raises:
-            LinkLost, RemoteError: see ``HopLogin.session``.
+            LinkLost, RemoteError: as for ``HopLogin.session``.
         """
         link = self.link
         channel = link.session(CHANNEL_S, self._reclaim)
@@ -196,13 +206,13 @@ class NodeConnection(fabric.Connection):  # type: ignore[misc]
         return channel
 
     def end_session(self, channel: paramiko.Channel) -> None:
-        """The slot is free again; harmless twice."""
+        """Free the slot of a channel. A second call does nothing."""
         link = self._channels.pop(channel, None)
         if link is not None:
             link.end_session(channel)
 
     def close(self) -> None:
-        """End what runs, and wait for it; the connection is closed by its owner."""
+        """End the running commands and wait for their ends. The owner closes the connection."""
         channels = list(self._channels)
         for channel in channels:
             with suppress(OSError, EOFError, paramiko.SSHException):
@@ -213,7 +223,7 @@ class NodeConnection(fabric.Connection):  # type: ignore[misc]
 
 
 class ThisMachine(Context):
-    """The same on this machine (``connection: local``)."""
+    """Commands on this machine (``connection: local``)."""
 
     running: set[_Here] = set()  # noqa: RUF012  # see NodeConnection
     starting: threading.Lock = None  # type: ignore[assignment]  # from the start of a process until it is in ``running``
@@ -223,7 +233,7 @@ class ThisMachine(Context):
         self.running, self.starting = set(), threading.Lock()
 
     def close(self) -> None:
-        """End what runs, and wait for it."""
+        """End the running commands and wait for their ends."""
         with self.starting:
             runners = list(self.running)
         for runner in runners:
@@ -236,14 +246,14 @@ class ThisMachine(Context):
 
 
 def run(node: Context, argv: Sequence[str], timeout: float | None, password: str | None) -> Ran:
-    """``Transport.run`` on either of them."""
+    """Do ``Transport.run`` on a ``NodeConnection`` or on ``ThisMachine``."""
     line = guarded(argv)
     result: Any
     try:
         if password:
             result = node.sudo(line, password=password, timeout=timeout)
         else:
-            # `exec`: the shell in guarded.py is then what sshd started, and its session is ours alone.
+            # `exec`: sshd then starts the guard shell directly, and its session holds no other process.
             result = node.run(f"sudo -n {line}" if password == "" else f"exec {line}", timeout=timeout)
     except CommandTimedOut as late:
         return _ran(late.result, f"did not end within {timeout:g} s and was ended")

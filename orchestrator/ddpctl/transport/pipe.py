@@ -1,4 +1,4 @@
-"""What goes over the pipe to a worker: bytes in both directions, and the frames that they make up."""
+"""The pipe to a worker: bytes in both directions, and the frames in these bytes."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _JSON = json.JSONDecoder(parse_constant=_no_number)
 
 
 class FrameReader:
-    """One JSON object a line; ``"raw": n`` in it announces n raw bytes after the line."""
+    """Splits a stream into frames: a JSON object per line, then ``n`` raw bytes where the object has ``"raw": n``."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._scanned = 0  # no line ends before this position
-        self._open: dict[str, Any] | None = None  # a line whose raw bytes are still coming
+        self._scanned = 0  # no line end before this position
+        self._open: dict[str, Any] | None = None  # the object whose raw bytes are still missing
         self._missing = 0
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that ``data`` completes.
+        """Return the frames that ``data`` completes.
 
         Raises:
-            RemoteError: the stream is not ours (kind ``protocol``).
+            RemoteError: the stream does not follow the protocol (kind ``protocol``).
         """
         self._buffer += data
         frames: list[Frame] = []
@@ -77,7 +77,7 @@ class FrameReader:
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """The object on one line."""
+    """Return the JSON object on a line."""
     try:
         data = _JSON.decode(line.decode("ascii"))
     except (ValueError, RecursionError):
@@ -88,47 +88,47 @@ def parse(line: bytes) -> dict[str, Any]:
 
 
 def garbled(what: str) -> RemoteError:
-    """The error of a host whose answer nothing can be done with."""
+    """Return the error for an answer that does not follow the protocol."""
     return RemoteError(f"the worker's answer is garbled: {what}", kind=PROTOCOL, hint=HINT)
 
 
 def is_garbled(error: DdpctlError) -> bool:
-    """Whether a host's answer was none."""
+    """Return whether ``error`` is an answer that did not follow the protocol."""
     return isinstance(error, RemoteError) and error.kind == PROTOCOL
 
 
 class Pipe(Protocol):
-    """Three streams of one command. One thread reads, one may send meanwhile.
+    """The three streams of a command. One thread reads; another thread may send at the same time.
 
-    Any method may raise ``LinkLost`` when the machine is gone.
+    Any method may raise ``LinkLost`` when the connection is dead.
     """
 
     def send(self, data: memoryview, timeout: float) -> int:
-        """How many bytes were taken within ``timeout`` seconds: 0 when none could be.
+        """Send data and return how many bytes were taken within ``timeout`` seconds, possibly 0.
 
         Raises:
-            BrokenPipeError: the command reads no more; the reader finds out why.
+            BrokenPipeError: the command no longer reads; the reader finds out why.
         """
         ...
 
     def end_input(self) -> None:
-        """The command's stdin ends."""
+        """End the command's stdin."""
         ...
 
     def recv(self, timeout: float) -> bytes | None:
-        """The next bytes of stdout; empty at its end; None when none came within ``timeout`` seconds."""
+        """Return the next bytes of stdout; empty at its end; None when none came within ``timeout`` seconds."""
         ...
 
     def stderr(self) -> bytes:
-        """The end of what the command wrote on stderr so far."""
+        """Return the end of the command's stderr so far."""
         ...
 
     def exit_code(self, timeout: float) -> int:
-        """The exit status; -1 when none came within ``timeout`` seconds. A signal s is 128 + s."""
+        """Return the exit status, or -1 if it does not arrive within ``timeout`` seconds. Signal s is 128 + s."""
         ...
 
     def close(self, *, lost: bool = False) -> None:
-        """End the command's streams; harmless twice. ``lost``: the machine does not answer, do not wait for it."""
+        """End the streams; a second call does nothing. ``lost``: the host does not answer, so do not wait for it."""
         ...
 
 

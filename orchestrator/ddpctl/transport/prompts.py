@@ -1,4 +1,4 @@
-"""What is said to the person at the terminal, and asked of them: banners, passphrases, passwords."""
+"""Messages and questions to the person at the terminal: banners, passphrases, passwords."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Say = Callable[[str], None]
 
 
 class Banners:
-    """Each text once, without what would steer the terminal."""
+    """Shows each banner of a server once, without control characters."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -33,21 +33,24 @@ class Banners:
 
 
 class Prompter(Protocol):
-    """Asks a person; None means: no answer, go on without. Called by one thread at a time."""
+    """Asks a person; None means that there is no answer. Called by one thread at a time."""
 
     def passphrase(self, path: str) -> str | None:
-        """The passphrase of a key file; before any connection."""
+        """Ask for the passphrase of a key file; called before any connection."""
         ...
 
     def password(self, account: str, same_as: str) -> str | None:
-        """The password of an account; an empty answer means the one given for ``same_as``, where that is an account."""
+        """Ask for the password of an account.
+
+        If ``same_as`` is an account, an empty answer repeats the password that was typed for it.
+        """
         ...
 
 
 class PasswordNeeded(Exception):
-    """A login needs a password that nobody has given yet; ``refusal`` is what it is without one.
+    """A login needs a password that has not been typed yet. ``refusal`` is the error if it never is.
 
-    The connection is closed while a person types: sshd's LoginGraceTime runs.
+    The connection is closed while a person types, because sshd's LoginGraceTime runs.
     """
 
     def __init__(self, refusal: AuthRefused) -> None:
@@ -56,29 +59,29 @@ class PasswordNeeded(Exception):
 
 
 class Passwords:
-    """What a person has typed. One question at a time, however many logins wait."""
+    """The typed passwords. Asks one question at a time, however many logins wait."""
 
     def __init__(self, prompter: Prompter | None) -> None:
         self._prompter = prompter
         self._asking = threading.Lock()
         self._known: dict[object, str] = {}
         self._tries: Counter[object] = Counter()
-        self._last: dict[str, tuple[str, str]] = {}  # user -> (server, password): may be given again, if asked for
+        self._last: dict[str, tuple[str, str]] = {}  # user -> (server, password), which the person may repeat
 
     def of(self, hop: Hop) -> str | None:
         return self._known.get(_account(hop))
 
     def wrong(self, hop: Hop, password: str) -> None:
-        """The server did not take it."""
+        """Forget a password that the server refused."""
         with self._asking:
             if self._known.get(_account(hop)) == password:
                 del self._known[_account(hop)]
 
     def ask(self, hop: Hop) -> bool:
-        """True where there is a password now; False without a terminal, after Ctrl-D, and after three tries."""
+        """Ask unless a password is known. False: no terminal, Ctrl-D, or three tries."""
         account = _account(hop)
         with self._asking:
-            if account in self._known:  # another login of the same account has asked
+            if account in self._known:  # another login of the same account asked for it
                 return True
             if self._prompter is None or self._tries[account] >= PASSWORD_TRIES:
                 return False

@@ -12,18 +12,21 @@ from contextlib import suppress
 
 from ddpctl.errors import Unreachable
 from ddpctl.transport.dial import Dropped, readable
-from ddpctl.transport.limits import CONNECT_S, FIRST_BYTE_S
+from ddpctl.transport.limits import CONNECT_S, FIRST_BYTE_S, PROXY_END_S, PROXY_KILL_S, PROXY_STDERR_BYTES
 from ddpctl.transport.pipe import Tail
 from ddpctl.transport.route import Hop
 from ddpctl.transport.ssh_config import in_shell
 
 
 class ProxyEnded(Dropped):
-    """The command ended without output and without an error: the server, or what is between, hung up."""
+    """The command ended without output and without an error: the server, or a host on the way, hung up."""
 
 
 class ProxySocket:
-    """What paramiko needs of a socket: one, with a child at its other end. (paramiko's own waits for full buffers.)"""
+    """The methods of a socket that paramiko uses, on a socket pair with a child at the other end.
+
+    paramiko's own ProxyCommand waits until buffers are full.
+    """
 
     def __init__(self, hop: Hop) -> None:
         self._closed = False
@@ -36,7 +39,7 @@ class ProxySocket:
         assert self._child.stderr is not None
         self._err = self._child.stderr
         os.set_blocking(self._err.fileno(), False)
-        self._tail = Tail(4096)
+        self._tail = Tail(PROXY_STDERR_BYTES)
         try:
             self._await_first_byte(hop)
         except BaseException:
@@ -44,7 +47,7 @@ class ProxySocket:
             raise
 
     def _started(self, hop: Hop, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        """As ssh(1) does it: the user's own line, from the user's own file, in the user's shell."""
+        """Start the user's own line in the user's shell, as ssh(1) does."""
         try:
             return subprocess.Popen(
                 in_shell(f"exec {hop.proxy_command}"),
@@ -70,7 +73,7 @@ class ProxySocket:
         except OSError:
             pass
         with suppress(subprocess.TimeoutExpired):
-            self._child.wait(1.0)
+            self._child.wait(PROXY_END_S)
         said = self._said()
         if self._child.returncode:
             raise Unreachable(
@@ -86,9 +89,9 @@ class ProxySocket:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def _drain(self) -> None:
-        """stderr must not fill up and stop the command."""
+        """Read stderr, because a full pipe would stop the command."""
         with suppress(BlockingIOError, ValueError, OSError):
-            self._tail.add(os.read(self._err.fileno(), 4096))
+            self._tail.add(os.read(self._err.fileno(), PROXY_STDERR_BYTES))
 
     def settimeout(self, timeout: float | None) -> None:
         self._sock.settimeout(timeout)
@@ -102,7 +105,7 @@ class ProxySocket:
 
     def shutdown(self, how: int) -> None:
         with suppress(OSError):
-            self._sock.shutdown(how)  # wakes the thread that reads
+            self._sock.shutdown(how)  # wakes the reading thread
         self._end()
 
     def _end(self) -> None:
@@ -114,13 +117,13 @@ class ProxySocket:
             return
         self._closed = True
         self._end()
-        until = time.monotonic() + 1.0
+        until = time.monotonic() + PROXY_END_S
         while self._child.poll() is None and time.monotonic() < until:
             time.sleep(0.01)
         if self._child.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
-            self._child.wait(5)
+            self._child.wait(PROXY_KILL_S)
         self._sock.close()
         self._err.close()
 

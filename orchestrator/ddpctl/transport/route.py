@@ -1,4 +1,4 @@
-"""Where a host really is and how to get there: inventory and ssh_config made into a chain of hops. No connection."""
+"""The way to a host: inventory and ssh_config turned into a chain of hops. Opens no connection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METHODS = {
     "password": "passwordauthentication",
     "keyboard-interactive": "kbdinteractiveauthentication",
 }
-# What changes the way in and is not followed here, with the values that mean nothing.
+# Options that change the way but are not supported, with their harmless values.
 _IGNORED = {
     "KnownHostsCommand": "none",
     "CanonicalizeHostname": "no",
@@ -41,30 +41,30 @@ _JUMP = re.compile(
 
 @dataclass(frozen=True)
 class Hop:
-    """One SSH server on the way. Equal hops share one connection where they are jump hosts."""
+    """An SSH server on the way. Equal hops share one connection where they are jump hosts."""
 
-    label: str  # what messages call it
+    label: str  # its name in messages
     address: str
     port: int
     user: str
     key_name: str  # its name in known_hosts
-    key_port: int  # 22 where that name is an alias: those are written down without the port
-    user_known_hosts: tuple[str, ...]  # the first is where a key is added
+    key_port: int  # 22 where that name is an alias: known_hosts then has no port
+    user_known_hosts: tuple[str, ...]  # new keys go to the first
     global_known_hosts: tuple[str, ...]
-    identities: tuple[str, ...]  # key files somebody asked for, in order
+    identities: tuple[str, ...]  # key files that the configuration names
     certificates: tuple[str, ...] = ()  # CertificateFile
     fallback_identities: tuple[str, ...] = ()  # tried last
     identities_only: bool = False
-    agent: str | None = None  # its socket
-    methods: tuple[str, ...] = tuple(METHODS)  # of logging in, those that ssh_config allows
+    agent: str | None = None  # the agent's socket
+    methods: tuple[str, ...] = tuple(METHODS)  # login methods that ssh_config allows
     family: str = "any"
     proxy_command: str | None = None
     via: Hop | None = None
-    ignored: tuple[str, ...] = field(default=(), compare=False)  # options that are set and not followed
+    ignored: tuple[str, ...] = field(default=(), compare=False)  # options that are set but not supported
 
     @property
     def where(self) -> str:
-        """``address:port`` for messages."""
+        """``address:port``, for messages."""
         address = f"[{self.address}]" if ":" in self.address else self.address
         return f"{address}:{self.port}"
 
@@ -79,15 +79,15 @@ class Hop:
 
     @property
     def known_as(self) -> str:
-        """How known_hosts spells it."""
+        """The spelling of the server in known_hosts."""
         return entry_name(self.key_name, self.key_port)
 
 
 def resolve(host: Host, inventory: Inventory, config: SSHConfig) -> Hop:
-    """The way to ``host``: the inventory's keys first, then ssh_config's.
+    """Return the way to ``host``: the inventory's keys count first, then ssh_config's options.
 
     Raises:
-        UsageError: the jump hosts go round in circles, or an option makes no sense.
+        UsageError: the jump hosts form a circle, or an option has no valid value.
     """
     options = _options_of(host, config)
     fallback = (expand_path(host.identity_file, options, host.name),) if host.identity_file else ()
@@ -95,7 +95,7 @@ def resolve(host: Host, inventory: Inventory, config: SSHConfig) -> Hop:
 
 
 def _options_of(host: Host, config: SSHConfig) -> Options:
-    """A host of the inventory, as if its keys were options of ssh's command line."""
+    """Return the options of a host of the inventory, whose keys count like options on ssh's command line."""
     given = {"user": host.user, "port": host.port, "identityfile": host.identity_file, "proxyjump": host.jump}
     if host.address != host.name:
         given["hostname"] = host.address.replace("%", "%%")
@@ -107,10 +107,10 @@ def _options_of(host: Host, config: SSHConfig) -> Options:
 class _Resolver:
     inventory: Inventory
     config: SSHConfig
-    fallback: tuple[str, ...]  # a jump host that has no key of its own may take the target's
+    fallback: tuple[str, ...]  # key files of the target, for a jump host without key files
 
     def hop(self, label: str, options: Options, seen: tuple[str, ...]) -> Hop:
-        address = expand_hostname(options, label).lower()  # as ssh does, and known_hosts has it
+        address = expand_hostname(options, label).lower()  # as ssh does, and as known_hosts spells it
         options = {**options, "hostname": [address]}
         command, via = self._proxy(label, options, seen)
         alias = first(options, "hostkeyalias", "")
@@ -139,14 +139,14 @@ class _Resolver:
         )
 
     def _proxy(self, label: str, options: Options, seen: tuple[str, ...]) -> tuple[str | None, Hop | None]:
-        """ProxyJump or ProxyCommand; a configuration has kept one of them."""
+        """Return ProxyCommand and ProxyJump; SSHConfig has kept at most one of the two."""
         jump, command = first(options, "proxyjump", "none"), first(options, "proxycommand", "none").strip()
         if jump.lower() != "none":
             return None, self._jump(expand(jump, options, label), seen)
         return (None if command.lower() == "none" else expand(command, options, label)), None
 
     def _jump(self, value: str, seen: tuple[str, ...]) -> Hop | None:
-        """``[user@]host[:port],...``: the last one is the nearest to the target."""
+        """Return the last hop of ``[user@]host[:port],...``, which is the nearest to the target."""
         via: Hop | None = None
         for word in value.split(","):
             found = _JUMP.fullmatch(word.strip().removeprefix("ssh://"))
@@ -160,14 +160,14 @@ class _Resolver:
                 options["user"] = [found["user"]]
             if found["port"]:
                 options["port"] = [found["port"]]
-            if via is not None:  # a chain: the hop before it is the way, whatever its own ProxyJump says
+            if via is not None:  # in a chain the previous hop is the way, whatever ProxyJump the host has itself
                 options = {key: val for key, val in options.items() if key not in ("proxyjump", "proxycommand")}
             hop = self.hop(name, options, (*seen, name))
             via = hop if via is None else replace(hop, via=via)
         return via
 
     def _options(self, name: str) -> Options:
-        """A jump host's own options; one that is in the inventory too is meant as it is described there."""
+        """Return a jump host's options; a jump host in the inventory has the options of its entry."""
         for host in self.inventory.hosts:
             if host.name == name and not host.local:
                 return _options_of(host, self.config)
@@ -175,7 +175,7 @@ class _Resolver:
 
 
 def _files(options: Options, key: str, default: tuple[str, ...], named: str | None, label: str) -> tuple[str, ...]:
-    """Files of known hosts: what the inventory names, else ssh_config, else the usual ones."""
+    """Return the known_hosts files: the inventory's, else ssh_config's, else the default files."""
     value = options.get(key)
     files = [named] if named else value[0].split("\n") if value else default
     return tuple(expand_path(file, options, label) for file in files if file.lower() != "none")
@@ -187,7 +187,7 @@ def _paths(options: Options, key: str, label: str) -> tuple[str, ...]:
 
 
 def _agent(options: Options, label: str) -> str | None:
-    """The socket of the agent that ssh would ask."""
+    """Return the socket of the agent that ssh would use."""
     value = first(options, "identityagent", "SSH_AUTH_SOCK")
     if value.lower() == "none":
         return None

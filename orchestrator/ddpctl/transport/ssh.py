@@ -1,4 +1,4 @@
-"""Hosts behind SSH: connections that are made when first used, shared where they are jump hosts, and made again."""
+"""Hosts behind SSH: connections are opened at first use, shared where they are jump hosts, and opened again if lost."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ T = TypeVar("T")
 
 
 class Gates:
-    """How many connections are being made at once."""
+    """Bounds how many connections are opened at once."""
 
     def __init__(self) -> None:
         self.dials = threading.BoundedSemaphore(DIALS)
         self.logins = threading.BoundedSemaphore(LOGINS)
         self.proxies = threading.BoundedSemaphore(PROXIES)
-        self._near: defaultdict[object, threading.BoundedSemaphore] = defaultdict(
+        self._logins_near: defaultdict[object, threading.BoundedSemaphore] = defaultdict(
             lambda: threading.BoundedSemaphore(LOGINS_BEHIND_JUMP)
         )
         self._tunnels: defaultdict[Hop, threading.BoundedSemaphore] = defaultdict(
@@ -58,9 +58,9 @@ class Gates:
         self._lock = threading.Lock()
 
     def near(self, hop: Hop) -> AbstractContextManager[object]:
-        """Logins behind one jump host, or on one server that several hosts of the inventory share."""
+        """Bound the logins behind one jump host, or on one server that several hosts of the inventory share."""
         with self._lock:
-            return self._near[hop.via or (hop.address, hop.port)]
+            return self._logins_near[hop.via or (hop.address, hop.port)]
 
     def tunnels(self, jump: Hop) -> AbstractContextManager[object]:
         with self._lock:
@@ -68,7 +68,7 @@ class Gates:
 
 
 class _Jump:
-    """A jump host's connection, or why there is none."""
+    """The connection to a jump host, or the error of the last try."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -78,7 +78,7 @@ class _Jump:
 
 
 class Connector:
-    """Makes connections for one fleet."""
+    """Opens the connections of a fleet."""
 
     def __init__(self, ring: KeyRing, say: Say = lambda _text: None) -> None:
         self._ring = ring
@@ -90,12 +90,13 @@ class Connector:
         self.closed = threading.Event()
 
     def connect(self, hop: Hop) -> HopLogin:
-        """A new login on ``hop``, through its jump hosts; a person may be asked for its password, or by the agent.
+        """Return a new login on ``hop``, through its jump hosts.
 
-        While a person is asked no connection is open: sshd gives a login two minutes (LoginGraceTime).
+        A person may be asked for a password, or by the agent for a confirmation. No connection is open during the
+        question, because sshd gives a login two minutes (LoginGraceTime).
 
         Raises:
-            ConnectError: with the cause and the next step; the host is for the caller to add.
+            ConnectError: with the cause and the next step; the caller adds the host.
         """
         turn: AbstractContextManager[object] = nullcontext()
         while True:
@@ -109,7 +110,7 @@ class Connector:
                 turn = busy.agent.turn
 
     def ask_key(self, hop: Hop, judge: JudgeKey) -> None:
-        """A key exchange without a login, for the host key alone. Jump hosts are logged in to."""
+        """Exchange keys without a login, to see the host key alone. Jump hosts are logged in to."""
         self._attempt(hop, lambda via: self._key_exchange(hop, via, judge))
 
     def _attempt(self, hop: Hop, once: Callable[[HopLogin | None], T]) -> T:
@@ -137,7 +138,7 @@ class Connector:
         )
 
     def _login(self, hop: Hop, agent: AbstractContextManager[object], via: HopLogin | None) -> HopLogin:
-        # The agent's turn is taken once the jump host is there: its login may be what waits for the agent.
+        # Take the agent's turn after the jump host is connected: the jump host's login may itself wait for the agent.
         with agent, self._turn(hop, via) as sock:
             connection = handshake(hop, sock, known_hosts.load(hop.known_hosts))
             link = HopLogin(hop, connection)
@@ -154,8 +155,8 @@ class Connector:
 
     @contextmanager
     def _turn(self, hop: Hop, via: HopLogin | None) -> Iterator[Any]:
-        """A socket on which the server speaks, when it is this login's turn."""
-        if hop.proxy_command:  # a process for each: none is started before it can be used
+        """Yield a socket on which the server speaks, when it is this login's turn."""
+        if hop.proxy_command:  # a process for each, started only when the turn comes
             with self._gates.proxies:
                 yield self._reach(hop, via)
             return
@@ -167,7 +168,7 @@ class Connector:
             yield sock
 
     def _reach(self, hop: Hop, via: HopLogin | None) -> Any:
-        """A socket, or what takes its place, on which the server speaks."""
+        """Return a socket, a tunnel or a ProxyCommand on which the server speaks."""
         if via is not None:
             with self._gates.tunnels(via.hop):
                 return via.tunnel(hop)
@@ -179,7 +180,7 @@ class Connector:
             return dial(hop, self._names)
 
     def _via(self, hop: Hop) -> HopLogin | None:
-        """The connection to the jump host, made once for all that are behind it."""
+        """Return the connection to the jump host, which all hosts behind it share."""
         if hop.via is None:
             return None
         with self._lock:
@@ -196,7 +197,7 @@ class Connector:
             raise type(jump.error)(f"jump host {hop.via.label}: {jump.error.message}", hint=jump.error.hint)
 
     def close(self) -> None:
-        """Hang up on every jump host, let go of the agent; what is being connected gives up."""
+        """Close the jump hosts and the agent. Connections that are being opened give up."""
         self.closed.set()
         with self._lock:
             jumps = list(self._jumps.values())
@@ -224,7 +225,7 @@ class SSHTransport(conversation.WorkerTransport):
         self._connected()
 
     def _connected(self) -> tuple[HopLogin, bool]:
-        """The connection, and whether it is new."""
+        """Return the connection, and whether it is new."""
         with self._lock:
             if self._link is not None and self._link.alive:
                 return self._link, False
@@ -235,7 +236,7 @@ class SSHTransport(conversation.WorkerTransport):
             return self._link, True
 
     def _worker(self, timeout: float | None) -> ChannelPipe:
-        """A connection that died while nobody used it is made again, once."""
+        """Start the worker's command. A connection that died since its last use is opened again, once."""
         patience = CHANNEL_S if timeout is None else timeout
         link, new = self._connected()
         try:
@@ -248,7 +249,7 @@ class SSHTransport(conversation.WorkerTransport):
         return link.start(self._line, patience, self._waiting.let_go)
 
     def run(self, argv: Sequence[str], *, timeout: float | None = 60.0, password: str | None = None) -> Ran:
-        from ddpctl.transport import node  # fabric is not for everyone
+        from ddpctl.transport import node  # fabric loads slowly and only `exec` needs it
 
         with self._lock:
             if self._node is None:

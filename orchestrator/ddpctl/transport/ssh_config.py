@@ -1,9 +1,9 @@
-"""OpenSSH's client configuration: parsed once, asked for every host.
+"""OpenSSH's client configuration: parsed once, looked up for every host.
 
-paramiko's own reader knows no Include, compiles every pattern again for every host (minutes for hundreds of both) and
-asks the name server for each host's IdentityFile. This one follows ssh_config(5) and is compared with ``ssh -G``: the
-first value wins, IdentityFile and CertificateFile add up, Include is read in place, and a ``Match final`` anywhere
-makes a second pass in which Host lines see the HostName.
+paramiko's reader has no Include, compiles every pattern again for every host (minutes for hundreds of both), and asks
+the name server for each host's IdentityFile. This reader follows ssh_config(5) and is compared with ``ssh -G``. The
+first value wins. IdentityFile and CertificateFile add up. Include is read in place. A ``Match final`` anywhere causes a
+second pass, in which Host lines see the HostName.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from functools import cache
 from pathlib import Path
 
 from ddpctl.errors import UsageError
-from ddpctl.transport.limits import MATCH_EXEC_S
+from ddpctl.transport.limits import INCLUDE_DEPTH, MATCH_EXEC_S
 from ddpctl.transport.ssh_words import Patterns, expand, first, keyword, words
 
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
-_MANY = frozenset({"identityfile", "certificatefile"})  # every value counts, not the first alone
-_WHOLE_LINE = frozenset({"userknownhostsfile", "globalknownhostsfile"})  # several files, kept apart by line ends
+_MANY = frozenset({"identityfile", "certificatefile"})  # every value counts, not only the first
+_WHOLE_LINE = frozenset({"userknownhostsfile", "globalknownhostsfile"})  # several files, separated by line ends
 _COMMANDS = frozenset({"proxycommand", "proxyjump", "knownhostscommand", "localcommand", "remotecommand"})
-_MAX_DEPTH = 16
 _PATTERN = re.compile(r"[*?!]")
 
 Options = dict[str, list[str]]
@@ -36,16 +35,16 @@ ReadInclude = Callable[[str], Iterable[tuple[str, str]]]
 
 @dataclass
 class Asked:
-    """One lookup on its way."""
+    """A lookup in progress."""
 
-    names: tuple[str, ...]  # what the host is called by the user
+    names: tuple[str, ...]  # the names that the user gives the host
     local_user: str
     options: Options
     final: bool = False
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """What the host is called now: by HostName, once there is one."""
+        """The current name of the host: its HostName, once it is set."""
         if "hostname" not in self.options:
             return self.names
         return (expand_hostname(self.options, self.names[0]),)
@@ -56,7 +55,7 @@ class Asked:
 
 
 def expand_hostname(options: Mapping[str, list[str]], name: str) -> str:
-    """HostName knows ``%h`` alone: the name that was asked for."""
+    """Return the HostName of a host. It knows ``%h`` alone, which is the name that was asked for."""
     return expand(options["hostname"][0], {}, name) if "hostname" in options else name
 
 
@@ -65,14 +64,14 @@ Condition = Callable[[Asked], bool]
 
 @dataclass(frozen=True)
 class Block:
-    """A Host or Match line and what is below it: options, and the blocks of files that are included there."""
+    """A Host or Match line and the lines below it: options, and the blocks of files that are included there."""
 
     condition: Condition
     items: list[tuple[str, str] | list[Block]] = field(default_factory=list)
 
 
 class SSHConfig:
-    """A parsed configuration; where there are several files, the user's first."""
+    """A parsed configuration. With several files, the user's comes first."""
 
     def __init__(
         self,
@@ -84,8 +83,8 @@ class SSHConfig:
     ) -> None:
         self._blocks = tuple(blocks)
         self._final = final
-        self.names = tuple(dict.fromkeys(names))  # of the Host lines, those without wildcards
-        self.unknown = tuple(unknown)  # criteria of Match that are never true here
+        self.names = tuple(dict.fromkeys(names))  # names without wildcards of the Host lines
+        self.unknown = tuple(unknown)  # unsupported criteria of Match, which are never true
 
     def __add__(self, other: SSHConfig) -> SSHConfig:
         return SSHConfig(
@@ -96,9 +95,9 @@ class SSHConfig:
         )
 
     def lookup(self, *names: str, given: Mapping[str, str] | None = None) -> Options:
-        """Every option for a host that is called by ``names`` (its name in the inventory and its address).
+        """Return every option for a host with the given names (its name in the inventory and its address).
 
-        ``given`` is what the inventory says: it counts first, like the options of a command line.
+        ``given`` are the inventory's values, which count first, like options on a command line.
         """
         asked = Asked(names, getpass.getuser(), {key: [value] for key, value in (given or {}).items()})
         _apply(self._blocks, asked)
@@ -120,7 +119,10 @@ def _apply(blocks: Iterable[Block], asked: Asked) -> None:
 
 
 def _take(options: Options, key: str, value: str) -> None:
-    """The first value counts; of ProxyJump and ProxyCommand the one that is said first, where it says a way."""
+    """Store an option: the first value counts.
+
+    ProxyJump and ProxyCommand exclude each other; the first that is not ``none`` counts.
+    """
     if key == "proxyjump":
         value = value.partition("#")[0].strip()
         if value.lower() != "none" and "proxycommand" in options:
@@ -136,10 +138,10 @@ def _take(options: Options, key: str, value: str) -> None:
 
 
 def load(path: str, *, system: str | None = None) -> SSHConfig:
-    """The configuration in a file, then that of the whole machine where ``system`` names it; a missing file is empty.
+    """Return the configuration in a file, followed by the system's if ``system`` names it. A missing file is empty.
 
     Raises:
-        UsageError: it cannot be read, or Includes go round in circles.
+        UsageError: a file cannot be read, or Includes form a circle.
     """
     config = _load(Path(path).expanduser(), path)
     return config + _load(Path(system), system) if system else config
@@ -157,19 +159,19 @@ def _load(file: Path, source: str) -> SSHConfig:
 
 def _included_files(folder: Path) -> ReadInclude:
     def read(pattern: str) -> Iterable[tuple[str, str]]:
-        full = str(folder / Path(pattern).expanduser())  # a relative one is beside the file, as in ~/.ssh
+        full = str(folder / Path(pattern).expanduser())  # a relative path is beside the file, as in ~/.ssh
         for file in sorted(Path(name) for name in glob.glob(full)):  # noqa: PTH207
-            with suppress(OSError):  # a folder, or not for us to read: OpenSSH continues as well
+            with suppress(OSError):  # a folder or an unreadable file: OpenSSH continues as well
                 yield str(file), file.read_text("utf-8", "replace")
 
     return read
 
 
 def parse(text: str, source: str, read: ReadInclude) -> SSHConfig:
-    """A configuration; ``read`` gives (name, text) of the files an Include pattern names.
+    """Return the configuration in ``text``. ``read`` yields (name, text) of the files that an Include pattern names.
 
     Raises:
-        UsageError: a line that is none of an ssh_config.
+        UsageError: a line does not belong to an ssh_config.
     """
     parser = _Parser(read)
     blocks = parser.blocks(text, source, 0)
@@ -185,9 +187,10 @@ class _Parser:
         self.names: list[str] = []
 
     def blocks(self, text: str, source: str, depth: int) -> list[Block]:
-        if depth > _MAX_DEPTH:
+        if depth > INCLUDE_DEPTH:
             raise UsageError(
-                f"{source}: Include goes deeper than {_MAX_DEPTH} files", hint="look for files that include each other"
+                f"{source}: Include goes deeper than {INCLUDE_DEPTH} files",
+                hint="look for files that include each other",
             )
         found = [Block(lambda _asked: True)]
         for number, line in enumerate(text.split("\n"), 1):
@@ -201,7 +204,7 @@ class _Parser:
             raise UsageError(f"{where}: not a line of an ssh_config: {line.strip()[:60]}")
         key, rest = pair
         if key in _COMMANDS:
-            found[-1].items.append((key, rest))  # the rest of the line as it is
+            found[-1].items.append((key, rest))  # the rest of the line, unchanged
             return
         try:
             arguments = words(rest)
@@ -220,7 +223,7 @@ class _Parser:
             found[-1].items.append((key, "\n".join(arguments) if key in _WHOLE_LINE else arguments[0]))
 
     def _match(self, arguments: list[str], where: str) -> Condition:
-        """A Match line as one condition: all of its criteria."""
+        """Return a Match line as one condition: all of its criteria must hold."""
         tests: list[Condition] = []
         left = list(arguments)
         while left:
@@ -249,16 +252,16 @@ def _host(patterns: list[str]) -> Condition:
 
 
 def in_shell(line: str) -> list[str]:
-    """The user's own command from the user's own file, in the user's shell, as ssh(1) runs it."""
+    """Return the argv that runs the user's own line in the user's shell, as ssh(1) does."""
     return [os.environ.get("SHELL") or "/bin/sh", "-c", line]
 
 
 @cache
 def _exec(command: str) -> bool:
-    """Whether a command of ``Match exec`` succeeds; each is run once.
+    """Return whether a command of ``Match exec`` succeeds; each command runs once.
 
     Raises:
-        UsageError: it does not end.
+        UsageError: the command does not end, or cannot start.
     """
     try:
         done = subprocess.run(
@@ -281,7 +284,7 @@ def _exec(command: str) -> bool:
 
 _FLAGS: Mapping[str, Condition] = {
     "all": lambda _asked: True,
-    # Names are never canonicalized here; in the final pass OpenSSH takes the two for the same.
+    # ddpctl never canonicalizes names; in the final pass OpenSSH treats both words alike.
     "canonical": lambda asked: asked.final,
     "final": lambda asked: asked.final,
 }
@@ -300,7 +303,7 @@ def _of(names: Callable[[Asked], Sequence[str]]) -> Callable[[str], Condition]:
 
 
 def _of_hosts(names: Callable[[Asked], Sequence[str]]) -> Callable[[str], Condition]:
-    """Match takes host names in any case; a Host line does not."""
+    """Return a criterion on host names that ignores case, as Match does and Host does not."""
     criterion = _of(lambda asked: [name.lower() for name in names(asked)])
     return lambda value: criterion(value.lower())
 

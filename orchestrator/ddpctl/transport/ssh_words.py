@@ -1,4 +1,4 @@
-"""The words of an ssh_config: how OpenSSH cuts a line, its patterns, and what ``%h``, ``${VAR}`` and ``~`` become."""
+"""The syntax of ssh_config: words of a line, patterns, and the expansion of ``%h``, ``${VAR}`` and ``~``."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 
 
 class Patterns:
-    """The patterns of one Host line, of one criterion of a Match line, or of a line of known_hosts.
+    """The patterns of a Host line, of a criterion of a Match line, or of a line of known_hosts.
 
-    Letters count as they are, as OpenSSH reads its configuration; who wants otherwise lowers both sides.
+    Case counts, as in OpenSSH's configuration; a caller that ignores case passes both sides in lower case.
     """
 
     def __init__(self, words: Iterable[str]) -> None:
@@ -36,7 +36,7 @@ class Patterns:
                 self._literal.add(word)
 
     def match(self, names: Sequence[str]) -> bool:
-        """True when a name fits and none is excluded."""
+        """Return whether a name matches and no name is excluded."""
         if any(pattern.fullmatch(name) for pattern in self._negative for name in names):
             return False
         if not self._literal.isdisjoint(names):
@@ -45,19 +45,19 @@ class Patterns:
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """``*`` and ``?``, as everywhere in OpenSSH."""
+    """Return the regular expression of a pattern with ``*`` and ``?``, as everywhere in OpenSSH."""
     text = "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern)
     return re.compile(text, re.DOTALL)
 
 
 def keyword(line: str) -> tuple[str, str] | None:
-    """A line's keyword in small letters and the rest of the line; None where it is no line of an ssh_config."""
+    """Return a line's keyword in lower case and its rest, or None if the line does not belong to an ssh_config."""
     found = _LINE.fullmatch(line.rstrip(" \t\r\n\f"))
     return (found.group(1).lower(), found.group(2)) if found and found.group(2) else None
 
 
 def words(rest: str) -> list[str]:
-    """A line's arguments: either quote keeps blanks, a backslash keeps a quote, ``#`` begins a comment.
+    """Return a line's arguments. Either quote keeps blanks, a backslash keeps a quote, ``#`` begins a comment.
 
     Raises:
         ValueError: a quote is not closed.
@@ -76,7 +76,7 @@ def words(rest: str) -> list[str]:
 
 
 def _word(rest: str, at: int) -> tuple[str, int]:
-    """The word that begins at ``at``, and where it ends."""
+    """Return the word that begins at ``at``, and the position of its end."""
     word, quote = "", ""
     while at < len(rest):
         letter, following = rest[at], rest[at + 1 : at + 2]
@@ -97,13 +97,13 @@ def _word(rest: str, at: int) -> tuple[str, int]:
 
 
 def first(options: Mapping[str, Sequence[str]], key: str, default: str) -> str:
-    """The value of an option that counts."""
+    """Return the value of an option that counts, which is the first."""
     values = options.get(key)
     return values[0] if values else default
 
 
 def expand(text: str, options: Mapping[str, list[str]], name: str) -> str:
-    """``%h %p %r %u %n %k %d %l %L %i %%`` and nothing else: what a command line gets, the rest is for its shell."""
+    """Expand ``%h %p %r %u %n %k %d %l %L %i %%`` and no other token: the shell of a command expands the rest."""
     user = getpass.getuser()
     values: dict[str, Callable[[], str]] = {
         "%": lambda: "%",
@@ -122,7 +122,7 @@ def expand(text: str, options: Mapping[str, list[str]], name: str) -> str:
 
 
 def expand_path(text: str, options: Mapping[str, list[str]], name: str) -> str:
-    """A file's name: a leading ``~``, ``${VAR}`` and the tokens.
+    """Expand a leading ``~``, ``${VAR}`` and the tokens in a file's name.
 
     Raises:
         UsageError: a variable is not set, or there is no such user.
@@ -135,10 +135,10 @@ def expand_path(text: str, options: Mapping[str, list[str]], name: str) -> str:
 
 
 def variable(variable: str, name: str) -> str:
-    """An environment variable that the configuration of host ``name`` asks for.
+    """Return an environment variable that the configuration of host ``name`` uses.
 
     Raises:
-        UsageError: it is not set.
+        UsageError: the variable is not set.
     """
     if variable not in os.environ:
         raise UsageError(f"{name}: ssh_config uses ${variable}, which is not set", hint=f"export {variable}")

@@ -1,7 +1,8 @@
-"""The login itself, message by message (RFC 4252): one question, one answer, on the thread that logs in.
+"""The login protocol, message by message (RFC 4252): a question and its answer, on the thread that logs in.
 
-paramiko signs before it knows whether the server wants the key, signs on the thread that reads the connection (an agent
-that waits for a person would stop it), hides what a server allows, and answers every prompt with the password.
+paramiko's own client signs before it knows whether the server wants the key. It signs on the reading thread of the
+connection, which an agent that waits for a person would stop. It hides which methods a server allows, and answers every
+prompt with the password.
 """
 
 from __future__ import annotations
@@ -26,16 +27,15 @@ from paramiko.common import (
 
 from ddpctl.transport.certificates import TAIL
 from ddpctl.transport.identities import Identity
+from ddpctl.transport.limits import LOGIN_LOOK_S, PROMPTS, SERVER_BANNER_LETTERS
 from ddpctl.transport.link import Connection
 
-_PK_OK = MSG_USERAUTH_INFO_REQUEST  # the same number, by the method that was asked for
-_LOOK_S = 0.5  # how often a login looks whether its connection was closed
-_BANNER = 4096
+_PK_OK = MSG_USERAUTH_INFO_REQUEST  # the same number: the method of the request decides
 _SHA2 = ("rsa-sha2-512", "rsa-sha2-256")
 
 
 class NoAnswer(Exception):
-    """The server is silent, or hung up: ``silent`` tells which."""
+    """The server did not answer: it is silent (``silent``), or it hung up."""
 
     def __init__(self, silent: bool) -> None:
         super().__init__()
@@ -44,17 +44,17 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True)
 class AuthReply:
-    """What the server says to a request."""
+    """The server's reply to a request."""
 
     done: bool = False
-    wanted: bool = False  # the key would do: now sign
+    wanted: bool = False  # the server wants a signature by this key
     allowed: tuple[str, ...] = ()
-    partial: bool = False  # it was right, and more is wanted
-    prompts: tuple[bool, ...] | None = None  # keyboard-interactive: which of the prompts may be seen while typed
+    partial: bool = False  # accepted, but the server wants a further factor
+    prompts: tuple[bool, ...] | None = None  # keyboard-interactive: whether each answer may be visible
 
 
 class Userauth:
-    """A login on a connection. paramiko knows it as its ``auth_handler``."""
+    """A login on a connection. paramiko uses it as the connection's ``auth_handler``."""
 
     def __init__(self, connection: Connection, user: str, patience: float) -> None:
         self._connection = connection
@@ -64,20 +64,20 @@ class Userauth:
         self._done = False
         self._service = False
         self.banner = ""
-        connection.auth_handler = self  # type: ignore[assignment]  # it is asked for what is below
+        connection.auth_handler = self  # type: ignore[assignment]  # paramiko calls the methods in the last section
 
-    # -- what a login asks ---------------------------------------------------------------------------------------
+    # -- requests of a login ------------------------------------------------------------------------------------------
 
     def none(self) -> AuthReply:
-        """Nothing: to hear what the server takes."""
+        """Request the method "none", to learn which methods the server takes."""
         return self._request("none")
 
     def offer(self, identity: Identity) -> AuthReply:
-        """Whether the server wants this key."""
+        """Ask whether the server wants this key."""
         return self._request("publickey", self._key(identity, signed=False))
 
     def prove(self, identity: Identity) -> AuthReply:
-        """The same with a signature."""
+        """Send the key with a signature."""
         body = self._key(identity, signed=True)
         data = paramiko.Message()
         data.add_string(self._connection.session_id or b"")
@@ -108,7 +108,7 @@ class Userauth:
     # -- messages ------------------------------------------------------------------------------------------------
 
     def _algorithm(self, identity: Identity) -> str:
-        """The key's type; for RSA a signature with SHA-2 that the server knows."""
+        """Return the key's type; for RSA, a SHA-2 signature type that the server knows."""
         kind = identity.type
         if not kind.startswith("ssh-rsa"):
             return kind
@@ -168,7 +168,7 @@ class Userauth:
         until = time.monotonic() + self._patience
         while True:
             try:
-                kind, message = self._answers.get(timeout=_LOOK_S)
+                kind, message = self._answers.get(timeout=LOGIN_LOOK_S)
             except queue.Empty:
                 if not self._connection.is_active() or time.monotonic() > until:
                     raise NoAnswer(silent=self._connection.is_active()) from None
@@ -178,7 +178,8 @@ class Userauth:
             if kind in kinds:
                 return kind, message
 
-    # -- what paramiko's reading thread calls --------------------------------------------------------------------
+    # -- called by paramiko's reading thread
+    # ----------------------------------------------------------------------------
 
     @property
     def _handler_table(self) -> dict[int, Callable[[paramiko.Message], None]]:
@@ -188,14 +189,14 @@ class Userauth:
 
     def _success(self, message: paramiko.Message) -> None:
         self._done = True
-        self._connection._auth_trigger()  # type: ignore[attr-defined]  # compression may begin here
+        self._connection._auth_trigger()  # type: ignore[attr-defined]  # compression may begin now
         self._answers.put((MSG_USERAUTH_SUCCESS, message))
 
     def _heard(self, message: paramiko.Message) -> None:
-        self.banner = (self.banner + message.get_string().decode("utf-8", "replace"))[:_BANNER]
+        self.banner = (self.banner + message.get_string().decode("utf-8", "replace"))[:SERVER_BANNER_LETTERS]
 
     def abort(self) -> None:
-        """The connection has ended."""
+        """Wake a waiting request: the connection has ended."""
         self._answers.put((0, None))
 
     def is_authenticated(self) -> bool:
@@ -208,5 +209,5 @@ class Userauth:
 def _prompts(message: paramiko.Message) -> tuple[bool, ...]:
     for _ in ("title", "instructions", "language"):
         message.get_string()
-    prompts = [(message.get_string(), message.get_boolean()) for _ in range(min(message.get_int(), 64))]
+    prompts = [(message.get_string(), message.get_boolean()) for _ in range(min(message.get_int(), PROMPTS))]
     return tuple(shown for _, shown in prompts)

@@ -1,4 +1,4 @@
-"""Beside a call of the worker: its clock, the sender of its body, and what ends its input."""
+"""The helpers of a worker call: its clock, the thread that sends its body, and the thread that ends its input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Cancel = Callable[[], bool]
 
 
 class Watch:
-    """The clock of one call: its deadline, its cancellation, and how long the other side has been silent."""
+    """The clock of a call: its deadline, its cancellation, and the time since the last sign of life."""
 
     def __init__(self, what: str, timeout: float | None, cancel: Cancel | None = None) -> None:
         self._what = what
@@ -26,7 +26,7 @@ class Watch:
         self._heard = time.monotonic()
 
     def heard(self) -> None:
-        """A sign of life."""
+        """Note a sign of life."""
         self._heard = time.monotonic()
 
     @property
@@ -35,7 +35,12 @@ class Watch:
         return time.monotonic() - self._heard
 
     def check(self) -> None:
-        """Raises Interrupted or RemoteError (kind ``timeout``) when it is time to stop."""
+        """Check whether the call has to stop.
+
+        Raises:
+            Interrupted: the call was cancelled.
+            RemoteError: the deadline is over (kind ``timeout``).
+        """
         if self._cancel is not None and self._cancel():
             raise Interrupted(f"{self._what} was cancelled")
         if self._end is not None and time.monotonic() >= self._end:
@@ -43,13 +48,13 @@ class Watch:
 
     @property
     def step(self) -> float:
-        """How long to wait for bytes before the next ``check``."""
+        """Seconds to wait for bytes before the next ``check``."""
         longest = PATIENT_S if self._cancel is None else POLL_S
         return longest if self._end is None else min(longest, max(self._end - time.monotonic(), 0.001))
 
 
 class Sender(threading.Thread):
-    """Writes a body while the caller reads frames, so that neither side ever waits for the other."""
+    """Writes a body while the caller reads frames, so that neither side waits for the other."""
 
     def __init__(self, pipe: Pipe, parts: Iterable[bytes], watch: Watch) -> None:
         super().__init__(name="ddpctl-body", daemon=True)
@@ -64,7 +69,7 @@ class Sender(threading.Thread):
                     return
         except BrokenPipeError:
             return  # the reader finds out why
-        except Exception as error:  # handed to the caller's thread, which raises it
+        except Exception as error:  # the caller's thread raises it
             self.error = error
 
     def _write(self, part: bytes) -> bool:
@@ -79,7 +84,7 @@ class Sender(threading.Thread):
         return True
 
     def stop(self) -> None:
-        """The rest is not wanted."""
+        """Stop sending: the receiver does not want the rest."""
         self._over.set()
         self.join(4 * POLL_S)
 
@@ -96,9 +101,9 @@ class Ender(threading.Thread):
         while not self._until.wait(PATIENT_S):
             if self._over:
                 return
-        with suppress(Exception):  # the link is gone: the reader finds out why
+        with suppress(Exception):  # the connection is gone: the reader finds out why
             self._pipe.end_input()
 
     def stop(self) -> None:
-        """The command has ended by itself."""
+        """Stop waiting: the command has ended by itself."""
         self._over = True

@@ -1,10 +1,10 @@
-"""Which rule of a host's firewall blocks a connection, and the command that lets it through.
+"""Finds the rule of a host's firewall that blocks a connection, and the command that lets the connection through.
 
-Pure: it reads what the worker's ``firewall`` verb read, and prints commands; nothing here runs one.
+Pure: the input is the output of the worker's ``firewall`` verb; the commands are printed, not run.
 
-The rules of nftables and of iptables are brought into one form (``Chain``, ``Rule``, ``Condition``) and a packet is
-walked through them. What cannot be judged from the rules alone (a rate limit, an address set of the kernel) is
-*uncertain*: it counts only when nothing certain explains what was seen.
+The rules of nftables and iptables are turned into a common form (``Chain``, ``Rule``, ``Condition``), and a packet
+walks through them. A condition that the rules alone cannot decide (a rate limit, an address set of the kernel) makes a
+block *uncertain*: it counts only when no certain block explains the failure.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ddpctl.checks.firewall import iptables, managers, nft
 from ddpctl.checks.firewall.rules import BlockingRule, Chain, Packet, walk
 from ddpctl.checks.firewall.tool import Dump, FirewallTool, Span, collapsed, joined, merged, sources
 
-TOOLS = (managers.FIREWALLD, managers.UFW, iptables.IPTABLES, nft.NFT)  # a chain is of the first that owns it
+TOOLS = (managers.FIREWALLD, managers.UFW, iptables.IPTABLES, nft.NFT)  # a chain belongs to the first tool that owns it
 
 __all__ = ["BlockingRule", "Packet", "blocking", "manager", "opening", "readable", "unread"]
 
 
 def readable(dump: Dump) -> bool:
-    """Whether the host's rules could be read (reading them takes root)."""
+    """Return whether the host's rules could be read, which takes root."""
     return bool(dump) and any(dump.get(key) is not None for key in ("nft", "iptables"))
 
 
 def unread(dump: Dump) -> str:
-    """Why the rules of a host are not known."""
+    """Return why the rules of a host are not known."""
     if not dump:
         return "its firewall was not read"
     if dump.get("uid") != 0:
@@ -39,14 +39,14 @@ def unread(dump: Dump) -> str:
 
 
 def manager(dump: Dump) -> FirewallTool | None:
-    """The program that manages this host's firewall and would undo a change that it does not know of."""
+    """Return the program that manages the host's firewall, and would undo a change made without it."""
     return next((tool for tool in TOOLS if tool.manages and dump.get(tool.name)), None)
 
 
 def blocking(dump: Dump, packet: Packet, hook: str, *, interface: str | None = None) -> tuple[BlockingRule, ...]:
-    """Every base chain of the host that stops ``packet`` at ``hook`` ("input" or "output"), in the kernel's order.
+    """Return every base chain of the host that stops ``packet`` at a hook ("input" or "output"), in the kernel's order.
 
-    Each of them has to be opened: an accept in one chain does not spare the packet the next one.
+    Each of these chains has to be opened: after an accept in a chain the packet still passes the next.
     """
     if not readable(dump):
         return ()
@@ -67,14 +67,14 @@ _STATIONS = {
 
 
 def _chains(dump: Dump, packet: Packet) -> Iterable[Chain]:
-    """The base chains that a packet of this family meets."""
+    """Return the base chains that a packet of this family meets."""
     six = ipaddress.ip_address(packet.src).version == 6
     return _parsed(dump.get("nft"), dump.get("ip6tables" if six else "iptables"), six)
 
 
-@lru_cache(maxsize=4096)  # thousands of connections may have failed at one host
+@lru_cache(maxsize=4096)  # thousands of connections may have failed at a host
 def _parsed(ruleset: str | None, text: str | None, six: bool) -> tuple[Chain, ...]:
-    """Tables that iptables made are read by iptables-save alone: nft shows them in part only."""
+    """Parse the rules. Tables made by iptables are read from iptables-save alone: nft shows them only in part."""
     found: list[Chain] = []
     if ruleset is not None:
         skip = ("ip6" if six else "ip") if text is not None else None
@@ -95,11 +95,10 @@ def opening(
     ports: Sequence[Span],
     nets: Sequence[str] = (),
 ) -> tuple[str | None, str]:
-    """The command that opens ``ports`` between this host and ``peers`` (addresses), for the firewall that it has, and
-    what a person must know of it. ``nets``: the networks that the host itself is in.
+    """Return the command that opens ``ports`` between this host and ``peers`` (addresses), and a note for the user.
 
-    With ``blocks`` the very chains that block are opened; without (the rules could not be read) the command is for the
-    manager that is known to run; None where nobody knows what to open.
+    With ``blocks``, the command opens exactly the chains that block. Without them (the rules could not be read), it is
+    for the manager that runs on the host, if there is a manager. ``nets``: the networks that the host is in.
     """
     spans = merged(ports)
     if not blocks:

@@ -1,4 +1,4 @@
-"""iptables: its rules, as ``iptables-save`` prints them, in the common form; and the command that opens it."""
+"""iptables: its rules, as ``iptables-save`` prints them, in the common form; and the command that opens them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from ddpctl.checks.firewall.rules import GOTO, JUMP, BlockingRule, Chain, Condition, Rule, networks
 from ddpctl.checks.firewall.tool import FirewallTool, Opening, portions
 
-_VERDICTS = frozenset({"ACCEPT", "DROP", "REJECT", "RETURN"})  # our words, in capitals
-# Targets that end nothing for a packet that is filtered.
+_VERDICTS = frozenset({"ACCEPT", "DROP", "REJECT", "RETURN"})  # the verdicts of rules.py, in capitals
+# Targets after which a filtered packet continues.
 _LOGS = ("LOG", "NFLOG", "ULOG", "TRACE")
 _MARKS = ("MARK", "CONNMARK", "TCPMSS", "CT", "NOTRACK", "CLASSIFY", "TOS", "DSCP", "CHECKSUM")
 _PASSING = frozenset((*_LOGS, *_MARKS))
@@ -19,7 +19,7 @@ _NO_ARGUMENT = frozenset({"--syn", "--fragment", "-f", "--ashort", "--log-tcp-op
 
 
 def base_chains(text: str, family: str) -> tuple[Chain, ...]:
-    """The built-in chains of every table that filters, in the kernel's order of tables."""
+    """Return the built-in chains of every table that filters, in the kernel's order of tables."""
     policies: dict[tuple[str, str], str] = {}
     rules: dict[str, dict[str, list[Rule]]] = {}
     table = "filter"
@@ -46,7 +46,7 @@ def base_chains(text: str, family: str) -> tuple[Chain, ...]:
 
 
 def _rule(line: str) -> tuple[str, Rule]:
-    """One ``-A CHAIN ...`` line: the chain's name and the rule."""
+    """Parse an ``-A CHAIN ...`` line; return the chain's name and the rule."""
     words = shlex.split(line)
     conditions: list[Condition] = []
     if "rpfilter" in words:
@@ -68,7 +68,7 @@ def _rule(line: str) -> tuple[str, Rule]:
 
 
 def _options(words: list[str]) -> Iterator[tuple[bool, str, list[str]]]:
-    """(negated, option, its arguments) one after the other; ``!`` may stand before the option or its argument."""
+    """Yield (negated, option, its arguments); ``!`` may stand before the option or its argument."""
     at = 0
     negate = False
     while at < len(words):
@@ -91,7 +91,10 @@ def _options(words: list[str]) -> Iterator[tuple[bool, str, list[str]]]:
 
 
 def _condition(option: str, arguments: list[str], negate: bool) -> Condition | None:
-    """What an option demands; None for options that demand nothing, a nameless condition for those unknown here."""
+    """Return the condition of an option.
+
+    None for an option without a condition; a nameless condition for an option that is not known here.
+    """
     value = arguments[0] if arguments else ""
     try:
         if option in ("-s", "--source", "-d", "--destination", "--src-range", "--dst-range"):
@@ -114,7 +117,7 @@ def _condition(option: str, arguments: list[str], negate: bool) -> Condition | N
         return Condition(value) if value in ("set", "limit", "hashlimit", "recent", "connlimit", "statistic") else None
     if option in ("--comment", "--reject-with", "--log-prefix", "--log-level", "--limit-burst", "--limit"):
         return None
-    if option in ("--validmark", "--invert", "--loose", "--accept-local"):  # of rpfilter
+    if option in ("--validmark", "--invert", "--loose", "--accept-local"):  # options of rpfilter
         return None
     return Condition("unknown")
 

@@ -1,4 +1,4 @@
-"""ufw and firewalld, which manage the rules of iptables or nftables: each in chains of its own."""
+"""ufw and firewalld, which manage rules of iptables or nftables, each in chains of its own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ddpctl.checks.firewall.tool import Dump, FirewallTool, Opening, joined, por
 
 
 def _ufw_owns(dump: Dump, chain: Chain, verdict: Blocked) -> bool:
-    """A rule put before ufw's own chains is none of ufw's, and it cannot undo it."""
+    """A rule before ufw's own chains does not belong to ufw, and ufw's commands cannot undo it."""
     own = any(name.startswith(("ufw-", "ufw6-")) for name in verdict.path) or verdict.text == POLICY
     return bool(dump.get("ufw")) and chain.iptables and own
 
 
 def _ufw_lines(block: BlockingRule, opening: Opening) -> list[str]:
-    """``prepend`` and not ``insert 1``: ufw numbers IPv6 rules after all IPv4 ones."""
+    """The command is ``prepend``, not ``insert 1``: ufw numbers IPv6 rules after all IPv4 rules."""
     form = "from {} to any port" if opening.hook == "input" else "to {} port"
     direction = "" if opening.hook == "input" else "out "
     return [
@@ -34,7 +34,7 @@ UFW = FirewallTool("ufw", _ufw_owns, _ufw_lines, lambda block, hook: "ufw keeps 
 
 
 def zone(verdict: Blocked) -> str | None:
-    """The zone of firewalld whose chain the packet went through (``filter_IN_public``, older: ``IN_public``)."""
+    """Return firewalld's zone with the chain that the packet passed (``filter_IN_public``, older: ``IN_public``)."""
     found = (re.fullmatch(r"(?:filter_)?IN_(?!policy_)(.+)", name) for name in verdict.visited)
     return next((match.group(1) for match in found if match), None)
 
@@ -44,7 +44,7 @@ def _firewalld_owns(dump: Dump, chain: Chain, verdict: Blocked) -> bool:
 
 
 def _firewalld_lines(block: BlockingRule, opening: Opening) -> list[str]:
-    """Rich rules of a zone are for what comes in; without ``--zone`` they would go into the default zone."""
+    """Rich rules of a zone apply to incoming packets; without ``--zone`` they go into the default zone."""
     if opening.hook != "input":
         return []
     own = f" --zone={block.zone}" if block.zone else ""

@@ -1,4 +1,4 @@
-"""nftables: its rules, as ``nft -j list ruleset`` prints them, in the common form; and the command that opens it."""
+"""nftables: its rules, as ``nft -j list ruleset`` prints them, in the common form; and the command that opens them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SERVICES = {"ssh": 22, "domain": 53, "http": 80, "https": 443}
 
 
 def base_chains(document: Mapping[str, Any]) -> tuple[Chain, ...]:
-    """Every base chain that filters, with the rest of its table to jump to."""
+    """Return every base chain that filters, with the other chains of its table as jump targets."""
     items = document.get("nftables", [])
     sets = {_name(body): body for item in items for kind, body in item.items() if kind in ("set", "map")}
     tables: dict[tuple[str, str], dict[str, list[Rule]]] = {}
@@ -81,11 +81,11 @@ def _branches(
 
 
 def _condition(left: Any, op: str, right: Any, body: Mapping[str, Any], sets: Sets) -> Condition:
-    """A match; an unknown one keeps its name and cannot be judged."""
+    """Return the condition of a match; a condition of unknown kind keeps its name and cannot be decided."""
     if _is_reverse_path(left):
         return Condition("reply_route", negate=(right is False) == (op == "=="))
     protocol = left.get("payload", {}).get("protocol") if isinstance(left, dict) else None
-    if protocol in _NOT_TCP:  # whatever it asks of that header: nft prints no `meta l4proto` beside it
+    if protocol in _NOT_TCP:  # the protocol decides alone: nft prints no `meta l4proto` beside it
         return Condition("proto", (protocol,))
     key = _key(left)
     values = _values(right, body, sets)
@@ -103,13 +103,13 @@ def _condition(left: Any, op: str, right: Any, body: Mapping[str, Any], sets: Se
 
 
 def _is_reverse_path(left: Any) -> bool:
-    """``fib saddr . iif oif missing``: would an answer leave by the interface that the packet came in by?"""
+    """Return whether the match is ``fib saddr . iif oif missing``: does a reply leave by the packet's interface?"""
     fib = left.get("fib", {}) if isinstance(left, dict) else {}
     return fib.get("result") in ("oif", "oifname", "check") and "saddr" in fib.get("flags", ())
 
 
 def _bounded(key: str, op: str, right: Any) -> Condition:
-    """``tcp dport > 1023`` and the like."""
+    """Return the condition of a comparison such as ``tcp dport > 1023``."""
     if key in ("sport", "dport") and isinstance(right, int):
         spans = {"<": (0, right - 1), "<=": (0, right), ">": (right + 1, 65535), ">=": (right, 65535)}
         if op in spans:
@@ -136,7 +136,7 @@ def _key(left: Any) -> str:
 
 
 def _values(right: Any, body: Mapping[str, Any], sets: Sets) -> list[Any] | None:
-    """The right side as a flat list: numbers, words, ``a-b`` ranges, prefixes; None when it cannot be read."""
+    """Return the right side as a flat list (numbers, words, ``a-b`` ranges, prefixes), if it is readable."""
     if isinstance(right, str) and right.startswith("@"):
         named = sets.get((body["family"], body["table"], right[1:]))
         return None if named is None else _values(named.get("elem", []), body, sets)
@@ -170,7 +170,7 @@ def _span(value: Any) -> tuple[int, int]:
 
 
 def _words(match: Mapping[str, Any]) -> str:
-    """A match as nft would print it, near enough to find it in the ruleset."""
+    """Return a match as nft would print it, close enough to find it in the ruleset."""
     left, right = match["left"], match["right"]
     name = "match"
     if isinstance(left, dict):
@@ -203,7 +203,7 @@ def _right(right: Any) -> str:
 
 
 def _lines(block: BlockingRule, opening: Opening) -> list[str]:
-    """At the head of the base chain: an accept there ends that chain, before whatever drops."""
+    """Insert at the head of the base chain: an accept there ends that chain, before any rule that drops."""
     side = "saddr" if opening.hook == "input" else "daddr"
     protocol = "ip" if opening.family == 4 else "ip6"
     ports = _braces([joined(span) for span in opening.spans])

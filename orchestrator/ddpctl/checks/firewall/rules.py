@@ -1,4 +1,4 @@
-"""Firewall rules in one form, and a packet's walk through them."""
+"""The common form of firewall rules, and a packet's walk through them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MAX_DEPTH = 20  # nftables itself allows 16
-MAX_JUMPS = 1000  # in one walk; a dump that is not the kernel's own may branch at every step
+from ddpctl.checks.limits import CHAIN_DEPTH, CHAIN_JUMPS
+
 ACCEPT, DROP, REJECT, RETURN, JUMP, GOTO = "accept", "drop", "reject", "return", "jump", "goto"
 VERDICTS = frozenset({ACCEPT, DROP, REJECT, RETURN, JUMP, GOTO})
 STOPS = frozenset({DROP, REJECT})
@@ -19,7 +19,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True)
 class Packet:
-    """A TCP packet: the first of a connection (``state`` "new") or an answer ("established")."""
+    """A TCP packet: the first packet of a connection (``state`` "new") or a reply ("established")."""
 
     src: str
     dst: str
@@ -30,15 +30,18 @@ class Packet:
 
 @dataclass(frozen=True)
 class Condition:
-    """One match of a rule. ``key`` is saddr, daddr (values: networks), sport, dport (values: port spans), proto, iif,
-    oif, state, family (values: words), syn, reply_route, or anything else, which cannot be judged."""
+    """A match of a rule.
+
+    Keys: saddr and daddr (values: networks), sport and dport (values: port spans), proto, iif, oif, state and family
+    (values: words), syn, reply_route. A condition with any other key cannot be decided.
+    """
 
     key: str
     values: tuple[Any, ...] = ()
     negate: bool = False
 
     def test(self, packet: Packet, interfaces: Mapping[str, str | None]) -> bool | None:
-        """Whether the packet matches; None when that cannot be told."""
+        """Return whether the packet matches; None if that cannot be decided."""
         found = self._test(packet, interfaces)
         return None if found is None else found != self.negate
 
@@ -60,13 +63,17 @@ class Condition:
             return ("ipv4" if version == 4 else "ipv6") in self.values
         if self.key == "syn":
             return packet.state == "new"
-        if self.key == "reply_route":  # rpfilter: the peer's answers have a route, or mesh.route would have found it
+        # rpfilter: replies to the peer have a route, or mesh.route would have reported it
+        if self.key == "reply_route":
             return True
         return None
 
 
 def _interface_matches(name: str | None, patterns: tuple[str, ...]) -> bool | None:
-    """``eth*`` (nft) and ``eth+`` (iptables) match by their beginning; None when our interface is not known."""
+    """Return whether an interface matches, if the interface is known.
+
+    ``eth*`` (nft) and ``eth+`` (iptables) match by prefix.
+    """
     if name is None:
         return False if patterns == ("lo",) else None
     return any(name == p or (p[-1:] in "*+" and name.startswith(p[:-1])) for p in patterns if p)
@@ -74,9 +81,10 @@ def _interface_matches(name: str | None, patterns: tuple[str, ...]) -> bool | No
 
 @dataclass(frozen=True)
 class Rule:
-    """All conditions must hold; then ``verdict`` (None: only counts, logs or marks). ``target``: of a jump.
+    """A rule of a chain. Its ``verdict`` applies if all conditions hold.
 
-    ``branches`` is a verdict map: the first entry whose condition holds decides.
+    Without a verdict the rule only counts, logs or marks. ``target`` is the chain of a jump. ``branches`` is a verdict
+    map: the first entry with a condition that holds decides.
     """
 
     conditions: tuple[Condition, ...]
@@ -102,8 +110,11 @@ class Chain:
 
 @dataclass(frozen=True)
 class Blocked:
-    """How a walk ended: the deciding rule's words, the chains on the way to it, whether it is certain, and every chain
-    that the packet saw."""
+    """The result of a walk that stopped a packet.
+
+    ``text`` is the deciding rule, ``path`` the chains that led to it, ``visited`` all chains that the packet met.
+    ``certain`` is False if a condition on the way could not be decided.
+    """
 
     text: str
     certain: bool
@@ -113,7 +124,7 @@ class Blocked:
 
 @dataclass(frozen=True)
 class BlockingRule:
-    """A base chain that stops the packet, and the rule that does it; ``zone``: of firewalld, that the packet was in."""
+    """A base chain that stops a packet, with the rule that does it. ``zone``: firewalld's zone of the packet."""
 
     tool: str
     family: str
@@ -136,7 +147,7 @@ class BlockingRule:
 
 @dataclass(frozen=True)
 class _End:
-    """The end of a walk through one chain; ``verdict`` None: fell through to the caller."""
+    """The end of a walk through a chain. Without a verdict the packet returned to the calling chain."""
 
     verdict: str | None
     text: str = ""
@@ -145,10 +156,10 @@ class _End:
 
 
 def walk(chain: Chain, packet: Packet, hook: str, interface: str | None) -> Blocked | None:
-    """What stops the packet in this chain; None when it passes.
+    """Return the rule of this chain that stops the packet, if a rule does.
 
-    A drop after a rule that may have let the packet through is uncertain, and so is a drop that may or may not apply
-    unless a certain one comes up.
+    A drop is uncertain after a rule that may have let the packet through. A drop that may or may not apply is uncertain
+    too, and counts only if no certain drop follows.
     """
     interfaces = {"iif": interface, "oif": None} if hook == "input" else {"iif": None, "oif": interface}
     doubts: list[_End] = []
@@ -184,7 +195,7 @@ def _run(
                 return end
             doubts.append(end)
         elif verdict in (JUMP, GOTO) and target is not None and target in chain.others:
-            if len(path) >= MAX_DEPTH or len(visited) >= MAX_JUMPS:
+            if len(path) >= CHAIN_DEPTH or len(visited) >= CHAIN_JUMPS:
                 continue
             inner: list[_End] = []
             visited.append(target)
@@ -212,7 +223,7 @@ def _decide(rule: Rule, packet: Packet, interfaces: Mapping[str, str | None]) ->
 
 
 def networks(texts: tuple[str, ...] | list[str]) -> tuple[Network, ...]:
-    """Addresses, prefixes and ``a-b`` ranges as networks."""
+    """Return addresses, prefixes and ``a-b`` ranges as networks."""
     found: list[Network] = []
     for text in texts:
         low, dash, high = text.partition("-")

@@ -1,1 +1,1 @@
-"""GPUs: what the job uses of them, and whether they are fit for it."""
+"""GPUs: the GPUs that the job uses, and whether they work."""

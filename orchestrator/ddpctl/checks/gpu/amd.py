@@ -1,4 +1,4 @@
-"""AMD GPUs: what the kernel says of them, and whether the login may use them."""
+"""AMD GPUs: the kernel's report, and whether the login may use them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GPUS = Question("amd_gpus")
 
 
 def gpus(view: View, host: str) -> list[dict[str, Any]]:
-    """The GPUs that the kernel's compute driver has and whose device nodes are there."""
+    """Return the GPUs that the kernel's compute driver has and that have device nodes."""
     value = view.value(host, GPUS)
     if not value or "/dev/kfd" in value["missing"]:
         return []
@@ -24,24 +24,24 @@ def gpus(view: View, host: str) -> list[dict[str, Any]]:
 
 
 def has_gpus(view: View, host: str) -> bool:
-    """Whether the host has AMD GPUs at all, usable or not."""
+    """Return whether the host has AMD GPUs at all, usable or not."""
     value = view.value(host, GPUS)
     return bool(value and (value["gpus"] or value["pci"]))
 
 
 def model(gpu: dict[str, Any]) -> str:
-    """``gfx942 192 GB``: the kernel knows no marketing names."""
+    """Return the GPU as ``gfx942 192 GB``: the kernel knows no marketing names."""
     size = f" {gpu['total'] / (1 << 30):.0f} GB" if gpu["total"] else ""
     return f"{target_name(gpu['gfx'])}{size}"
 
 
 def target_name(packed: int) -> str:
-    """``gfx90a`` of 90010: decimal major, minor and step, the last two as hexadecimal digits."""
+    """Return ``gfx90a`` for 90010: decimal major, minor and step, the last two as hexadecimal digits."""
     return f"gfx{packed // 10000}{packed // 100 % 100:x}{packed % 100:x}"
 
 
 def driver_faults(view: View, host: str, value: dict[str, Any]) -> Iterable[Finding]:
-    """What keeps the host's AMD GPUs from a process of this login."""
+    """Report why a process of this login cannot use the host's AMD GPUs."""
     if value["pci"] and not value["gpus"]:
         yield report.warning(
             host,

@@ -1,4 +1,4 @@
-"""torch and the GPUs: does it fit the driver, does it find them, has it code for them."""
+"""torch and the GPUs: whether torch fits the driver, finds the GPUs, and has code for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ASK = (*nvidia.ASK, amd.GPUS, python.live_question, python.installed)
 
 
 def _exempt(view: View) -> Mapping[str, str]:
-    """A torch that is not built for the GPUs is a finding here."""
+    """Keep hosts with a torch that is not built for the GPUs: this check reports them."""
     return {host: why for host, why in use.without_gpus(view).items() if why != use.OTHER_BUILD}
 
 
@@ -40,7 +40,7 @@ def _judge_cuda(view: View) -> Iterable[Finding]:
 
 @dataclass(frozen=True)
 class _Cards:
-    """The GPUs of one maker on a host that the job may use."""
+    """The GPUs of a maker on a host that the job may use."""
 
     api: str
     count: int
@@ -53,24 +53,26 @@ def _cards(view: View, host: str) -> _Cards | None:
         hidden = use.unused(view).get(host, "").startswith(use.HIDDEN)
         return None if hidden else _Cards("cuda", smi.count, smi.driver)
     others = len(amd.gpus(view, host))
-    closed = (view.value(host, amd.GPUS) or {}).get("closed")  # gpu.driver says so
+    closed = (view.value(host, amd.GPUS) or {}).get("closed")  # gpu.driver reports these
     return _Cards("hip", others, None) if others and not closed else None
 
 
 def _unseen(view: View, host: str, cards: _Cards, build: Mapping[str, Any] | None) -> Iterable[Finding]:
-    """torch, or the driver where there is no torch yet, finds none of the GPUs."""
+    """Report that torch finds no GPU; if there is no torch yet, that the driver finds no GPU."""
     real = python.imports(view).get(host) or {}
     least = nvidia.least_driver(build["cuda"]) if build and cards.api == "cuda" else None
     if build and least and cards.driver and nvidia.older(cards.driver, least):
         yield _too_old(host, cards.driver, build, least)
         return
     live = use.live(view, host)
-    told = python.live(view, host) or {}
+    driver = python.live(view, host) or {}
     stuck = live.error if live is not None and not live.works else None
-    if cards.api == "cuda" and told and told["api"] is None:  # a container with nvidia-smi and without CUDA's library
-        stuck = told["error"]
+    if (
+        cards.api == "cuda" and driver and driver["api"] is None
+    ):  # a container with nvidia-smi but without CUDA's library
+        stuck = driver["error"]
     if not stuck and not (real.get("error") is None and "devices" in real):
-        return  # it was not asked, or torch.import says why not
+        return  # the host was not asked, or torch.import reports the cause
     code = f" (error {live.code})" if live and stuck and live.code else ""
     said = real.get("cuda_warning") or (f"{stuck}{code}" if stuck else "torch.cuda.is_available() is False")
     name = f"torch {real['torch']}" if real.get("torch") else "CUDA" if cards.api == "cuda" else "HIP"
@@ -131,14 +133,17 @@ def _has_code(capability: str | None, built: Iterable[str]) -> bool:
 
 
 def runs_on(capability: str, built: Iterable[str]) -> bool:
-    """Whether a build runs on a GPU: machine code of the same major generation and no newer minor one (``sm_80`` runs
-    on 8.6), or intermediate code that is not newer (``compute_90`` is compiled on the spot for 12.0)."""
+    """Return whether a build runs on a GPU of this compute capability.
+
+    Machine code runs on the same major generation from its minor generation on: ``sm_80`` runs on 8.6. Intermediate
+    code runs on its own generation and newer: ``compute_90`` is compiled for 12.0 when it is loaded.
+    """
     major, _, minor = capability.partition(".")
     have = (int(major), int(minor or 0))
     for name in built:
         match = re.match(r"(sm|compute)_(\d+)(\d)[af]?$", name)
         if not match:
-            return True  # a name that this table does not know: no verdict
+            return True  # an unknown name: no verdict
         want = (int(match.group(2)), int(match.group(3)))
         if match.group(1) == "compute" and want <= have:
             return True

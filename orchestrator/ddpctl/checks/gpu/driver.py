@@ -1,4 +1,4 @@
-"""GPUs: the driver works, the hosts are alike, and there is one for every process of the job."""
+"""GPUs: whether the driver works, the hosts are alike, and every process of the job has a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddpctl.spec.fold import by, named
 from ddpctl.spec.nvidia import KERNEL, Smi, labels
 from ddpctl.spec.values import plural
 
-# What is wrong, what a person does, and a command that looks; none of them ends a process or reboots by itself.
+# (fault, fix, command that shows more). No command ends a process or reboots the host.
 _BROKEN = {
     nvidia.HUNG: (
         "nvidia-smi hangs: the driver or a GPU is stuck",
@@ -29,7 +29,7 @@ _BROKEN = {
     nvidia.LOST: ("a GPU no longer answers", "reboot the host", "dmesg -T | grep -i xid"),
     nvidia.FAILED: ("nvidia-smi fails", None, "nvidia-smi"),
 }
-# How each family of distributions rebuilds its boot image.
+# The command of each family of distributions that rebuilds the boot image.
 _INITRAMFS = {
     "debian": "update-initramfs -u",
     "rhel": "dracut --force",
@@ -101,7 +101,10 @@ def _without_nouveau(view: View, host: str, distribution: Iterable[str]) -> str:
 
 
 def _recovery(view: View, host: str) -> Iterable[Finding]:
-    """What the driver asks for: after some faults nvidia-smi works, its counters are 0, and CUDA does not start."""
+    """Report the recovery action that the driver asks for.
+
+    After some faults nvidia-smi works and its counters are 0, but CUDA does not start.
+    """
     actions = by(lambda gpu: gpu.cells.get("gpu_recovery_action") or "None", use.gpus(view, host))
     actions.pop("None", None)
     for action, gpus in actions.items():
@@ -127,7 +130,7 @@ def _recovery(view: View, host: str) -> Iterable[Finding]:
 
 
 def _no_gpu(view: View) -> Mapping[str, str]:
-    """Hosts without any: what hides GPUs from the job does not make the driver well."""
+    """Exempt only hosts without GPUs: the driver has to work even if the GPUs are hidden from the job."""
     return {host: why for host, why in use.unused(view).items() if why == use.NO_GPU}
 
 
@@ -181,7 +184,7 @@ def _without(view: View, found: Mapping[str, int], some: Mapping[str, int]) -> I
         smi = use.smis(view)[host]
         broken = smi.state not in (nvidia.OK, *nvidia.NO_GPU)
         if count or broken or (smi.count and host not in use.unused(view)):
-            continue  # gpu.driver says so, or gpu.cuda that torch finds none of those that are there
+            continue  # reported by gpu.driver, or by gpu.cuda
         yield report.error(
             host,
             f"{_asks_for_nccl(view)}{host} shows no usable GPU ({_why_none(view, host, smi)}){_others(some)}",
@@ -231,7 +234,7 @@ def _too_few(view: View, target: Target, count: int) -> Finding:
 
 
 def _shared(view: View) -> Iterable[Finding]:
-    """One GPU under two names: two containers of one machine, or a machine twice in the inventory."""
+    """Report a GPU under two names: two containers of a machine, or a machine twice in the inventory."""
     owners: dict[str, list[str]] = {}
     for target in view.targets:
         for gpu in use.gpus(view, target.name):
@@ -279,7 +282,7 @@ CHECKS = (
         _judge_count,
         ask=(*nvidia.ASK, amd.GPUS, python.live_question),
         cause="More processes than torch sees GPUs on a node (CUDA_VISIBLE_DEVICES in a profile, MIG), a node without "
-        "GPUs among nodes with some, different numbers of GPUs, or one GPU under two names of the inventory.",
+        "GPUs among nodes with GPUs, different numbers of GPUs, or one GPU under two names of the inventory.",
         symptom="CUDA error: invalid device ordinal; Duplicate GPU detected: rank 1 and rank 0 both on CUDA device",
         fix="`slots: auto` and `nproc_per_node: auto` take the GPUs that are there.",
         exempt=use.without_gpus,

@@ -1,4 +1,4 @@
-"""GPUs that are not the job's alone: other processes, compute mode, MIG."""
+"""GPUs that the job has to share: other processes, compute mode, MIG."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from ddpctl.checks import report
 from ddpctl.checks.base import View
 from ddpctl.checks.gpu import use
 from ddpctl.checks.gpu.health import GpuState, by_host
+from ddpctl.checks.limits import APP_MIB, BUSY_MIB, BUSY_SHARE, OWNERS_SHOWN, WINDOWS_BUSY_SHARE
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
 from ddpctl.spec.nvidia import App, Gpu, Smi, labels
 from ddpctl.spec.values import plural
 
-APP_MIB = 512.0  # a process with less has no more than a context, or is a desktop's
-BUSY_MIB = 1024.0  # a desktop and the driver's own use stay below
-BUSY_SHARE = 0.05
-WINDOWS_SHARE = 0.5  # WSL2 shows no process of Windows, and its desktop takes what it likes
-SHOWN = 3  # owners named
-_SHARED = re.compile(r"\bG[HB]\d{2,3}\b")  # Grace: the kernel's page cache lies in the GPU's memory too
+_SHARED = re.compile(r"\bG[HB]\d{2,3}\b")  # Grace: the kernel's page cache is in the GPU's memory too
 _MPS = "nvidia-cuda-mps-server"
 _DEFAULT_MODE = use.smi_command("-i {gpus} -c DEFAULT")
 _NO_MIG = use.smi_command("-i {gpus} -mig 0")
@@ -31,9 +27,9 @@ _NO_MIG = use.smi_command("-i {gpus} -mig 0")
 
 def _judge_busy(view: View) -> Iterable[Finding]:
     yield from use.unseen(view)
-    apart = use.unused(view)
+    exempt = use.unused(view)
     for host, smi in use.smis(view).items():
-        if host not in apart:
+        if host not in exempt:
             yield from _busy(view, host, smi)
 
 
@@ -43,12 +39,12 @@ def _busy(view: View, host: str, smi: Smi) -> Iterable[Finding]:
     owners = by(lambda app: (_who(app), app.job), apps)
     parts = [_uses(who, job, group, used) for (who, job), group in owners.items()]
     if parts:
-        more = f"; and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
+        more = f"; and {len(parts) - OWNERS_SHOWN} more" if len(parts) > OWNERS_SHOWN else ""
         runs = sorted({app.run for app in apps if app.run})
         pids = ",".join(str(app.pid) for app in apps if app.user)
         yield report.warning(
             host,
-            "; ".join(parts[:SHOWN]) + more,
+            "; ".join(parts[:OWNERS_SHOWN]) + more,
             fix=_free(runs, [app for app in apps if not app.run]),
             command=f"ps -o pid,user,lstart,args -p {pids}" if pids else None,
             evidence={"apps": [{"pid": a.pid, "user": a.user, "memory": a.memory, "gpu": a.uuid} for a in apps]},
@@ -64,7 +60,7 @@ def _mib(app: App) -> float | None:
 
 
 def _counts(app: App) -> bool:
-    """A job of ours always does. Without a number (WSL2) the memory of the whole GPU tells."""
+    """Count every process of a ddpctl job. Without a number (WSL2) the memory of the whole GPU decides."""
     return bool(app.job) or (_mib(app) or 0) >= APP_MIB
 
 
@@ -89,7 +85,7 @@ def _free(runs: list[str], others: list[App]) -> str:
 
 def _full(smi: Smi, gpu: Gpu) -> bool:
     used, total = gpu.number("memory.used") or 0, gpu.number("memory.total") or 0
-    share = WINDOWS_SHARE if "/wsl/" in smi.program else BUSY_SHARE
+    share = WINDOWS_BUSY_SHARE if "/wsl/" in smi.program else BUSY_SHARE
     return used > max(BUSY_MIB, total * share) and not _SHARED.search(gpu.name or "")
 
 
@@ -111,7 +107,8 @@ def _invisible(view: View, host: str, gpus: list[Gpu]) -> Finding:
     )
 
 
-# --- who may use it --------------------------------------------------------------------------------------------------
+# --- permission to use a GPU
+# --------------------------------------------------------------------------------------------
 
 
 def _mode_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
@@ -120,7 +117,7 @@ def _mode_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
     if mode == "Prohibited":
         return GpuState(Severity.ERROR, ": compute mode Prohibited, no process may use it", None, _DEFAULT_MODE)
     if not mode.startswith("Exclusive") or any(app.name.endswith(_MPS) for app in smi.apps):
-        return None  # with MPS its server is the one process, and lets the others in
+        return None  # with MPS its server is the only process, and lets other processes in
     if mine:
         return GpuState(
             Severity.ERROR,
@@ -132,7 +129,7 @@ def _mode_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
 
 
 def _mig_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
-    """Too many processes for it is gpu.count's to say."""
+    """Too many processes for the MIG devices are a finding of gpu.count."""
     if not gpu.is_on("mig.mode.current"):
         return None
     return GpuState(
@@ -149,7 +146,7 @@ CHECKS = (
         "gpu.busy",
         "GPUs are free",
         _judge_busy,
-        cause="Somebody else's process, or a rank left over from an earlier job, holds GPU memory. Small ones (a "
+        cause="Another user's process, or a rank left over from an earlier job, holds GPU memory. Small processes (a "
         "desktop, the MPS server) are left out.",
         symptom="CUDA out of memory at the very start of the job",
         fix="`ddpctl kill` the earlier job, or end the process that the finding names.",
@@ -166,7 +163,7 @@ CHECKS = (
         "gpu.mig",
         "GPUs are whole",
         by_host(_mig_of),
-        cause="Multi-Instance GPU splits a card into devices. A process can use one of them, and NCCL does not "
+        cause="Multi-Instance GPU splits a card into devices. A process can use a single device, and NCCL does not "
         "connect two devices of the same card.",
         symptom="fewer devices than expected, or NCCL's `Duplicate GPU detected`",
         fix="One process a node, or switch MIG off for DDP jobs.",

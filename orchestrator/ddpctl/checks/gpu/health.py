@@ -1,4 +1,4 @@
-"""GPUs that are there but not well: memory errors, heat, lanes."""
+"""GPUs with faults: memory errors, heat, missing PCIe lanes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRAIN = "nothing may run on the GPU meanwhile; where the driver refuses, reboot 
 
 @dataclass(frozen=True)
 class GpuState:
-    """What is true of one GPU, to be put together with the same of others: ``what`` follows their names."""
+    """The state of a GPU, merged with equal states of other GPUs. ``what`` follows the GPUs' names."""
 
     severity: Severity
     what: str
@@ -33,14 +33,14 @@ Judge = Callable[[View, str, Smi, Gpu], GpuState | None]
 
 
 def by_host(judge: Judge) -> Callable[[View], Iterable[Finding]]:
-    """One finding for each host and severity, from a verdict on each GPU that the job uses."""
+    """Return a verdict with a finding for each host and severity, from a judgement of each GPU that the job uses."""
 
     def judged(view: View) -> Iterable[Finding]:
         yield from use.unseen(view)
-        apart = use.unused(view)
+        exempt = use.unused(view)
         for host, smi in smis(view).items():
             found: dict[Severity, dict[GpuState, list[Gpu]]] = {}
-            for gpu in use.gpus(view, host) if host not in apart else ():
+            for gpu in use.gpus(view, host) if host not in exempt else ():
                 verdict = judge(view, host, smi, gpu)
                 if verdict is not None:
                     found.setdefault(verdict.severity, {}).setdefault(verdict, []).append(gpu)
@@ -102,8 +102,10 @@ def _throttle_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
 
 
 def _pcie_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
-    """Against others of its model: where all have the same, the machines are built so. (The generation drops when a
-    GPU is idle, the width does not.)"""
+    """Compare a GPU with the other GPUs of its model: if all have the same width, the machines are built so.
+
+    The width counts, not the generation, which drops while a GPU is idle.
+    """
     now = gpu.number("pcie.link.width.current")
     most = _widest(view).get(gpu.name, 0.0)
     if not now or now >= most:
@@ -117,7 +119,7 @@ def _pcie_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
 
 @lru_cache(maxsize=2)
 def _widest(view: View) -> dict[str | None, float]:
-    """The most lanes that a GPU of a model has."""
+    """Return the largest number of lanes of each GPU model."""
     found: dict[str | None, float] = {}
     for host in smis(view):
         for gpu in use.gpus(view, host):
@@ -141,7 +143,7 @@ CHECKS = (
         "gpu.ecc",
         "GPU memory has no uncorrected errors",
         by_host(_ecc_of),
-        cause="Memory cells of a GPU fail; the driver sets rows aside at the next reset, until no spare ones are left.",
+        cause="Memory cells of a GPU fail; the driver sets rows aside at the next reset, until no spare rows are left.",
         symptom="CUDA error: uncorrectable ECC error encountered; wrong results; Xid 48, 63, 64, 94",
         fix="Reset the GPU or reboot; replace it when remapping has failed.",
     ),
@@ -157,7 +159,7 @@ CHECKS = (
         "gpu.pcie",
         "GPUs have all their PCIe lanes",
         by_host(_pcie_of),
-        cause="A badly seated card or riser cable: the link came up with fewer lanes than that of another GPU of "
+        cause="A badly seated card or riser cable: the link came up with fewer lanes than another GPU of "
         "the same model.",
         symptom="transfers to one GPU take twice as long or more",
         fix="Reseat the card. Where the slot has no more lanes, nothing is wrong.",

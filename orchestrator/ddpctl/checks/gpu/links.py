@@ -1,4 +1,4 @@
-"""How the GPUs of a host reach each other: over NVSwitches that must be set up, or over PCI Express bridges."""
+"""The links between the GPUs of a host: NVSwitches that need a fabric manager, or PCI Express bridges."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 from ddpctl.checks import env, python, report
 from ddpctl.checks.base import Target, View
 from ddpctl.checks.gpu import use
+from ddpctl.checks.limits import FABRIC_MANAGER_S
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.nvidia import KERNEL, SMI, Gpu, Smi, labels
 from ddpctl.spec.question import Question
 from ddpctl.spec.values import plural
 
-FABRIC = Question("fabric_manager", deadline=8.0)
-_DOWN = ("inactive", "failed", "activating", "deactivating")  # other words are no answer of systemd's
+FABRIC = Question("fabric_manager", deadline=FABRIC_MANAGER_S)
+_DOWN = ("inactive", "failed", "activating", "deactivating")  # any other word is not an answer of systemd
 _WAITING = ("In Progress", "Not Started")  # fabric.state, since Hopper
 PATHS = Question("gpu_paths")
-REDIRECTS = 0b1100  # ReqRedir and CmpltRedir of ACSCtl: requests and answers go up to the root
-# Modules that are joined by NVLink, and cards for desktops, between which the driver allows no P2P.
+REDIRECTS = 0b1100  # ReqRedir and CmpltRedir of ACSCtl: requests and replies go up to the root
+# Modules that are joined by NVLink, and desktop cards, between which the driver allows no P2P.
 _NO_PCI_P2P = ("SXM", "HBM3", "H200", "B200", "B300", "GB200", "GB300", "GH200", "GeForce")
 
 
@@ -28,11 +29,12 @@ _NO_PCI_P2P = ("SXM", "HBM3", "H200", "B200", "B300", "GB200", "GB300", "GH200",
 
 
 def _judge_fabric(view: View) -> Iterable[Finding]:
-    apart = _without_switches(view)
+    exempt = _without_switches(view)
     for host, value in view.values(FABRIC).items():
         gpus = use.gpus(view, host)
-        if host in apart or any(gpu.cells.get("fabric.state") == "Completed" for gpu in gpus):
-            continue  # in a guest the fabric manager runs on the machine below, and the GPUs say that it is done
+        if host in exempt or any(gpu.cells.get("fabric.state") == "Completed" for gpu in gpus):
+            # in a virtual machine the fabric manager runs on the host below, and the GPUs report that it is done
+            continue
         live = use.live(view, host)
         starts = live is not None and live.works and bool(live.buses)
         fault = _fault(view, host, value)
@@ -58,7 +60,7 @@ def _waiting(gpus: Iterable[Gpu]) -> list[Gpu]:
 
 
 def _state(view: View, host: str, value: Mapping[str, Any]) -> str | None:
-    """systemd's word for the fabric manager; None where systemd cannot know: a container has not the machine's."""
+    """Return systemd's state of the fabric manager. In a container systemd's answer does not count."""
     active = value.get("active")
     word = active["stdout"].strip() if active else ""
     if word == "active":
@@ -67,7 +69,7 @@ def _state(view: View, host: str, value: Mapping[str, Any]) -> str | None:
 
 
 def _fault(view: View, host: str, value: Mapping[str, Any] | None) -> str | None:
-    """What is wrong with the fabric manager; None: nothing, or nothing is known."""
+    """Return the fault of the fabric manager, if a fault is known."""
     if value is None:
         return None
     state = _state(view, host, value)
@@ -104,7 +106,7 @@ def _not_running(view: View, host: str, fault: str, starts: bool, value: Mapping
 
 
 def _wait(view: View, host: str, waiting: list[Gpu], live: use.Live | None) -> Finding:
-    """Unless CUDA itself says otherwise, it may still be starting, minutes after the boot."""
+    """A warning, unless CUDA reports an error: minutes after the boot the fabric manager may still be starting."""
     sure = live is not None and live.error is not None
     smi = use.smis(view)[host]
     return report.finding(
@@ -123,7 +125,7 @@ def _wait(view: View, host: str, waiting: list[Gpu], live: use.Live | None) -> F
 
 
 def _without_p2p(view: View) -> dict[str, str]:
-    """Where GPUs do not talk to each other over PCI Express, or where a guest cannot see how."""
+    """Exempt hosts with GPUs that do not use PCI Express to reach each other, and guests, which cannot see the path."""
     paths, kernels, every = view.values(PATHS), view.values(KERNEL), use.smis(view)
     asked = [t for t in view.targets if t.name in paths and t.name in kernels and t.name in every]
     reasons = {t.name: _why_not(view, t, paths[t.name], kernels[t.name], every[t.name]) for t in asked}
@@ -200,7 +202,7 @@ CHECKS = (
         _judge_p2p,
         ask=(PATHS, KERNEL, SMI, env.question),
         cause="On a machine that is not virtual, with several GPUs without NVLink: bridges with ACS switched on, or "
-        "an IOMMU that translates, send what goes from GPU to GPU up to the root.",
+        "an IOMMU that translates, send the traffic between GPUs up to the root.",
         symptom="the first all-reduce hangs with all GPUs at 100 %; NCCL_P2P_DISABLE=1 makes it work",
         fix="Disable ACS in the BIOS (or by setpci), iommu=pt; NCCL_P2P_DISABLE=1 as a workaround.",
         exempt=_without_p2p,

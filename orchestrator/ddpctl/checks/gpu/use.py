@@ -1,4 +1,4 @@
-"""What the job uses of its nodes: only that is judged."""
+"""The part of the nodes' GPUs that the job uses: the checks judge only this part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.nvidia import Gpu, Smi, bus_of
 
-NO_DEVICE = 100  # CUDA's and HIP's own number for it
+NO_DEVICE = 100  # the error code of CUDA and HIP for "no device"
 # Why the checks of NVIDIA GPUs do not apply to a host.
 NO_GPU = "no GPU found"
 OTHER_MAKER = "AMD GPUs"
@@ -25,10 +25,10 @@ CommandFor = Callable[[View, str, Iterable[Gpu]], str]
 
 @dataclass(frozen=True)
 class Live:
-    """The GPUs that a process of the job sees on a host, asked just now: PCI addresses in the order of their numbers.
+    """The GPUs that a process of the job sees on a host now: PCI addresses in the order of their numbers.
 
-    ``code`` is the driver library's own (None: it did not answer), ``error`` its words, ``chosen`` the variables that
-    choose devices (``CUDA_VISIBLE_DEVICES=0``).
+    ``code`` is the driver library's error code, if it answered, ``error`` its text, ``chosen`` the variables that
+    select devices (``CUDA_VISIBLE_DEVICES=0``).
     """
 
     api: str
@@ -39,19 +39,19 @@ class Live:
 
     @property
     def works(self) -> bool:
-        """Whether the driver started; that it has no device for us is an answer too."""
+        """Whether the driver started. "No device" counts as started."""
         return self.code in (0, NO_DEVICE)
 
 
 @lru_cache(maxsize=2)
 def smis(view: View) -> Mapping[str, Smi]:
-    """host -> what nvidia-smi said, for every host that was asked."""
+    """Return host -> nvidia-smi's output, for every host that was asked."""
     answers = ((target.name, view.answer(target.name, nvidia.SMI)) for target in view.targets)
     return {host: nvidia.read(answer) for host, answer in answers if answer is not None}
 
 
 def smi_command(arguments: str, *, root: bool = True) -> CommandFor:
-    """A call of the host's own nvidia-smi; ``{gpus}`` stands for the numbers of the GPUs."""
+    """Return a call of the host's own nvidia-smi; ``{gpus}`` stands for the numbers of the GPUs."""
 
     def command(view: View, host: str, gpus: Iterable[Gpu]) -> str:
         smi = smis(view).get(host)
@@ -62,11 +62,11 @@ def smi_command(arguments: str, *, root: bool = True) -> CommandFor:
     return command
 
 
-reset = smi_command("--gpu-reset -i {gpus}")  # nvidia-smi refuses it while a process is on the GPU
+reset = smi_command("--gpu-reset -i {gpus}")  # nvidia-smi refuses a reset while a process uses the GPU
 
 
 def has_gpus(view: View, host: str, smi: Smi) -> bool:
-    """Whether the host has an NVIDIA GPU, in order or not. A container sees those of its machine on the PCI bus."""
+    """Return whether the host has an NVIDIA GPU, working or not. A container sees its machine's GPUs on the PCI bus."""
     if smi.state not in nvidia.NO_GPU:
         return True
     kernel = view.value(host, nvidia.KERNEL) or {}
@@ -75,7 +75,7 @@ def has_gpus(view: View, host: str, smi: Smi) -> bool:
 
 
 def live(view: View, host: str) -> Live | None:
-    """None: not asked, a torch for processors, or no driver library there."""
+    """Return the devices of the driver library; None: not asked, a CPU build of torch, or no driver library."""
     value = python.live(view, host)
     if not value or not value["api"]:
         return None
@@ -85,10 +85,7 @@ def live(view: View, host: str) -> Live | None:
 
 
 def devices(view: View, target: Target) -> int | None:
-    """How many GPUs the job's torch sees on a host. Where there is no torch to ask: the driver, its tools, the kernel.
-
-    None: nobody could say.
-    """
+    """Return how many GPUs the job's torch sees on a host; without torch, ask the driver, its tools, or the kernel."""
     seen = (python.imports(view).get(target.name) or {}).get("devices")
     if seen is not None:
         return int(seen)
@@ -106,14 +103,14 @@ def devices(view: View, target: Target) -> int | None:
 
 
 def uses_gloo(view: View) -> bool:
-    """The backend that the job will have: its own word, else NCCL (RCCL) where torch sees a GPU on some node."""
+    """Return whether the job uses gloo: by its own setting, else where torch sees no GPU on any node."""
     if view.want.backend:
         return view.want.backend == "gloo"
     return not any(devices(view, target) for target in view.targets)
 
 
 def gpus(view: View, host: str) -> tuple[Gpu, ...]:
-    """The rows of nvidia-smi that the job's processes use: the first of those that they see, one each."""
+    """Return the rows of nvidia-smi for the GPUs that the job's processes use: the first that they see, a GPU each."""
     return _used(view).get(host, ())
 
 
@@ -134,8 +131,7 @@ def _used_on(view: View, target: Target) -> tuple[Gpu, ...]:
 
 
 def _named(smi: Smi, env: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """By the inventory's CUDA_VISIBLE_DEVICES. Its numbers are nvidia-smi's only where CUDA has nothing to sort by
-    speed."""
+    """Choose by the inventory's CUDA_VISIBLE_DEVICES. CUDA numbers GPUs like nvidia-smi only if all have one model."""
     chosen = env.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return smi.gpus
@@ -157,7 +153,7 @@ def _is_named(gpu: Gpu, part: str) -> bool:
 
 @lru_cache(maxsize=2)
 def unused(view: View) -> Mapping[str, str]:
-    """host -> why the job uses no NVIDIA GPU there: what the checks of NVIDIA GPUs do not apply to."""
+    """Return host -> why the job uses no NVIDIA GPU there. The checks of NVIDIA GPUs do not apply to these hosts."""
     found: dict[str, str] = {}
     for host, smi in smis(view).items():
         why = _why_unused(view, host, smi)
@@ -166,20 +162,20 @@ def unused(view: View) -> Mapping[str, str]:
     return found
 
 
-# A check of GPUs: unless it says otherwise, of the NVIDIA GPUs that the job uses.
+# A check of GPUs. By default it judges the NVIDIA GPUs that the job uses.
 gpu_check = partial(Check, ask=nvidia.ASK, recorded=NO_HARDWARE, exempt=unused)
 
 
 def without_gpus(view: View) -> dict[str, str]:
-    """host -> why the job uses no GPU of either maker there."""
+    """Return host -> why the job uses no GPU of either maker there."""
     return {host: why for host, why in unused(view).items() if why != OTHER_MAKER}
 
 
 def unseen(view: View, there: Callable[[str], bool] = lambda host: True) -> Iterable[Finding]:
-    """The hosts whose NVIDIA GPUs could not be looked at: nvidia-smi says nothing of them. gpu.driver says why."""
-    apart = unused(view)
+    """Report hosts where nvidia-smi fails, so that their NVIDIA GPUs could not be examined. gpu.driver reports why."""
+    exempt = unused(view)
     for host, smi in smis(view).items():
-        if smi.state != nvidia.OK and host not in apart and there(host):
+        if smi.state != nvidia.OK and host not in exempt and there(host):
             why = "nvidia-smi is not installed" if smi.state == nvidia.ABSENT else "nvidia-smi does not work"
             yield report.unknown(host, f"not checked: {why}")
 

@@ -1,4 +1,4 @@
-"""Xid events and their like: what the NVIDIA driver wrote into the kernel log since the machine started."""
+"""GPU faults in the kernel log: Xid events and similar lines of the NVIDIA driver since the boot."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from ddpctl.checks import report
 from ddpctl.checks.base import View
 from ddpctl.checks.gpu import use
+from ddpctl.checks.limits import FRESH_XID_S, KERNEL_LOG_S
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by
@@ -17,8 +18,7 @@ from ddpctl.spec.nvidia import Gpu, bus_of
 from ddpctl.spec.question import Question
 from ddpctl.spec.values import plural
 
-LOG = Question("kernel_log", deadline=8.0)
-FRESH_S = 86400.0  # an older fault of a GPU that was reset since is a warning
+LOG = Question("kernel_log", deadline=KERNEL_LOG_S)
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<bus>[0-9A-Fa-f:.]+)\): (?P<code>\d+)(?:,\s*(?P<rest>.*))?")
 _FALLEN = re.compile(r"NVRM:.*?GPU(?: at)? (?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+).*?fallen off the bus", re.DOTALL)
@@ -29,7 +29,7 @@ _SXID = re.compile(
 _RECOVERED = re.compile(r"recovery action changed from .* to 0x0 \(None\)", re.IGNORECASE)
 _TIME = re.compile(r"^\[\s*(?P<seconds>\d+\.\d+)\]")
 
-# NVIDIA's Xid catalogue, as far as it says that the GPU, not the program, is at fault.
+# The entries of NVIDIA's Xid catalogue for which the GPU, not the program, is at fault.
 _FATAL = {
     48: "uncorrectable memory error",
     62: "the GPU's internal controller halted",
@@ -47,20 +47,23 @@ _FATAL = {
     149: "NVLink error",
     154: "the GPU needs a reset or a reboot",
 }
-_MEMORY = (48, 63, 64, 92, 94, 95, 140)  # what the error counters count, which a reset sets to 0
-_NO_INIT = 0  # RmInitAdapter, which has no Xid
+_MEMORY = (48, 63, 64, 92, 94, 95, 140)  # events of the error counters, which a reset sets to 0
+_NO_INIT = 0  # RmInitAdapter failed: an event without an Xid
 _MILD = {
     61: "internal controller warning",
     63: "bad memory will be set aside at the next reset",
     94: "contained memory error: the program that hit it was killed",
     121: "link error, corrected",
 }
-# 13, 31, 43, 45, 68, 69 ...: a program's own fault; told only as a number.
+# 13, 31, 43, 45, 68, 69 and similar are faults of a program, so only their number is reported.
 
 
 @dataclass(frozen=True)
 class Xid:
-    """One event: bus id of the GPU, code, the rest of the line, and its age in seconds (None: the line has no time)."""
+    """An event: bus id of the GPU, code, the rest of the line, and its age in seconds.
+
+    A line without a time has no age.
+    """
 
     bus: str
     code: int
@@ -69,7 +72,7 @@ class Xid:
 
 
 def read(value: Mapping[str, Any]) -> list[Xid]:
-    """The events of GPUs in a host's log, oldest first. A fall off the bus that has no Xid of its own counts as 79."""
+    """Return the events of GPUs in a host's log, oldest first. A fall off the bus without an Xid counts as 79."""
     found = []
     for line in value["lines"]:
         if match := _XID.search(line):
@@ -82,7 +85,7 @@ def read(value: Mapping[str, Any]) -> list[Xid]:
 
 
 def switch_faults(value: Mapping[str, Any]) -> list[Xid]:
-    """The fatal errors of NVSwitches; the others are corrected by the hardware."""
+    """Return the fatal errors of NVSwitches. The hardware corrects all other errors."""
     matches = [(line, match) for line in value["lines"] if (match := _SXID.search(line))]
     return [Xid(match["switch"], int(match["code"]), match["rest"], _age(line, value)) for line, match in matches]
 
@@ -93,9 +96,9 @@ def _age(line: str, value: Mapping[str, Any]) -> float | None:
 
 
 def _judge(view: View) -> Iterable[Finding]:
-    apart = _exempt(view)
+    exempt = _exempt(view)
     for host, value in view.values(LOG).items():
-        if value is None or host in apart:
+        if value is None or host in exempt:
             continue
         if value["source"] is None:
             yield report.unknown(
@@ -123,7 +126,7 @@ def _exempt(view: View) -> Mapping[str, str]:
 
 
 def _since_reset(events: Mapping[tuple[str, int], list[Xid]], bus: str, group: list[Xid]) -> bool:
-    """Whether the driver itself withdrew what it had asked for, after the last of the events."""
+    """Return whether the driver withdrew its recovery action after the last of the events."""
     asked = events.get((bus, 154), [])
     if not asked or not _RECOVERED.search(asked[-1].rest):
         return False
@@ -151,14 +154,17 @@ def _verdict(view: View, host: str, bus: str, code: int, group: list[Xid], reset
 
 
 def _weigh(view: View, host: str, bus: str, code: int, last: Xid, reset: bool) -> tuple[Severity, str | None]:
-    """How bad an event is by now, and why no worse. What the GPU itself says now counts more than its past."""
+    """Return the present severity of an event, and why it is not worse.
+
+    The GPU's present state counts more than its past.
+    """
     gpu = _row(view, host, bus)
-    used = {one.bus for one in use.gpus(view, host)}
+    used = {row.bus for row in use.gpus(view, host)}
     if gpu is not None and gpu.bus not in used:
         return Severity.INFO, "the job does not use this GPU"
     if code == _NO_INIT:
         return (Severity.ERROR, None) if gpu is None else (Severity.INFO, "it answers now")
-    fresh = code == 79 or last.age is None or last.age < FRESH_S
+    fresh = code == 79 or last.age is None or last.age < FRESH_XID_S
     if code not in _FATAL:
         return (Severity.WARNING if code in _MILD and fresh and not reset else Severity.INFO), None
     action = gpu.cells.get("gpu_recovery_action") if gpu else None
@@ -172,7 +178,6 @@ def _weigh(view: View, host: str, bus: str, code: int, last: Xid, reset: bool) -
 
 
 def _row(view: View, host: str, bus: str) -> Gpu | None:
-    """The GPU as nvidia-smi lists it now."""
     smi = use.smis(view).get(host)
     return next((gpu for gpu in (smi.gpus if smi else ()) if bus and gpu.bus == bus_of(bus)), None)
 
@@ -182,12 +187,12 @@ def _errors(gpu: Gpu | None) -> float | None:
 
 
 def _switches(view: View, host: str, faults: list[Xid]) -> Iterable[Finding]:
-    """One finding for all switches of a host: a fault of one shows at many."""
+    """Report all switches of a host in a single finding: the fault of a switch shows at many."""
     if not faults or len(use.gpus(view, host)) == 1:
-        return  # a single GPU talks through no switch
+        return  # a single GPU uses no switch
     last = faults[-1]
     codes = ", ".join(dict.fromkeys(str(fault.code) for fault in faults))
-    fresh = last.age is None or last.age < FRESH_S
+    fresh = last.age is None or last.age < FRESH_XID_S
     yield report.finding(
         Severity.ERROR if fresh else Severity.WARNING,
         host,

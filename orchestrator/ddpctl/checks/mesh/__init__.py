@@ -1,7 +1,7 @@
-"""What the nodes see of each other: every port, link and packet size.
+"""The connections between the nodes: every port, link and packet size.
 
-The verdicts read the mesh that the stage measured (``View.mesh``) and the firewalls it read (``View.firewalls``). Here
-is what they share.
+The verdicts read the mesh that the stage measured (``View.mesh``) and the firewalls that it read (``View.firewalls``).
+This module holds the helpers that they share.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from typing import Any
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.limits import REASONS_SHOWN
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.mesh import OK, Dial, Mesh, Pair
 from ddpctl.spec.question import Question
 from ddpctl.spec.ranges import fold
 
-MOST_REASONS = 3
-
 
 def names(hosts: Sequence[str], beside: str, mesh: Mesh) -> str:
-    """Names folded into ranges; "every other node" for all that there are beside one."""
+    """Return names folded into ranges, or "every other node" for all nodes except ``beside``."""
     if len(hosts) > 1 and set(hosts) == set(mesh.hosts) - {beside}:
         return "every other node"
     return fold(hosts)
@@ -37,18 +36,18 @@ def network_question(target: Target, want: Want) -> Question:
 
 
 def network_answer(view: View, host: str) -> Mapping[str, Any]:
-    """The host's answer to the ``network`` question."""
+    """Return the host's answer to the ``network`` question."""
     return view.named(host, "network") or {}
 
 
 def interface_of(mesh: Mesh, host: str) -> str | None:
-    """The interface that has the host's fabric address; None where it is not known."""
+    """Return the interface with the host's fabric address, if it is known."""
     fabric = mesh.fabric.get(host)
     return fabric.interface if fabric else None
 
 
 def one_host(view: View) -> Mapping[str, str]:
-    """One host has nobody to dial."""
+    """Exempt a single host, which has no peer to dial."""
     return {view.targets[0].name: "one host"} if len(view.targets) == 1 else {}
 
 
@@ -56,14 +55,14 @@ mesh_check = partial(Check, exempt=one_host)
 
 
 def fine(mesh: Mesh, text: str, *, with_note: bool = False) -> Iterable[Finding]:
-    """An ok finding, where everything was dialled."""
+    """Yield an ok finding if every link was dialled."""
     if mesh.scheduled - mesh.pairs or not any(dial.status == OK for dial in mesh.dials):
         return
     yield report.ok(text + (f" ({mesh.note})" if mesh.note and with_note else ""))
 
 
 def of_mesh(judge: Callable[[View, Mesh], Iterable[Finding]]) -> Callable[[View], Iterable[Finding]]:
-    """A verdict on what was dialled, after a word on what was not."""
+    """Return a verdict that reports undialled links first, and then judges the dialled links."""
 
     def judged(view: View) -> Iterable[Finding]:
         yield from not_dialled(view)
@@ -74,7 +73,7 @@ def of_mesh(judge: Callable[[View, Mesh], Iterable[Finding]]) -> Callable[[View]
 
 
 def not_dialled(view: View) -> Iterable[Finding]:
-    """What the nodes were to try and did not: nobody knows how it would have gone."""
+    """Report links that were scheduled but not tried: their state is unknown."""
     mesh = view.mesh
     if mesh is None:
         if len(view.targets) > 1:
@@ -87,17 +86,17 @@ def not_dialled(view: View) -> Iterable[Finding]:
     missing = mesh.scheduled - mesh.pairs
     if missing:
         why = _reasons(mesh, missing)
-        told = "; ".join(f"{host}: {reason}" for host, reason in list(why.items())[:MOST_REASONS])
-        more = f"; and {len(why) - MOST_REASONS} more hosts" if len(why) > MOST_REASONS else ""
+        shown = "; ".join(f"{host}: {reason}" for host, reason in list(why.items())[:REASONS_SHOWN])
+        more = f"; and {len(why) - REASONS_SHOWN} more hosts" if len(why) > REASONS_SHOWN else ""
         yield report.unknown(
             report.only(list(why)),
-            f"not checked: {len(missing)} of {len(mesh.scheduled)} links were not tried ({told}{more})",
+            f"not checked: {len(missing)} of {len(mesh.scheduled)} links were not tried ({shown}{more})",
             evidence={"hosts": list(why), "links": [list(pair) for pair in sorted(missing)[:20]]},
         )
 
 
 def _reasons(mesh: Mesh, missing: Iterable[Pair]) -> dict[str, str]:
-    """Hosts that explain why these links were not dialled."""
+    """Return the hosts that explain why these links were not dialled."""
     found: dict[str, str] = {}
     for pair in sorted(missing):
         absent = next((host for host in reversed(pair) if host in mesh.absent), None)

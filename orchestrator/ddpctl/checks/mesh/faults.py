@@ -1,4 +1,4 @@
-"""Where a connection failed: at the end whose firewall drops it, or at the far end, or between them."""
+"""Finds where a connection failed: at the end with a firewall that drops it, at the far end, or in between."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ddpctl.spec.fold import by
 from ddpctl.spec.mesh import OK, Dial, Mesh
 from ddpctl_worker.wire.contract import DROPPED, ERROR, NO_ROUTE, REFUSED, REJECTED
 
-SOURCE_PORT = 45000  # stands for any port that a dialer's kernel picks
-FILTERED = frozenset({REFUSED, REJECTED, DROPPED})  # what a firewall can do to a connection
+SOURCE_PORT = 45000  # represents any port that a dialer's kernel picks
+FILTERED = frozenset({REFUSED, REJECTED, DROPPED})  # effects of a firewall on a connection
 BLOCKED = FILTERED | {ERROR}
 
 
@@ -22,7 +22,8 @@ BLOCKED = FILTERED | {ERROR}
 class BlockedDial:
     """A blocked connection: ``host`` is where it is blocked, ``other`` the far end.
 
-    ``reply``: it is the answer that is stopped."""
+    ``reply``: the reply is blocked, not the request.
+    """
 
     dial: Dial
     host: str
@@ -33,7 +34,7 @@ class BlockedDial:
 
     @property
     def certain(self) -> bool:
-        """Rules that do it were read; else they may, or nothing is known."""
+        """Whether known rules block it. If not, rules may block it, or nothing is known."""
         return any(block.certain for block in self.blocks)
 
     @property
@@ -42,7 +43,7 @@ class BlockedDial:
 
 
 def faults(view: View, mesh: Mesh) -> tuple[BlockedDial, ...]:
-    """Every blocked connection that is not the mere echo of a missing route back, with its culprit."""
+    """Return every blocked connection with its culprit, except effects of a missing route back."""
     no_route_back = {(dial.peer, dial.dialer) for dial in mesh.dials if dial.status == NO_ROUTE}
     blocked = [d for d in mesh.dials if d.status in BLOCKED and (d.dialer, d.peer) not in no_route_back]
     lost = _silent_dialers(mesh, blocked)
@@ -51,26 +52,29 @@ def faults(view: View, mesh: Mesh) -> tuple[BlockedDial, ...]:
 
 
 def hosts_to_read(mesh: Mesh) -> tuple[str, ...]:
-    """The hosts whose firewalls may explain a failed connection: both ends of it."""
+    """Return the hosts where a firewall may explain a failed connection: both of its ends."""
     ends = [host for dial in mesh.dials if dial.status in FILTERED for host in (dial.peer, dial.dialer)]
     return tuple(dict.fromkeys(ends))
 
 
 def wrong_address(mesh: Mesh, peer: str) -> bool:
-    """The others reach this node at another address: that is told once, by fabric.address."""
+    """Return whether the nodes reach this peer at another address, which fabric.address reports once."""
     return bool(mesh.reached.get(peer))
 
 
 def _silent_dialers(mesh: Mesh, blocked: Sequence[Dial]) -> set[str]:
-    """Nodes from which nothing gets anywhere while others do get to the same targets: the fault is at their end."""
+    """Return the nodes that reach no target while other nodes reach the same targets.
+
+    The fault is then at the dialer's end.
+    """
     failed = {dialer: {dial.peer for dial in dials} for dialer, dials in by(lambda d: d.dialer, blocked).items()}
     through = [dial for dial in mesh.dials if dial.status == OK]
-    heard, arrived = {dial.dialer for dial in through}, {dial.peer for dial in through}
-    return {dialer for dialer, peers in failed.items() if len(peers) > 1 and peers <= arrived and dialer not in heard}
+    dialers, reached = {dial.dialer for dial in through}, {dial.peer for dial in through}
+    return {dialer for dialer, peers in failed.items() if len(peers) > 1 and peers <= reached and dialer not in dialers}
 
 
 def _fault(view: View, mesh: Mesh, dial: Dial, lost: set[str]) -> BlockedDial:
-    """The end whose firewall drops the packet on its way there or the answer on its way back; else the far end."""
+    """Return the end with a firewall that drops the packet or the reply; if neither has, the far end."""
     fabric = mesh.fabric.get(dial.dialer)
     mine = dial.local or (fabric.address if fabric else "")
     there = Packet(mine, dial.address, SOURCE_PORT, dial.port, "new")

@@ -1,4 +1,4 @@
-"""Links that work and are bad: big packets that vanish, and links much slower or later than the others."""
+"""Bad links: big packets that get lost, and links much slower or later than the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddpctl.spec.ranges import fold
 
 
 def _judge_bulk(view: View, mesh: Mesh) -> Iterable[Finding]:
-    """Small messages pass, bulk data stalls."""
+    """Report links where small messages pass and bulk data stalls."""
     holes = _holes(mesh)
     for host, pairs in by_culprit(holes).items():
         yield _hole_finding(view, mesh, host, {pair: holes[pair] for pair in pairs})
@@ -26,7 +26,7 @@ def _judge_bulk(view: View, mesh: Mesh) -> Iterable[Finding]:
 
 
 def _measured(judge: Callable[[View, Mesh], Iterable[Finding]]) -> Callable[[View], Iterable[Finding]]:
-    """A verdict on what was measured, after a word on links that were not dialled, or on which no data went."""
+    """Return a verdict on measured links that first reports undialled links, or that no link was measured."""
 
     @of_mesh
     def judged(view: View, mesh: Mesh) -> Iterable[Finding]:
@@ -39,8 +39,10 @@ def _measured(judge: Callable[[View, Mesh], Iterable[Finding]]) -> Callable[[Vie
 
 
 def _holes(mesh: Mesh) -> dict[Pair, int | None]:
-    """(sender, receiver) of bulk data that never arrives -> the largest packet seen to pass. Each direction once,
-    whichever end measured it."""
+    """Return (sender, receiver) of bulk data that never arrives -> largest packet that passed.
+
+    Each direction appears once, whichever end measured it.
+    """
     found: dict[Pair, int | None] = {}
     for speed in mesh.speeds:
         for state, pair in ((speed.push, (speed.dialer, speed.peer)), (speed.pull, (speed.peer, speed.dialer))):
@@ -71,12 +73,11 @@ def _hole_finding(view: View, mesh: Mesh, host: str, holes: Mapping[Pair, int | 
 
 
 def _others(host: str, pairs: Iterable[Pair]) -> tuple[str, ...]:
-    """The far ends of a host's links."""
     return tuple(dict.fromkeys(name for pair in pairs for name in pair if name != host))
 
 
 def _mtu_fix(view: View, mesh: Mesh, host: str, others: Sequence[str], passed: int | None) -> tuple[str | None, str]:
-    """The command for the host, and the rest in words."""
+    """Return the command for the host, and the rest of the fix in words."""
     interface = interface_of(mesh, host)
     if passed is None:
         return f"ip -s link show dev {interface}" if interface else None, (
@@ -99,7 +100,7 @@ def _mtu(view: View, mesh: Mesh, host: str) -> int | None:
 
 
 def _judge_bandwidth(view: View, mesh: Mesh) -> Iterable[Finding]:
-    """Links that were slow in both measurements."""
+    """Report links that were slow in both measurements."""
     if not any(speed.push_mbit for speed in mesh.speeds):
         return
     slow = {pair: value for pair, value in slow_links(mesh).items() if {pair, pair[::-1]} & mesh.again}
@@ -113,7 +114,7 @@ def _judge_bandwidth(view: View, mesh: Mesh) -> Iterable[Finding]:
 
 
 def _judge_latency(view: View, mesh: Mesh) -> Iterable[Finding]:
-    """Round trips that were long in both measurements."""
+    """Report round trips that were long in both measurements."""
     trips = [speed.rtt_ms for speed in mesh.speeds if speed.rtt_ms is not None]
     if not trips:
         return
@@ -145,10 +146,10 @@ def _outlier(mesh: Mesh, host: str, pairs: Mapping[Pair, float], unit: str, midd
         command = f"traceroute -n {mesh.fabric[others[0]].address}"
         fix = "the route shows whether the path is a detour, or the node is only busy"
     number = f"{worst:.0f}" if worst >= 10 else f"{worst:.2g}"
-    one = " over one TCP connection" if unit == "Mbit/s" else ""
+    way = " over one TCP connection" if unit == "Mbit/s" else ""
     return report.warning(
         host,
-        f"{where} {number} {unit}{one}, measured twice; the median of all links is {middle:.4g} {unit}",
+        f"{where} {number} {unit}{way}, measured twice; the median of all links is {middle:.4g} {unit}",
         peer=report.only(others),
         fix=fix,
         command=command,
@@ -162,7 +163,7 @@ CHECKS = (
         "big packets arrive in both directions",
         _measured(_judge_bulk),
         cause="Small messages pass and big packets vanish: an interface's MTU is larger than what a switch, tunnel or "
-        "VPN on the way carries, and the message that would say so is filtered.",
+        "VPN on the way carries, and the ICMP message about it is filtered.",
         symptom="rendezvous and small tensors work, then: Read error ... Connection timed out; Timed out waiting "
         "1800000ms for recv operation to complete",
         fix="Set the MTU that passed (ddpctl finds it by trying): `sudo ip link set dev eth0 mtu 1500`.",
@@ -174,7 +175,7 @@ CHECKS = (
         cause="A link gives less than half of the median of all, twice in a row: a port that fell back to 100 Mbit/s, "
         "a bad cable, the management network instead of the fabric, a busy neighbour.",
         symptom="the job runs, slowly: every step waits for the slowest link",
-        fix="`ethtool eth0` shows what was negotiated; set `interface:` or `fabric_address:` if it is the wrong one.",
+        fix="`ethtool eth0` shows the negotiated speed; set `interface:` or `fabric_address:` if the network is wrong.",
     ),
     mesh_check(
         "mesh.latency",

@@ -1,4 +1,4 @@
-"""Connections between nodes that failed: told apart, grouped by the host that blocks them, each with its fix."""
+"""Failed connections between nodes, by the way they fail and the host that blocks them, each with its fix."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ddpctl.checks.base import View
 from ddpctl.checks.firewall import BlockingRule
 from ddpctl.checks.firewall.tool import joined
 from ddpctl.checks.gpu.use import uses_gloo
+from ddpctl.checks.limits import ADDRESSES_SHOWN, CROWD
 from ddpctl.checks.mesh import dial_json, fine, mesh_check, names, network_answer, of_mesh
 from ddpctl.checks.mesh.faults import BlockedDial, faults
 from ddpctl.spec.finding import Finding, Severity
@@ -32,8 +33,6 @@ HARMLESS = (
 )
 NO_COPIES = "; checkpoints that are saved on {host} get no copy on {others}, which have to connect for that"
 DEFAULT_RANGE = (32768, 60999)
-CROWD = 3  # hosts
-MOST_NAMED = 8  # addresses
 
 
 # --- the job's own ports ---------------------------------------------------------------------------------------------
@@ -41,9 +40,11 @@ MOST_NAMED = 8  # addresses
 
 @of_mesh
 def judge_ports(view: View, mesh: Mesh) -> Iterable[Finding]:
-    """The job's own ports on the master and sampled ephemeral ports of every node; one finding for each host that
-    blocks, and each way in which it does. What gloo never uses is an info; for restarts it is needed, as every host
-    gets the checkpoints of the others."""
+    """Judge the job's own ports and the sampled ephemeral ports of every node.
+
+    A host that blocks connections gets a finding for each way in which it blocks them. A connection that gloo never
+    uses is an info. With restarts every connection is needed, because hosts copy each other's checkpoints.
+    """
     needed = [fault for fault in faults(view, mesh) if _role(mesh, fault.dial) != "spare"]
     gloo = uses_gloo(view) and not view.want.agents
     used = [fault for fault in needed if not (gloo and _never_used(mesh, fault.dial))]
@@ -68,8 +69,10 @@ def judge_ports(view: View, mesh: Mesh) -> Iterable[Finding]:
 
 
 def _never_used(mesh: Mesh, dial: Dial) -> bool:
-    """An ephemeral port of the node with the larger address: gloo connects from there to the smaller one, compared
-    byte by byte. Everybody dials the job's own ports."""
+    """Return whether gloo never makes this connection: to an ephemeral port of the node with the larger address.
+
+    gloo connects from the larger address to the smaller, compared byte by byte. Every node dials the job's own ports.
+    """
     if _role(mesh, dial) != "sample":
         return False
     local = mesh.fabric.get(dial.dialer)
@@ -79,7 +82,7 @@ def _never_used(mesh: Mesh, dial: Dial) -> bool:
 
 
 def _role(mesh: Mesh, dial: Dial) -> str:
-    """master, gang, agent or sample; ``spare``: the job never uses it, as the master port of another node."""
+    """Return master, gang, agent, sample, or ``spare``: the master port of a node that is not the master is unused."""
     role = mesh.ports.get(dial.peer, {}).get(dial.port, "sample")
     return "spare" if role == "master" and dial.peer != mesh.master else role
 
@@ -89,7 +92,7 @@ def _role(mesh: Mesh, dial: Dial) -> str:
 
 @dataclass(frozen=True)
 class _Group:
-    """Faults with one culprit and one way to fail, whatever the far end."""
+    """Faults with the same culprit and the same status, whatever the far end."""
 
     host: str
     status: str
@@ -119,13 +122,13 @@ def _grouped(found: Sequence[BlockedDial]) -> list[_Group]:
 
 
 def _same(*ways: Sequence[BlockedDial]) -> bool:
-    """One rule that stops what comes in, answers included; or none known for either way."""
-    one, other = ({block for fault in found for block in fault.blocks} for found in ways)
-    return bool(one & other) or not (one or other)
+    """Return whether both directions are blocked by a common rule, or by no known rule."""
+    first, second = ({block for fault in found for block in fault.blocks} for found in ways)
+    return bool(first & second) or not (first or second)
 
 
 def _ports_words(mesh: Mesh, group: _Group) -> str:
-    """``port 29500 and on ephemeral ports 32768-60999 (3 of 3 tried)``."""
+    """Return ``port 29500 and on ephemeral ports 32768-60999 (3 of 3 tried)``."""
     own = {f.dial.port for f in group.faults if _role(mesh, f.dial) not in ("sample", "agent")}
     words = [f"port {_listed(own)}"] if own else []
     of_agents = {f.dial.port for f in group.faults if _role(mesh, f.dial) == "agent"}
@@ -177,13 +180,13 @@ def _harmless(group: _Group, view: View, others: str) -> str:
 
 
 def _without_a_rule(groups: Sequence[_Group]) -> list[_Group]:
-    """Many hosts at which no rule explains it: one filter between them all, told once."""
+    """Return the groups without a blocking rule if they are many: a filter between all hosts is the cause."""
     found = [group for group in groups if not group.blocks]
     return found if len({group.host for group in found}) >= CROWD else []
 
 
 def _between(view: View, mesh: Mesh, crowd: Sequence[_Group]) -> Finding:
-    """A security group or a switch that keeps the nodes apart (or rules that only root may read)."""
+    """Report a security group or switch that separates the nodes (or rules that only root may read)."""
     hosts = tuple(dict.fromkeys(name for group in crowd for name in (group.host, *group.others)))
     everything = _Group("", crowd[0].status, False, tuple(fault for group in crowd for fault in group.faults))
     pairs = {(fault.dial.dialer, fault.dial.peer) for fault in everything.faults}
@@ -222,10 +225,10 @@ def _cause(group: _Group, dump: Any) -> str:
 
 
 def _remedy(group: _Group, view: View, mesh: Mesh, dump: Any) -> tuple[str | None, str]:
-    """The command that opens the host's own firewall, and what there is to know or to do by hand."""
+    """Return the command that opens the host's own firewall, and a note about it."""
     peers = [mesh.fabric[host].address for host in group.others if host in mesh.fabric]
     ports = _opened(group.faults, mesh)
-    if any(fault.reply for fault in group.faults):  # what comes back to us comes to a port that our kernel picked
+    if any(fault.reply for fault in group.faults):  # a reply arrives at a port that the kernel picked
         ports.append(mesh.ranges.get(group.host, DEFAULT_RANGE))
     if not group.blocks and firewall.readable(dump) and not firewall.manager(dump):
         return None, f"make the filter between the nodes pass TCP {_spans(ports)} to {group.host} from {_list(peers)}"
@@ -237,8 +240,11 @@ def _remedy(group: _Group, view: View, mesh: Mesh, dump: Any) -> tuple[str | Non
 
 
 def _opened(found: Iterable[BlockedDial], mesh: Mesh) -> list[tuple[int, int]]:
-    """The ports to open: those of the job's own that are blocked, and the whole range where one of it is: a host's
-    ephemeral ports, and those that agents and later attempts pick from."""
+    """Return the ports to open.
+
+    A blocked port of the job is opened itself. A blocked ephemeral port opens the host's whole range, and a blocked
+    port of an agent the range that agents and later attempts pick from.
+    """
     spans: dict[tuple[int, int], None] = {}
     for fault in found:
         if not fault.reply:
@@ -258,8 +264,8 @@ def _spans(ports: Iterable[tuple[int, int]]) -> str:
 
 
 def _list(addresses: Sequence[str]) -> str:
-    shown = ", ".join(sorted(addresses)[:MOST_NAMED])
-    return shown if len(addresses) <= MOST_NAMED else f"{shown} and {len(addresses) - MOST_NAMED} more"
+    shown = ", ".join(sorted(addresses)[:ADDRESSES_SHOWN])
+    return shown if len(addresses) <= ADDRESSES_SHOWN else f"{shown} and {len(addresses) - ADDRESSES_SHOWN} more"
 
 
 CHECKS = (
@@ -271,15 +277,15 @@ CHECKS = (
         "port on which the nodes watch each other, or to ephemeral ports. gloo and NCCL connect every pair of nodes on "
         "ports that the kernel picks (ip_local_port_range): a firewall that opens SSH and the master port alone lets "
         "the rendezvous succeed and the job hang. Under gloo the node with the smaller address listens and the other "
-        "one connects, so a closed direction that is never used is only mentioned; under NCCL it is an error. With "
+        "node connects, so a closed direction that is never used is only mentioned; under NCCL it is an error. With "
         "restarts every direction is needed: an agent listens on each host on a port from 29600 to 29999, a later "
-        "attempt may have its master on another one, and the hosts copy each other's checkpoints.",
+        "attempt may have its master on another host, and the hosts copy each other's checkpoints.",
         symptom="client socket has timed out after 900000ms while trying to connect to (HOST, 29500) on a node; Timed "
         "out after 901 seconds waiting for clients. 1/2 clients joined on the master; init_process_group hangs (gloo: "
         "5 times its timeout); Gloo connectFullMesh failed ... Connect timeout [none]; NCCL: socketPollConnect: "
         "connect returned No route to host, retrying",
         fix="ddpctl reads the firewall and prints the command for it (nft, iptables, ufw, firewalld), limited to the "
-        "cluster's addresses (many of them: to their network) and the job's ports. A rule that it cannot judge is "
+        "cluster's addresses (many addresses: to their network) and the job's ports. A rule that it cannot judge is "
         "called possible. `ddpctl preflight --fix` runs the command once you have agreed. To confine the range: sysctl "
         "-w "
         'net.ipv4.ip_local_port_range="50000 51000" on every node, and open that.',

@@ -1,4 +1,4 @@
-"""No way to a node, and somebody else at its address."""
+"""Missing routes to a node, and other nodes or programs at a node's address."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IMPOSTORS = {WRONG_HOST, FOREIGN, SILENT, CLOSED}
 
 @of_mesh
 def _judge_route(view: View, mesh: Mesh) -> Iterable[Finding]:
-    """A node without a way to another's address."""
+    """Report nodes without a route to another node's address."""
     lost: dict[Pair, Dial] = {}
     for dial in mesh.dials:
         if dial.status == NO_ROUTE and not wrong_address(mesh, dial.peer) and dial not in mesh.crowded_out:
@@ -30,7 +30,11 @@ def _judge_route(view: View, mesh: Mesh) -> Iterable[Finding]:
 
 
 def _by_host(lost: Mapping[Pair, Dial]) -> dict[str, list[Dial]]:
-    """A node that several others cannot get to, or that cannot get to several, once; any other pair by its dialer."""
+    """Group the lost pairs by culprit.
+
+    A node that several nodes cannot reach, or that cannot reach several, appears once. Any other pair appears under its
+    dialer.
+    """
     groups: dict[str, list[Dial]] = {}
     ends = ((("from", dialer), ("to", peer)) for dialer, peer in lost)
     for (_, host), pairs in by_culprit(ends).items():
@@ -57,7 +61,7 @@ def _no_route(mesh: Mesh, host: str, dials: Sequence[Dial]) -> Finding:
 
 @of_mesh
 def _judge_identity(view: View, mesh: Mesh) -> Iterable[Finding]:
-    """Another node or another program at a node's address."""
+    """Report another node or another program at a node's address."""
     wrong = [dial for dial in mesh.dials if dial.status in IMPOSTORS and not wrong_address(mesh, dial.peer)]
     groups = by(lambda dial: (dial.peer, dial.status, dial.detail or ""), wrong)
     for (peer, status, detail), dials in groups.items():
@@ -115,7 +119,7 @@ CHECKS = (
         "mesh.identity",
         "the right node answers at every address",
         _judge_identity,
-        cause="Another node, or a program that is no part of the job, answers at a node's address: two machines with "
+        cause="Another node, or a program outside the job, answers at a node's address: two machines with "
         "one address, a cloned machine, a port forwarding (a container's published port), a proxy.",
         symptom="a hang of a minute or more without a useful message; Connection reset by peer",
         fix="Find who owns the address (`arping`, `ip neigh`), remove the forwarding, or use another port.",

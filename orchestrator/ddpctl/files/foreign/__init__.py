@@ -1,1 +1,1 @@
-"""Files in which people have their hosts already: hostfiles, Ansible inventories, accelerate's configuration."""
+"""Readers of other tools' files with hosts: hostfiles, Ansible inventories, accelerate's configuration."""

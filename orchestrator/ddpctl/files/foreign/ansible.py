@@ -1,4 +1,4 @@
-"""Ansible's inventories: groups of hosts with variables. What a login needs is taken, the rest is not ours."""
+"""Ansible's inventories: groups of hosts with variables. Only variables for the login are taken over."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpctl.files.foreign.place import Word
+from ddpctl.files.limits import ANSIBLE_STEPS
 from ddpctl.spec.draft import Imported
 from ddpctl.spec.host import HostEntry
 from ddpctl.spec.limits import MAX_HOSTS
 
 KIND = "Ansible inventory"
 ALL, UNGROUPED = "all", "ungrouped"
-MOST_STEPS = 20_000  # groups looked through for one file: those of one another may be many
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _RANGE = re.compile(r"\[([^\[\]:]*):([^\[\]:]*)(?::([^\[\]:]*))?\]")
-_PORT = re.compile(r"(?P<host>(?:[^:\[\]]|\[[^\[\]]*\])+):(?P<port>\d+)")  # not the colon of a range
+_PORT = re.compile(r"(?P<host>(?:[^:\[\]]|\[[^\[\]]*\])+):(?P<port>\d+)")  # a colon within a range does not match
 _JUMP = re.compile(r"(?:ProxyJump[= ]|-J ?)[\"']?(?P<jump>[^\s\"']+)")
 _AUTO = re.compile(r"auto(_legacy)?(_silent)?")
-# Ansible's variable -> our key. Where a host has two of a key, the first one here counts.
+# Ansible's variable -> key of ddpctl. If a host has two variables of a key, the first in this table counts.
 _KEYS = {
     "ansible_host": "address",
     "ansible_ssh_host": "address",
@@ -42,7 +42,7 @@ Vars = dict[str, Word]
 
 @dataclass
 class AnsibleGroup:
-    """A group: hosts, groups below it, variables, all in the order of the file."""
+    """A group: hosts, child groups and variables, in the order of the file."""
 
     hosts: dict[str, Vars] = field(default_factory=dict)
     children: dict[str, Word] = field(default_factory=dict)
@@ -50,10 +50,10 @@ class AnsibleGroup:
 
 
 def as_imported(groups: Mapping[str, AnsibleGroup], start: Word) -> Imported:
-    """The hosts of all groups, each with the variables that count for it: its own, then those of the nearest groups.
+    """Return the hosts of all groups, each with its variables: its own count first, then those of the nearest groups.
 
     Raises:
-        InventoryError: no host, a host that cannot be one, groups that contain each other.
+        InventoryError: there is no host, a host is not possible, or groups contain each other.
     """
     members = _members(groups, start)
     where: dict[str, Word] = {}
@@ -62,25 +62,26 @@ def as_imported(groups: Mapping[str, AnsibleGroup], start: Word) -> Imported:
             where.setdefault(name, variables.get("", start))
     if not where:
         raise start.fault("there is no host in it", "an Ansible inventory lists hosts below [group] or `hosts:`")
-    held = {name: {host for one in names for host in groups[one].hosts} for name, names in members.items()}
-    # Who holds more groups is further away, and counts less.
+    held = {name: {host for group in below for host in groups[group].hosts} for name, below in members.items()}
+    # A group that contains more groups is further away, and counts less.
     outward = sorted(members, key=lambda group: (group != ALL, -len(members[group]), group))
     hosts, notes = [], []
     for name, place in where.items():
         merged: Vars = {}
-        for one in outward:
-            if name in held[one]:
-                merged |= groups[one].variables
+        for outer in outward:
+            if name in held[outer]:
+                merged |= groups[outer].variables
         for group in groups.values():
             merged |= group.hosts.get(name, {})
         hosts.append(_entry(name, place, merged))
         notes += [f"{key} is not taken over: ddpctl keeps no passwords" for key in _SECRETS if key in merged]
-    named = {one: tuple(host for host in where if host in held[one]) for one in members if one not in (ALL, UNGROUPED)}
+    shown = [group for group in members if group not in (ALL, UNGROUPED)]
+    named = {group: tuple(host for host in where if host in held[group]) for group in shown}
     return Imported(KIND, tuple(hosts), groups=named, notes=tuple(dict.fromkeys(notes)))
 
 
 def _members(groups: Mapping[str, AnsibleGroup], start: Word) -> dict[str, dict[str, None]]:
-    """group -> itself and every group below it; all holds every one."""
+    """Return group -> itself and every group below it; "all" contains every group."""
     steps = 0
     found: dict[str, dict[str, None]] = {}
     for name in groups:
@@ -88,13 +89,13 @@ def _members(groups: Mapping[str, AnsibleGroup], start: Word) -> dict[str, dict[
         waiting = [name]
         while waiting:
             steps += 1
-            if steps > MOST_STEPS:
+            if steps > ANSIBLE_STEPS:
                 raise start.fault("its groups are nested too deeply", "take out groups that hold each other")
-            one = waiting.pop()
-            if one in below:
+            inner = waiting.pop()
+            if inner in below:
                 continue
-            below[one] = None
-            waiting += groups[one].children
+            below[inner] = None
+            waiting += groups[inner].children
         found[name] = dict.fromkeys(groups) if name == ALL else below
     for name, group in groups.items():
         for child, word in group.children.items():
@@ -117,7 +118,7 @@ def _entry(name: str, place: Word, variables: Mapping[str, Word]) -> HostEntry:
 
 
 def _value(variable: str, key: str, word: Word) -> Any:
-    """What the variable means for ``key``; None where it means nothing here."""
+    """Return the variable's value for ``key``, or None if it has no meaning for ddpctl."""
     if "{{" in word.text or "{%" in word.text:
         raise word.fault(f"{variable} is a template", "write its value, or leave it out")
     if not word.text:
@@ -137,10 +138,10 @@ def _value(variable: str, key: str, word: Word) -> Any:
 
 
 def host_names(pattern: Word) -> Iterator[tuple[str, Word | None]]:
-    """The names that a host pattern stands for (``node[01:10].lan``, ``db-[a:f]``), and the port behind it.
+    """Yield the names that a host pattern stands for (``node[01:10].lan``, ``db-[a:f]``), and the port behind it.
 
     Raises:
-        InventoryError: a range that is none.
+        InventoryError: a range is not valid.
     """
     match = _PORT.fullmatch(pattern.text)
     port = pattern.part(match.start("port"), match.end("port")) if match else None

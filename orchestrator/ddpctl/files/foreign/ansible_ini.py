@@ -15,13 +15,13 @@ _QUOTED = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)")
 
 
 def read_ini(text: str, file: str) -> Imported:
-    """The hosts of an INI inventory.
+    """Return the hosts of an INI inventory.
 
     Raises:
-        InventoryError: a line that is none of one.
+        InventoryError: a line does not belong to an INI inventory.
     """
     groups = {ALL: AnsibleGroup(), UNGROUPED: AnsibleGroup()}
-    started: dict[str, Word] = {}  # groups that only [name:vars] or another's children have named so far
+    started: dict[str, Word] = {}  # groups that so far only [name:vars] or the children of a group have named
     declared = {ALL, UNGROUPED}
     name, kind = UNGROUPED, "hosts"
     total = 0
@@ -60,7 +60,7 @@ def read_ini(text: str, file: str) -> Imported:
 
 
 def _hosts(group: AnsibleGroup, row: Word) -> int:
-    """Put the hosts of a line into the group; returns how many."""
+    """Put the hosts of a line into the group; return their number."""
     if row.text.startswith("[") and not re.match(r"\[[^\]]*:[^\]]*\]", row.text):
         raise row.fault("is not a section", "write [group], [group:vars] or [group:children]")
     pattern, *rest = _tokens(row)
@@ -79,10 +79,10 @@ def _hosts(group: AnsibleGroup, row: Word) -> int:
 
 
 def _tokens(row: Word) -> list[Word]:
-    """The words of a line as a shell takes them; ``#`` outside quotes ends it.
+    """Return the words of a line as a shell splits it; ``#`` outside quotes ends the line.
 
     Raises:
-        InventoryError: quotes that do not close.
+        InventoryError: quotes do not close.
     """
     found, position = [], 0
     while position < len(row.text):

@@ -1,9 +1,10 @@
-"""YAML of other tools: Ansible's inventories, and the configuration that ``accelerate config`` writes."""
+"""YAML files of other tools: Ansible's inventories, and the output of ``accelerate config``."""
 
 from __future__ import annotations
 
-from ddpctl.files.foreign.ansible import ALL, MOST_STEPS, UNGROUPED, AnsibleGroup, Vars, as_imported, host_names
+from ddpctl.files.foreign.ansible import ALL, UNGROUPED, AnsibleGroup, Vars, as_imported, host_names
 from ddpctl.files.foreign.place import Word
+from ddpctl.files.limits import ANSIBLE_STEPS
 from ddpctl.files.tree import Node, parse
 from ddpctl.spec.draft import Imported
 from ddpctl.spec.limits import MAX_COUNT, MAX_HOSTS, MAX_NODES
@@ -17,10 +18,10 @@ _EXPECTED = "expected: an Ansible inventory (`all:` with `hosts:`), or what `acc
 
 
 def read_document(text: str, file: str) -> Imported:
-    """What a YAML file of another tool says.
+    """Return the content of another tool's YAML file.
 
     Raises:
-        InventoryError: it is of none, or of two.
+        InventoryError: the file belongs to no known tool, or to two.
     """
     root = parse(text, file, foreign=True)
     if isinstance(root.value, list):
@@ -34,10 +35,10 @@ def read_document(text: str, file: str) -> Imported:
         raise _word(hosts).fault("is an inventory of ddpctl already", f"use it: ddpctl preflight {file}")
     ours = sorted(_OF_ACCELERATE & root.value.keys())
     groups = [name for name, node in root.value.items() if _is_group(node)]
-    if ours and (clear := [name for name in groups if root.value[name].value is not None]):
-        where = Word(clear[0], file, *_at(root.key_at.get(clear[0], (None, None))))
+    if ours and (other := [name for name in groups if root.value[name].value is not None]):
+        where = Word(other[0], file, *_at(root.key_at.get(other[0], (None, None))))
         raise where.fault(
-            f"{clear[0]!r} is a group of an Ansible inventory, {ours[0]!r} a key of accelerate", "give one of the two"
+            f"{other[0]!r} is a group of an Ansible inventory, {ours[0]!r} a key of accelerate", "give one of the two"
         )
     if ours:
         return _accelerate(root)
@@ -74,7 +75,7 @@ def _ansible(root: Node) -> Imported:
     while waiting:
         name, where, node = waiting.pop(0)
         steps += 1
-        if steps > MOST_STEPS:
+        if steps > ANSIBLE_STEPS:
             raise where.fault("its groups are nested too deeply", "write aliases out")
         group = groups.setdefault(name, AnsibleGroup())
         for key, part in _mapping(node, where, "a group").items():
@@ -90,13 +91,13 @@ def _ansible(root: Node) -> Imported:
                     word = Word(child, root.file, *_at(part.key_at.get(child, (part.line, part.column))))
                     group.children.setdefault(child, word)
                     waiting.append((child, word, below))
-        if sum(len(one.hosts) for one in groups.values()) > 4 * MAX_HOSTS:
+        if sum(len(each.hosts) for each in groups.values()) > 4 * MAX_HOSTS:
             raise where.fault(f"more than {MAX_HOSTS} hosts")
     return as_imported(groups, Word("", root.file, 1, 1))
 
 
 def _take_hosts(group: AnsibleGroup, node: Node, where: Word) -> None:
-    if isinstance(node.value, str):  # one host, as Ansible takes it
+    if isinstance(node.value, str):  # a single host, as Ansible reads it
         node = Node(node.file, node.line, node.column, {node.value: Node(node.file, node.line, node.column)})
     for pattern, below in _mapping(node, where, "hosts").items():
         place = Word(pattern, node.file, *_at(node.key_at.get(pattern, (node.line, node.column))))
@@ -107,7 +108,7 @@ def _take_hosts(group: AnsibleGroup, node: Node, where: Word) -> None:
 
 
 def _variables(node: Node, where: Word) -> Vars:
-    """Variables that hold text; lists and mappings are none that a login needs."""
+    """Return the variables that hold text; a login needs no lists and mappings."""
     found = _mapping(node, where, "variables")
     return {key: _word(value) for key, value in found.items() if isinstance(value.value, str)}
 
@@ -126,7 +127,7 @@ def _mapping(node: Node, where: Word, what: str) -> dict[str, Node]:
 
 
 def _accelerate(root: Node) -> Imported:
-    """The main host and how many there are: accelerate has a file on every machine, and none lists them all."""
+    """Return the main host and the number of hosts: no file of accelerate lists all hosts."""
     environment = _text(root, "compute_environment")
     if environment is not None and environment.text != "LOCAL_MACHINE":
         raise environment.fault(f"compute_environment {environment.text[:40]!r} are no machines of yours", _EXPECTED)
@@ -161,10 +162,10 @@ def _value(node: Node | None, key: str) -> str | None:
 
 
 def _text(node: Node, key: str) -> Word | None:
-    """The text of a key; None where it is missing, null or empty.
+    """Return the text of a key, or None if it is missing, null or empty.
 
     Raises:
-        InventoryError: it is a list or a mapping.
+        InventoryError: the value is a list or a mapping.
     """
     child = node.child(key)
     if child is None or child.value in (None, "", "null"):

@@ -1,4 +1,4 @@
-"""Hostfiles: DeepSpeed's and Open MPI's ``node1 slots=8``, MPICH's ``node1:8``, a plain list (PBS repeats names)."""
+"""Hostfiles: ``node1 slots=8`` (DeepSpeed, Open MPI), ``node1:8`` (MPICH), a plain list (PBS repeats names)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ddpctl.spec.ranges import RangeFault, expand
 KIND = "hostfile"
 _EXPECTED = "write `node1 slots=8` (DeepSpeed, Open MPI), `node1:8` (MPICH), or a name alone"
 _SLOTS = ("slots", "cpu", "cpus", "np")
-_LIMITS = ("max_slots", "max-slots", "slots_max", "slots-max")  # of no use here: ddpctl starts `slots` processes
+_LIMITS = ("max_slots", "max-slots", "slots_max", "slots-max")  # unused: ddpctl starts `slots` processes
 _USERS = ("user", "username")
 _IGNORED = ("binding", "boards", "sockets_per_board", "cores_per_socket", "ifname")
 _WORD = re.compile(r"[^\s=]+(?:\s*=\s*[^\s=]+)?|=\S*")  # Open MPI also takes `slots = 8`
 
 
 def read_hostfile(text: str, file: str) -> Imported:
-    """The hosts of a hostfile, in its order.
+    """Return the hosts of a hostfile, in its order.
 
     Raises:
-        InventoryError: a line that is none of a hostfile.
+        InventoryError: a line does not belong to a hostfile.
     """
     found: dict[str, HostEntry] = {}
     times: dict[str, int] = {}
@@ -37,13 +37,13 @@ def read_hostfile(text: str, file: str) -> Imported:
                 raise row.fault(f"more than {MAX_HOSTS} hosts, or {MAX_COUNT} lines of one host")
     if not found:
         raise Word("", file, 1, 1).fault("there is no host in it", _EXPECTED)
-    repeated = any(count > 1 for count in times.values())  # a line for every process, as PBS writes it
+    repeated = any(count > 1 for count in times.values())  # a line for every process, as in PBS
     hosts = (host.model_copy(update={"slots": times[name]}) if repeated else host for name, host in found.items())
     return Imported(KIND, tuple(hosts))
 
 
 def _without_comment(row: Word) -> Word:
-    """``#`` ends a line where a blank is before it: a host's name has none in it anyway."""
+    """Drop a comment, which needs no blank before its ``#``: a host's name has no ``#``."""
     return row.part(0, len(row.text.partition("#")[0].rstrip()))
 
 
@@ -60,7 +60,7 @@ def _row(row: Word) -> list[HostEntry]:
         _take(keys, option)
     try:
         names = expand(name.text)
-        return [host_entry(one, **keys) for one in names]
+        return [host_entry(each, **keys) for each in names]
     except RangeFault as error:
         raise name.fault(str(error)) from None
     except HostFault as error:

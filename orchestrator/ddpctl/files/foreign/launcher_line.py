@@ -15,7 +15,7 @@ from ddpctl.spec.job import Elastic
 from ddpctl.spec.limits import MAX_NODES
 from ddpctl.spec.values import LAUNCHER_OWNED, is_env_name
 
-FILE = "--"  # what an error names instead of a file: the line follows it
+FILE = "--"  # stands for the file in an error: the line follows it
 _EXPECTED = "expected: torchrun ..., python -m torch.distributed.launch ... (or .run), or deepspeed ..."
 _PYTHON = re.compile(r"(?:.*/)?python(\d(\.\d+)?)?")
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.S)
@@ -24,8 +24,8 @@ _COUNT = re.compile(r"(\d{1,5})(?::(\d{1,5}))?")
 _MODULES = ("torch.distributed.launch", "torch.distributed.run")
 
 FLAG, VALUE = False, True
-# Option -> whether a value follows. What is read has a branch in _Line.take; the rest a multi-node launch of ddpctl
-# decides by itself, or has no use for.
+# Option -> whether a value follows. Options that count have a branch in _Line._take. ddpctl decides the rest itself, or
+# has no use for it.
 _TORCH = {
     **dict.fromkeys(("nnodes", "nproc_per_node", "master_addr", "master_port", "rdzv_endpoint", "max_restarts"), VALUE),
     **dict.fromkeys(("node_rank", "rdzv_backend", "rdzv_id", "rdzv_conf", "local_addr", "role", "start_method"), VALUE),
@@ -49,17 +49,17 @@ _UNSUPPORTED = {
 
 
 def read_line(words: Sequence[str]) -> Imported:
-    """What a launcher's command line says: how many nodes and processes, the main host, the program.
+    """Return the content of a launcher's command line: nodes, processes, main host, program.
 
     Raises:
-        InventoryError: it is none, or an option of it is not understood.
+        InventoryError: it is not a launcher's command line, or an option is not understood.
     """
     line = _Line(_placed(words))
     return line.read()
 
 
 def _placed(words: Sequence[str]) -> list[Word]:
-    """The words as they stand in one line behind ``--``."""
+    """Return the words with their positions in a line behind ``--``."""
     found, column = [], 1
     for text in words:
         found.append(Word(text, FILE, 1, column))
@@ -68,7 +68,7 @@ def _placed(words: Sequence[str]) -> list[Word]:
 
 
 class _Line:
-    """A command line on its way through."""
+    """A command line that is being read."""
 
     def __init__(self, words: Sequence[Word]) -> None:
         self.left = list(words)
@@ -87,7 +87,7 @@ class _Line:
         return Imported(kind, **keys, **program, elastic=elastic, env=env, notes=tuple(self.notes))
 
     def _environment(self) -> Mapping[str, str]:
-        """``NAME=value`` in front of the command."""
+        """Take ``NAME=value`` before the command."""
         found: dict[str, str] = {}
         if self.left and self.left[0].text == "env":
             self.left.pop(0)
@@ -110,7 +110,7 @@ class _Line:
             return "torchrun", _TORCH
         if name == "deepspeed":
             return "deepspeed", _DEEPSPEED
-        if name.endswith(".py"):  # no launcher at all: SCRIPT ARGS, as for `up`
+        if name.endswith(".py"):  # no launcher: SCRIPT ARGS, as for `up`
             self.left.insert(0, first)
             return "command", {}
         if _PYTHON.fullmatch(first.text):
@@ -124,7 +124,7 @@ class _Line:
         raise first.fault(f"{first.text[:60]!r} is no launcher that ddpctl reads", _EXPECTED)
 
     def _options(self, known: Mapping[str, bool]) -> bool:
-        """Take the launcher's own options; whether a module follows instead of a script."""
+        """Take the launcher's own options; return whether a module follows instead of a script."""
         module = False
         while self.left and self.left[0].text.startswith("-") and self.left[0].text != "--":
             word = self.left.pop(0)
@@ -157,7 +157,7 @@ class _Line:
     def _take(self, name: str, value: Word) -> None:
         found = self.found
         if name in ("node_rank", "rdzv_id") or (not value.text and name in ("master_addr", "rdzv_endpoint")):
-            return  # another one on each node, or the text of an unset variable
+            return  # differs on each node, or is the text of an unset variable
         if name in ("nnodes", "num_nodes"):
             self._nodes(name, value)
         elif name in ("nproc_per_node", "num_gpus", "num_accelerators"):
@@ -203,7 +203,7 @@ class _Line:
         least, most = self.found["elastic"]
         try:
             return Elastic(min_nodes=least, max_nodes=most, max_restarts=3 if self.restarts is None else self.restarts)
-        except ValidationError:  # both numbers were checked where they stand
+        except ValidationError:  # _nodes has checked both numbers
             raise self.end.fault("the numbers of nodes are not understood") from None
 
     def _program(self, module: bool) -> dict[str, Any]:
@@ -219,7 +219,11 @@ class _Line:
 
 
 def _address(value: Word) -> str:
-    """Raises InventoryError: no host can be called so."""
+    """Return the host's address.
+
+    Raises:
+        InventoryError: a host cannot have this name.
+    """
     try:
         host_entry(value.text)
     except HostFault as error:

@@ -1,4 +1,4 @@
-"""Where something stands in a file of another tool, and the error that says so."""
+"""The position of text in another tool's file, and errors with this position."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddpctl.spec.limits import MAX_COUNT
 
 @dataclass(frozen=True)
 class Word:
-    """A piece of text and where it begins (1-based)."""
+    """A piece of text and its position (1-based)."""
 
     text: str
     file: str
@@ -25,11 +25,11 @@ class Word:
         return Word(self.text[start:end], self.file, self.line, self.column + start)
 
     def strip(self) -> Word:
-        """Without the blanks around it."""
+        """Return the word without the blanks around it."""
         return self.part(len(self.text) - len(self.text.lstrip()), len(self.text.rstrip()) or None)
 
     def split(self, mark: str) -> tuple[Word, Word | None]:
-        """What is before the first ``mark``, and what follows it."""
+        """Return the parts before and after the first ``mark``."""
         cut = self.text.find(mark)
         return (self, None) if cut < 0 else (self.part(0, cut), self.part(cut + len(mark)))
 
@@ -37,7 +37,11 @@ class Word:
         return InventoryError(message, file=self.file, line=self.line, column=self.column, hint=hint)
 
     def number(self, what: str, most: int, least: int = 1) -> int:
-        """Raises InventoryError: it is no whole number within these bounds."""
+        """Return the word as a whole number.
+
+        Raises:
+            InventoryError: the word is not a whole number within these bounds.
+        """
         text = self.text
         if not (text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most):
             raise self.fault(f"{what} {text[:40]!r} is not a number from {least} to {most}")
@@ -50,10 +54,10 @@ class Word:
         return self.number("port", 65535)
 
     def host(self, name: str | None = None, **keys: Any) -> HostEntry:
-        """The host of that name, or of this word.
+        """Return the host with this name, or with this word as its name.
 
         Raises:
-            InventoryError: there can be no such host.
+            InventoryError: such a host is not possible.
         """
         try:
             return host_entry(self.text if name is None else name, **keys)
@@ -62,7 +66,7 @@ class Word:
 
 
 def rows(text: str, file: str, comments: str) -> Iterator[Word]:
-    """The lines that are neither blank nor a comment, from their first letter to their last."""
+    """Yield the lines that are neither blank nor a comment, without the blanks around them."""
     for number, line in enumerate(text.split("\n"), 1):
         stripped = line.strip()
         if stripped and stripped[0] not in comments:

@@ -1,4 +1,4 @@
-"""Reads a file in which people have their hosts; what kind of file it is, its content says."""
+"""Reads another tool's file with hosts. Its content decides which kind of file it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ddpctl.files.foreign.ansible_ini import read_ini
 from ddpctl.files.foreign.documents import read_document
 from ddpctl.files.foreign.hostfile import read_hostfile
 from ddpctl.files.foreign.place import Word, rows
-from ddpctl.files.tree import MAX_BYTES, decode
+from ddpctl.files.limits import YAML_BYTES
+from ddpctl.files.tree import decode
 from ddpctl.spec.draft import HostFault, Imported, host_entry, selected
 
 _EXPECTED = (
@@ -24,10 +25,10 @@ _SLOTS = re.compile(r"\s(slots|max[-_]slots|slots[-_]max)\s*=")
 
 
 def read_foreign(path: Path) -> Imported:
-    """The hosts in a file of another tool.
+    """Return the hosts in another tool's file.
 
     Raises:
-        InventoryError: the file cannot be read, is of no known kind, or of two, or has a fault.
+        InventoryError: the file cannot be read, is of no known kind or of two, or has a fault.
     """
     file = str(path)
     found = read_text(decode(_read(path, file), file, tabs=True), file)
@@ -35,10 +36,10 @@ def read_foreign(path: Path) -> Imported:
 
 
 def with_hostfile(found: Imported, folder: Path) -> Imported:
-    """``found`` with the hosts of the hostfile that it names, and of them those that it includes.
+    """Return ``found`` with the hosts of the hostfile that it names, filtered by its --include and --exclude.
 
     Raises:
-        InventoryError: that file cannot be read or has a fault; a filter that names other hosts.
+        InventoryError: the hostfile cannot be read or has a fault, or a filter names other hosts.
     """
     hosts = found.hosts
     if found.hostfile is not None:
@@ -59,7 +60,7 @@ def with_hostfile(found: Imported, folder: Path) -> Imported:
 
 
 def read_text(text: str, file: str) -> Imported:
-    """As :func:`read_foreign`, for the text of a file; the hostfile that it may name is not opened."""
+    """Do :func:`read_foreign` for the text of a file; a hostfile that it names is not opened."""
     lines = list(rows(text, file, "#;"))
     if not lines:
         raise Word("", file, 1, 1).fault("there is nothing in it", _EXPECTED)
@@ -69,7 +70,7 @@ def read_text(text: str, file: str) -> Imported:
     if _SECTION.fullmatch(first.text) or any(_SECTION.fullmatch(line.text) for line in lines[1:]):
         return read_ini(text, file)
     if first.text.startswith(("---", "{", "- ", "%")) or _KEY.fullmatch(first.text):
-        # Only a YAML reader minds tabs.
+        # Only YAML forbids tabs.
         return read_document(decode(text.encode("utf-8", "surrogatepass"), file), file)
     ansible = next((line for line in lines if _ANSIBLE.search(line.text)), None)
     slots = next((line for line in lines if _SLOTS.search(line.text)), None)
@@ -88,6 +89,6 @@ def read_text(text: str, file: str) -> Imported:
 def _read(path: Path, file: str) -> bytes:
     try:
         with path.expanduser().open("rb") as stream:
-            return stream.read(MAX_BYTES + 1)
+            return stream.read(YAML_BYTES + 1)
     except OSError as error:
         raise InventoryError(f"cannot be read: {error.strerror}", file=file, hint="check the path") from None

@@ -1,1 +1,1 @@
-"""What a worker may say, subject by subject: plain declarations, checked in answers.py."""
+"""The declared shapes of a worker's answers, a module per subject. answers.py validates against them."""

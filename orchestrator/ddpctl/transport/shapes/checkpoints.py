@@ -60,13 +60,13 @@ class AsideDict(TypedDict):
 
 
 class LentDict(TypedDict):
-    """What a host has, before it is told what it lacks."""
+    """The checkpoint that a host has, sent before the host learns which files it lacks."""
 
     manifest: ManifestDict
 
 
 class MovedDict(TypedDict):
-    """How many bytes it has hashed and fetched so far."""
+    """Bytes that the host has hashed and fetched so far."""
 
     moved: Count
 

@@ -1,4 +1,4 @@
-"""What a node sees of its ranks."""
+"""A node's view of its ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store, the spread of files, environments, and what is cleared away."""
+"""The store, the distribution of files, environments, and the removal of old files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing_extensions import NotRequired, TypedDict
 from ddpctl.transport.shapes.runs import OriginDict
 from ddpctl.transport.shapes.words import IP, Count, File, Hash, Moment, Name, Number, Place, Port, Short, as_tuple
 
-Version = Annotated[str, Field(pattern="^([0-9a-f]{32})?$")]  # none: nobody knows whether it is whole
+Version = Annotated[str, Field(pattern="^([0-9a-f]{32})?$")]  # empty: it is unknown whether the entry is complete
 
 
 class NothingDict(TypedDict):
-    """An answer of which nothing is read."""
+    """An answer whose fields are ignored."""
 
 
 class StartDict(TypedDict):
@@ -83,7 +83,7 @@ class PieceDict(TypedDict):
 
 
 class BuiltDict(TypedDict):
-    """A wheel, sent before it; or what its build needs besides."""
+    """A wheel, whose bytes came before; or the requirements that its build lacks."""
 
     needs: NotRequired[list[Short]]
     name: NotRequired[Place]

@@ -1,4 +1,4 @@
-"""What a node has recorded of a run, for a report."""
+"""A node's records of a run, for a report."""
 
 from __future__ import annotations
 

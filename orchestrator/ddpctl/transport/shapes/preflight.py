@@ -1,4 +1,4 @@
-"""What a preflight asks: facts, ports, the mesh, firewalls, the rehearsal."""
+"""Answers for a preflight: facts, ports, the mesh, firewalls, the rehearsal."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class InterpretersDict(TypedDict):
 
 
 class DriverDict(TypedDict):
-    """What CUDA's or HIP's own library sees."""
+    """Devices that the library of CUDA or HIP reports."""
 
     api: Literal["cuda", "hip"] | None
     code: Whole | None
@@ -138,7 +138,7 @@ class DriverDict(TypedDict):
     visible: dict[Short, Short]
 
 
-@with_config(ConfigDict(extra="allow"))  # the rest is for checks alone
+@with_config(ConfigDict(extra="allow"))  # only checks read the rest
 class ImportedDict(TypedDict):
     torch: Short | None
     error: Short | None
@@ -188,7 +188,7 @@ class AmdGpusDict(TypedDict):
     driver: Short
 
 
-# What plans and environments are made from. The other questions are read by checks alone: see checks.judge.
+# Answers that plans and environments are made from. Only checks read the other answers: see checks.judge.
 FACTS: Mapping[str, Any] = {
     "network": NetworkDict,
     "versions": VersionsDict,
@@ -211,8 +211,8 @@ class AnswerDict(TypedDict):
 
 
 def _answers(found: dict[str, AnswerDict], info: ValidationInfo) -> dict[str, AnswerDict]:
-    """Every question has its answer, and nothing else has one."""
-    wanted = [str(one["id"]) for one in asked(info).get("questions", ())]
+    """Check that every question has an answer; drop other answers."""
+    wanted = [str(question["id"]) for question in asked(info).get("questions", ())]
     lacking = [name for name in wanted if name not in found]
     if lacking:
         raise ValueError(f"no answer to {lacking[0]!r}")
@@ -294,14 +294,13 @@ class DialsDict(TypedDict):
 
 
 def _dialled(found: DialsDict, info: ValidationInfo) -> DialsDict:
-    """What was asked for and nothing else; a speed is that of a connection which was made."""
+    """Check that every connection was requested, and that every speed belongs to an open connection."""
     targets = asked(info).get("targets", ())
-    wanted = {(one["peer"], one["address"], port) for one in targets for port in one["ports"]}
+    wanted = {(target["peer"], target["address"], port) for target in targets for port in target["ports"]}
     made = {(peer, address, port) for peer, address, _, _, ports in found["open"] for port in ports}
-    seen = made | {(one["peer"], one["address"], one["port"]) for one in found["links"]}
-    if not seen <= wanted or not {(one["peer"], one["address"]) for one in found["speeds"]} <= {
-        one[:2] for one in made
-    }:
+    seen = made | {(link["peer"], link["address"], link["port"]) for link in found["links"]}
+    measured = {(speed["peer"], speed["address"]) for speed in found["speeds"]}
+    if not seen <= wanted or not measured <= {connection[:2] for connection in made}:
         raise ValueError("it reports a connection that it was not asked for")
     return found
 
@@ -310,7 +309,7 @@ Dialled = Annotated[DialsDict, AfterValidator(_dialled)]
 
 
 class RulesDict(TypedDict):
-    """With the text of the rules as raw bytes."""
+    """The text of the rules follows as raw bytes."""
 
     tool: Literal["nft", "iptables", "ip6tables"]
 

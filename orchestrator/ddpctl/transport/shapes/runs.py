@@ -31,7 +31,7 @@ from ddpctl_worker.wire.contract import begins
 
 
 def _this_run(value: str, info: ValidationInfo) -> str:
-    """The run that was asked for, where one was."""
+    """Check that the answer is about the run in the request, where the request names a run."""
     run = asked(info).get("run")
     if run is not None and value != (run["run"] if isinstance(run, Mapping) else run):
         raise ValueError("it is about another run")
@@ -118,7 +118,7 @@ class OriginDict(TypedDict):
 
 
 class RecordDict(TypedDict):
-    """A run.json, as far as anybody here reads it."""
+    """The fields of run.json that ddpctl reads."""
 
     project: Name
     origin: NotRequired[OriginDict | None]
@@ -230,7 +230,7 @@ class StatusDict(TypedDict):
 
 def _of_job(runs: list[StatusDict], info: ValidationInfo) -> list[StatusDict]:
     job = asked(info).get("job")
-    if job is not None and any(job not in (one["job"], one["run"]) and not begins(one["run"], job) for one in runs):
+    if job is not None and any(job not in (run["job"], run["run"]) and not begins(run["run"], job) for run in runs):
         raise ValueError("it is about another job")
     return runs
 
@@ -293,7 +293,7 @@ class MetricsDict(TypedDict):
 
 
 class ColumnsDict(TypedDict):
-    """Lines by their fields."""
+    """Output lines, as a column for each field."""
 
     rank: list[Small | None]
     stream: list[Literal["stdout", "stderr"]]

@@ -1,4 +1,4 @@
-"""What a node says of itself every two seconds."""
+"""The state that a node sends every two seconds."""
 
 from __future__ import annotations
 

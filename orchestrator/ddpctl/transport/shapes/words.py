@@ -1,4 +1,4 @@
-"""The words that the shapes are made of: each with its type, its bounds, and nothing that could do harm later."""
+"""The types that the shapes are made of: each with bounds, and without values that could do harm later."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _moment(value: str) -> str:
 
 
 def _place(value: str) -> str:
-    """A file's name below a folder of ours: it names no other place."""
+    """Check that a file's name stays below its folder."""
     parts = PurePosixPath(value).parts
     if not parts or "\0" in value or value.startswith("/") or ".." in parts:
         raise ValueError(f"a file named {value[:200]!r} is not taken")
@@ -38,7 +38,7 @@ def _place(value: str) -> str:
 
 
 def _plain(value: Any, depth: int = DEPTH) -> Any:
-    """What a check reads by itself: nested within bounds, without a number that no arithmetic survives."""
+    """Check a value that only a check reads: bounded nesting, and numbers that arithmetic survives."""
     if depth == 0:
         raise ValueError("it is nested too deeply")
     if isinstance(value, float) and not math.isfinite(value):
@@ -46,8 +46,8 @@ def _plain(value: Any, depth: int = DEPTH) -> Any:
     if isinstance(value, int) and abs(value) > _MOST:
         raise ValueError("it holds a number that is too large")
     if isinstance(value, (dict, list)):
-        for one in value.values() if isinstance(value, dict) else value:
-            _plain(one, depth - 1)
+        for item in value.values() if isinstance(value, dict) else value:
+            _plain(item, depth - 1)
     return value
 
 
@@ -57,16 +57,16 @@ def _address(value: str) -> str:
 
 
 def as_tuple(value: Any) -> Any:
-    """JSON has lists alone."""
+    """Return a list as a tuple, because JSON has only lists."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def one_of(*words: str) -> str:
-    """A pattern that these words fit, and nothing else does."""
+    """Return a pattern that matches exactly these words."""
     return f"^(?:{'|'.join(words)})$"
 
 
-Text = InstanceOf[str]  # as it came: also what was no UTF-8, which JSON carries as lone surrogates
+Text = InstanceOf[str]  # unchanged: bytes that are not UTF-8 travel as lone surrogates in JSON
 Short = Annotated[Text, Field(max_length=64 << 10)]
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
 Label = Annotated[str, Field(pattern=r"^[!-~]{0,64}$")]
@@ -89,13 +89,13 @@ Plain = Annotated[Any, AfterValidator(_plain)]
 
 
 def asked(info: ValidationInfo) -> Mapping[str, Any]:
-    """What the host was asked with."""
+    """Return the arguments of the call that the host answers."""
     found: Mapping[str, Any] = (info.context or {})["args"]
     return found
 
 
 def own_name(value: str, info: ValidationInfo) -> str:
-    """A node speaks for itself."""
+    """Check that a node reports about itself."""
     if value != (info.context or {})["host"]:
         raise ValueError("it is about another host")
     return value
@@ -106,13 +106,13 @@ _making = threading.Lock()
 
 
 def adapter(shape: Any) -> TypeAdapter[Any]:
-    """What checks data against a shape; made when it is first needed, once for the threads of all hosts."""
+    """Return the validator of a shape, made at first use and shared by the threads of all hosts."""
     with _making:
         return _made(shape)
 
 
 def first_fault(error: ValidationError) -> str:
-    """Where it is and what is wrong there."""
+    """Return the place and the text of the first fault."""
     fault = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part)[:60] for part in fault["loc"])
     what = fault["msg"].removeprefix("Value error, ")

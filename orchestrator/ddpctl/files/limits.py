@@ -1,0 +1,23 @@
+"""Every period and size of the local files, with its unit and its reason.
+
+``_S`` are seconds, ``_BYTES`` bytes; all other values are counts.
+"""
+
+from __future__ import annotations
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+YAML_BYTES = 1 << 20  # an inventory, or a foreign file with hosts
+YAML_DEPTH = 16  # nesting of lists and mappings; deeper files are a mistake or an attack on the parser
+ENV_FILE_BYTES = 1 << 20
+SCRIPT_BYTES = 8 << 20  # of a job's script: the rest is not read
+ANSIBLE_STEPS = 20_000  # groups visited for one Ansible file: groups of groups can multiply
+COMPLETED_HOSTS = 4096  # hosts of one range that completion offers
+
+# --- the search of `ddpctl init` for scripts --------------------------------------------------------------------------
+SEARCH_FILES, SEARCH_FOLDERS = 400, 200
+SEARCH_DEPTH = 2  # folders below the first
+SEARCH_BYTES = 1 << 20  # of a file
+
+# --- keeping ----------------------------------------------------------------------------------------------------------
+KEEP_RUNS = 200  # the newest runs whose hints stay on this machine
+KEEP_PREFLIGHT_S = 3600.0  # an older report is removed when the next report is saved
