@@ -24,7 +24,15 @@ from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Tuple
 
 from ddpctl_worker.agent import links, state, talk
 from ddpctl_worker.agent.hostrecord import HostRecord
-from ddpctl_worker.agent.limits import BEGIN_S, DISK_LOOK_S, HOSTS_A_POLL, LEAST_PAUSE_S, MOST_POLL_S, POLL_S
+from ddpctl_worker.agent.limits import (
+    BEGIN_LOOK_S,
+    BEGIN_S,
+    DISK_LOOK_S,
+    HOSTS_A_POLL,
+    LEAST_PAUSE_S,
+    MOST_POLL_S,
+    POLL_S,
+)
 from ddpctl_worker.agent.part import CalledOff, LocalPart
 from ddpctl_worker.agent.policy import Rules
 from ddpctl_worker.agent.resume import Resume
@@ -93,7 +101,7 @@ def _wait_for_peers(own: HostRecord) -> Optional[Peers]:
         found = fs.read_json(own.paths.peers)
         if found is not None:
             return {host: (str(at[0]), int(at[1])) for host, at in found["peers"].items()}
-        time.sleep(0.05)
+        time.sleep(BEGIN_LOOK_S)
     text = "the start was interrupted before the hosts knew of each other; start it again"
     own.end(outcomes.failed(outcomes.cause(own.paths.host, SPAWN_FAILED, text)), None)
     return None

@@ -6,7 +6,7 @@ import socket
 import time
 from typing import Any, Dict, List, Mapping, Sequence
 
-from ddpctl_worker.agent.limits import CONNECT_S, FIND_S, MOST_UNREACHED
+from ddpctl_worker.agent.limits import BEGIN_LOOK_S, CONNECT_S, FIND_S, MOST_UNREACHED
 from ddpctl_worker.agent.talk import at_once
 from ddpctl_worker.machine import fs
 from ddpctl_worker.record.record import attempt_of, named_by
@@ -36,7 +36,7 @@ def begin(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
             text = "the agents did not find each other within %d s" % FIND_S
             missed = unreached({host: place for host, place in peers.items() if host != run["host"]})
             raise WorkerError(STARTING, "; ".join([text, *missed]), HINT if missed else None)
-        time.sleep(0.05)
+        time.sleep(BEGIN_LOOK_S)
 
 
 def unreached(peers: Mapping[str, Sequence[Any]]) -> List[str]:

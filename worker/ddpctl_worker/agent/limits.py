@@ -71,6 +71,7 @@ SILENT_S = 30.0  # the first host may be busy; if it is lost, the attempt is cal
 # --- the agent's process (agent.py, begin.py, links.py)
 DISK_LOOK_S = 0.2  # between two looks at the disk
 LEAST_PAUSE_S = 0.05  # between two ticks
+BEGIN_LOOK_S = 0.05  # between two looks at the disk before the first attempt has started
 BEGIN_S = 120.0  # from an agent's start until it knows the addresses of the other agents
 FIND_S = 60.0  # from the begin verb until the first attempt has started
 CONNECT_S = 3.0  # a trial connection to an agent that was not found

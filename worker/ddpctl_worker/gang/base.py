@@ -9,7 +9,18 @@ import threading
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ddpctl_worker.gang.cutwatch import CutWatch, OnFinding
-from ddpctl_worker.gang.limits import BEAT_S, FAULTS_S, MAX_WORD, MAX_WORDS, NAP_S, RECOVERED_S, SILENT_S, STILL_S
+from ddpctl_worker.gang.limits import (
+    BEAT_S,
+    FAULT_PAUSE_S,
+    FAULTS_S,
+    MAX_WORD,
+    MAX_WORDS,
+    MOST_FAULT_PAUSE_S,
+    NAP_S,
+    RECOVERED_S,
+    SILENT_S,
+    STILL_S,
+)
 from ddpctl_worker.machine.clocks import Offset
 from ddpctl_worker.machine.notes import note, trace
 from ddpctl_worker.machine.system import CLOCK, SOCKETS, HostClock, Sockets
@@ -182,7 +193,7 @@ class Gang:
 
         A node that cannot watch the other nodes for long ends, and is the cause itself.
         """
-        since, pause = 0.0, 0.1
+        since, pause = 0.0, FAULT_PAUSE_S
         while True:
             begun = self._clock.now()
             try:
@@ -194,7 +205,7 @@ class Gang:
                 fault = repr(error)
             now = self._clock.now()
             if now - begun > RECOVERED_S:
-                since, pause = 0.0, 0.1
+                since, pause = 0.0, FAULT_PAUSE_S
             since = since or now
             with contextlib.suppress(Exception):
                 self._close_all()
@@ -204,7 +215,7 @@ class Gang:
             if self._leaving is not None:
                 return
             self._clock.sleep(pause)
-            pause = min(2.0, pause * 2)
+            pause = min(MOST_FAULT_PAUSE_S, pause * 2)
 
     def _ask(self) -> None:
         self.asked = True

@@ -9,7 +9,18 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ddpctl_worker.gang.base import Gang, Wake
 from ddpctl_worker.gang.council import Council
-from ddpctl_worker.gang.limits import ACCEPTS, BEAT_S, GOODBYE_S, LOOP_S, MAX_HELLO, MAX_OUT, START_S
+from ddpctl_worker.gang.limits import (
+    ACCEPTS,
+    BEAT_S,
+    ENDING_LOOP_S,
+    GOODBYE_S,
+    LISTEN_S,
+    LOOP_S,
+    MAX_HELLO,
+    MAX_OUT,
+    START_S,
+    UNDECIDED_LOOP_S,
+)
 from ddpctl_worker.gang.wire import HubWire, from_wire, to_wire
 from ddpctl_worker.machine.acceptor import NoRoom, at_most, take
 from ddpctl_worker.machine.clocks import Clock, Offset, Sample
@@ -108,8 +119,8 @@ class HubGang(Gang):
 
     def _pause(self) -> float:
         if self._council.verdict is not None:
-            return 0.02
-        return 0.1 if self._council.undecided or self._leaving is not None else LOOP_S
+            return ENDING_LOOP_S
+        return UNDECIDED_LOOP_S if self._council.undecided or self._leaving is not None else LOOP_S
 
     def _leave_by(self, outcome: Outcome, now: float) -> float:
         """Return until when a hub that has ended waits for nodes that have not joined: they may still be starting.
@@ -134,7 +145,7 @@ class HubGang(Gang):
             self._send(line, line.wire.pack(dict(to_wire(self._council.verdict, 0.0), k="verdict")))
 
     def _listen(self, now: float) -> None:
-        self._listen_at = now + 0.5
+        self._listen_at = now + LISTEN_S
         try:
             listener = self._bound()
         except OSError as error:
@@ -200,7 +211,7 @@ class HubGang(Gang):
         assert self._listener is not None
         self._selector.unregister(self._listener)
         self._listener.close()
-        self._listener, self._listen_at = None, now + 0.5
+        self._listener, self._listen_at = None, now + LISTEN_S
 
     def _receive(self, line: _Line) -> None:
         try:

@@ -12,8 +12,11 @@ MAX_OUT = 1 << 20  # bytes that wait on a connection; a member that reads nothin
 # --- the thread of hub and members (base.py)
 BEAT_S = 1.0  # between two heartbeats
 LOOP_S = 0.25  # between two turns of the loop, unless a message or the supervisor wakes it
+UNDECIDED_LOOP_S = 0.1  # the same while the hub waits for a verdict or for goodbyes
+ENDING_LOOP_S = 0.02  # the same once there is a verdict, or while a member waits for the answer to its goodbye
 GOODBYE_S = 5.0  # how long a goodbye waits for its answer
 RECOVERED_S = 30.0  # a loop that ran for this long has overcome its fault
+FAULT_PAUSE_S, MOST_FAULT_PAUSE_S = 0.1, 2.0  # before a loop starts again after a fault; doubled each time
 FAULTS_S = 10.0  # a loop that fails again and again for this long ends the run
 NAP_S = 4.0  # a loop that did not turn for this long was asleep: it turns four times a second
 
@@ -26,6 +29,7 @@ MEET_S = 10.0  # the same after a success: the hub would report a node that neve
 
 # --- the hub's listener (hub.py)
 START_S = 120.0  # how long after the start a node may join, unless the run sets another limit
+LISTEN_S = 0.5  # until the hub tries again to listen, without a port or a descriptor
 ACCEPTS = 16  # connections that are accepted in a turn of the loop
 
 # --- failure detector and verdict (council.py)

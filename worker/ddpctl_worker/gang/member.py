@@ -12,6 +12,7 @@ from ddpctl_worker.gang.limits import (
     ALONE_S,
     BEAT_S,
     CONNECT_S,
+    ENDING_LOOP_S,
     GOODBYE_S,
     LOOP_S,
     MEET_S,
@@ -92,7 +93,7 @@ class MemberGang(Gang):
                     self._farewell()
                 if self._left or now >= leave_by:
                     break
-            self._receive(LOOP_S if leave_by is None else 0.02)
+            self._receive(LOOP_S if leave_by is None else ENDING_LOOP_S)
 
     def _close_all(self) -> None:
         self._close()

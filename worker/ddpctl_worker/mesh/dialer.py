@@ -22,7 +22,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ddpctl_worker.machine.net import addresses, neighbour_table, silent_neighbour, source_address
 from ddpctl_worker.mesh import wire
-from ddpctl_worker.mesh.limits import ANSWER_S, CONNECT_S, IN_FLIGHT, LINE_LIMIT, STALL_S
+from ddpctl_worker.mesh.limits import ANSWER_S, CONNECT_S, IN_FLIGHT, LINE_LIMIT, SELECT_S, STALL_S
 from ddpctl_worker.mesh.speed import WAYS, Measure, measure_all
 from ddpctl_worker.mesh.wire import key_of
 from ddpctl_worker.wire.channel import Channel
@@ -149,7 +149,7 @@ class Dialer:
             while (self._waiting or self._running) and not channel.closed.is_set():
                 while self._waiting and len(self._running) < IN_FLIGHT:
                     self._start(self._waiting.pop())
-                for key, _ in self._selector.select(0.1):
+                for key, _ in self._selector.select(SELECT_S):
                     self._turn(key.data)
                 self._expire()
         finally:

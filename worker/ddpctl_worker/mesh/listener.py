@@ -16,6 +16,7 @@ from ddpctl_worker.machine.net import port_range
 from ddpctl_worker.machine.strangers import Places
 from ddpctl_worker.mesh import wire
 from ddpctl_worker.mesh.limits import (
+    BIND_PAUSE_S,
     BIND_S,
     BULK_LIMIT,
     CHUNK,
@@ -24,7 +25,7 @@ from ddpctl_worker.mesh.limits import (
     MAX_CONNECTIONS,
     MAX_LISTEN_S,
     REST_S,
-    TICK_S,
+    SELECT_S,
 )
 from ddpctl_worker.mesh.wire import key_of
 from ddpctl_worker.wire.channel import Channel
@@ -75,7 +76,7 @@ class Listener:
     def serve(self, ended: Callable[[], bool], seconds: float, wake: Optional[int] = None) -> None:
         """Answer until ``ended()`` or until ``seconds`` have passed, then close every socket.
 
-        ``ended`` is checked every TICK_S, and at once when the descriptor ``wake`` becomes readable.
+        ``ended`` is checked every SELECT_S, and at once when the descriptor ``wake`` becomes readable.
         """
         until = time.monotonic() + seconds
         if wake is not None:
@@ -83,7 +84,7 @@ class Listener:
                 self._selector.register(wake, selectors.EVENT_READ)
         try:
             while not ended() and time.monotonic() < until:
-                for key, events in self._selector.select(TICK_S):
+                for key, events in self._selector.select(SELECT_S):
                     sock: Any = key.fileobj
                     if sock in self._connections:
                         self._turn(self._connections[sock], events)
@@ -236,7 +237,7 @@ def bind_all(ports: Iterable[int]) -> Tuple[List[socket.socket], List[Dict[str, 
                 sockets.append(listen_on(port))
             except OSError as error:
                 if time.monotonic() < until:
-                    time.sleep(0.1)
+                    time.sleep(BIND_PAUSE_S)
                     continue
                 taken.append({"port": port, "errno": error.errno, "error": os.strerror(error.errno or 0)})
             break

@@ -22,7 +22,7 @@ from ddpctl_worker.doctor import look
 from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.machine import proc, processes
 from ddpctl_worker.machine.net import CONNECTED, LISTENING, tcp_sockets
-from ddpctl_worker.mesh.limits import CONNECTED_LOOK_S, GRACE_S, MAX_S, NCCL_LINES, TAIL_LINES
+from ddpctl_worker.mesh.limits import CLOSED_PAUSE_S, CONNECTED_LOOK_S, GRACE_S, MAX_S, NCCL_LINES, SELECT_S, TAIL_LINES
 from ddpctl_worker.record import ranks
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.rules import seen, words
@@ -131,11 +131,11 @@ class _Rehearsal:
         os.set_blocking(child.stdout.fileno(), False)
         look = time.monotonic() + CONNECTED_LOOK_S
         while time.monotonic() < until and not self._channel.closed.is_set():
-            if select.select([child.stdout], [], [], 0.1)[0]:
+            if select.select([child.stdout], [], [], SELECT_S)[0]:
                 data = child.stdout.read(1 << 16)
                 self._take(data or b"")
                 if data == b"":
-                    time.sleep(0.05)  # every process has closed the pipe, so the launcher ends soon
+                    time.sleep(CLOSED_PAUSE_S)
             if child.poll() is not None:
                 self._take(child.stdout.read() or b"")
                 return child.returncode

@@ -22,6 +22,8 @@ from ddpctl_worker.mesh.limits import (
     MTU_STALL_S,
     PATIENCE_S,
     PATIENCE_SHRINKS,
+    THREADS_S,
+    TRANSFER_TICK_S,
 )
 from ddpctl_worker.wire.channel import Channel
 from ddpctl_worker.wire.contract import BROKEN, OK, SLOW, STALLED
@@ -64,7 +66,7 @@ def measure_all(links: Iterable[Dict[str, Any]], what: Measure, channel: Channel
             threads.append(thread)
             patience = max(LEAST_PATIENCE_S, patience * PATIENCE_SHRINKS)  # many bad links must not add up
         while sum(t.is_alive() for t in threads) >= MAX_THREADS:
-            time.sleep(0.05)
+            time.sleep(THREADS_S)
     for thread in threads:  # each is bounded by its sockets' deadlines
         thread.join()
     return results
@@ -163,7 +165,7 @@ class _Session:
     def _push(self, size: int) -> Tuple[str, Optional[float]]:
         start = time.perf_counter()
         self._sock.sendall(b"push %d\n" % size)
-        self._sock.settimeout(0.2)
+        self._sock.settimeout(TRANSFER_TICK_S)
         sent, acked, moved = 0, 0, start
         while True:
             try:
@@ -186,7 +188,7 @@ class _Session:
     def _pull(self, size: int) -> Tuple[str, Optional[float]]:
         start = moved = time.perf_counter()
         self._sock.sendall(b"pull %d\n" % size)
-        self._sock.settimeout(0.2)
+        self._sock.settimeout(TRANSFER_TICK_S)
         left = size
         while left:
             try:
