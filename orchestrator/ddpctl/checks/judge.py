@@ -172,7 +172,7 @@ def _unanswered(check: Check, view: View, said: Collection[str | None]) -> list[
 
 
 def _no_answer(check: Check, target: Target, question: Question, answer: Answer) -> Finding:
-    """A late answer is a sign of trouble on the host, so it is a warning; an answer that failed is only unknown."""
+    """Return the finding: a warning for a late answer, which is a sign of trouble; unknown for a failed answer."""
     return Finding(
         check.id,
         Severity.WARNING if answer.timed_out else Severity.UNKNOWN,

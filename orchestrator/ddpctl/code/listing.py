@@ -41,7 +41,7 @@ class Member:
     """A member of the archive. ``name`` is relative to the folder and keeps bytes that are not UTF-8."""
 
     name: str
-    kind: str  # "file", "link" or "folder" (an empty one)
+    kind: str  # "file", "link" or "folder" (an empty folder)
     size: int = 0
     executable: bool = False
     target: str = ""  # of a link

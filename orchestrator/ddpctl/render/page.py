@@ -85,7 +85,7 @@ summary { cursor: pointer; }
 
 
 def page(title: str, parts: Iterable[str], style: str = "") -> str:
-    """A whole document around these parts, which are markup already; the title is escaped here. ``style``: more CSS."""
+    """Return a whole document around these parts, which are markup; the title is escaped here. ``style``: more CSS."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

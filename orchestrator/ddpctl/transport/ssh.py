@@ -208,7 +208,7 @@ class Connector:
 
 
 class SSHTransport(conversation.WorkerTransport):
-    """One host behind SSH."""
+    """A host behind SSH."""
 
     def __init__(self, host: Host, hop: Hop, connector: Connector) -> None:
         super().__init__(host)

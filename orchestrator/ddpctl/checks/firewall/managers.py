@@ -11,13 +11,13 @@ from ddpctl.checks.firewall.tool import Dump, FirewallTool, Opening, joined, por
 
 
 def _ufw_owns(dump: Dump, chain: Chain, verdict: Blocked) -> bool:
-    """A rule before ufw's own chains does not belong to ufw, and ufw's commands cannot undo it."""
+    """Return whether ufw made the rule. A rule before ufw's own chains is not ufw's, and ufw cannot undo it."""
     own = any(name.startswith(("ufw-", "ufw6-")) for name in verdict.path) or verdict.text == POLICY
     return bool(dump.get("ufw")) and chain.iptables and own
 
 
 def _ufw_lines(block: BlockingRule, opening: Opening) -> list[str]:
-    """The command is ``prepend``, not ``insert 1``: ufw numbers IPv6 rules after all IPv4 rules."""
+    """Return the commands: ``prepend``, not ``insert 1``, because ufw numbers IPv6 rules after all IPv4 rules."""
     form = "from {} to any port" if opening.hook == "input" else "to {} port"
     direction = "" if opening.hook == "input" else "out "
     return [

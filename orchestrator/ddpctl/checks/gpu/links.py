@@ -106,7 +106,7 @@ def _not_running(view: View, host: str, fault: str, starts: bool, value: Mapping
 
 
 def _wait(view: View, host: str, waiting: list[Gpu], live: use.Live | None) -> Finding:
-    """A warning, unless CUDA reports an error: minutes after the boot the fabric manager may still be starting."""
+    """Report a wait as a warning, unless CUDA fails: after the boot the fabric manager may take minutes to start."""
     sure = live is not None and live.error is not None
     smi = use.smis(view)[host]
     return report.finding(

@@ -11,7 +11,7 @@ from ddpctl.transport.shapes.words import IP, Count, Hash, Moment, Name, Place, 
 
 
 def _in_entry(value: str) -> str:
-    """The path of a file within an entry; empty for an entry that is a file."""
+    """Check the path of a file within an entry; it is empty for an entry that is a file."""
     if value and (value.startswith("/") or {"", ".", ".."} & set(value.split("/")) or "\0" in value):
         raise ValueError(f"a file named {value[:200]!r} is not taken")
     return value
