@@ -58,7 +58,7 @@ class _Wait:
 class Flow:
     """The lines on their way from the hosts to the screen.
 
-    ``live``: the logs are followed. ``folded``: equal lines are folded. ``last``: at the beginning, show only so many
+    ``live``: the logs are followed. ``folded``: equal lines are folded. ``last``: at the beginning, show only that many
     of the lines that exist already. ``held``: new lines wait for lines of other hosts.
     """
 

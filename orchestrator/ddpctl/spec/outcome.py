@@ -255,7 +255,7 @@ class RunStatus:
 
     @property
     def lacks_majority(self) -> bool:
-        """Return whether a run with restarts has lost so many hosts that no other attempt can start."""
+        """Return whether a run with restarts has lost too many hosts for another attempt."""
         lost = sum(node.state == contract.LOST for node in self.nodes)
         return bool(self.record.get("restart")) and len(self.nodes) - lost < majority_of(len(self.nodes))
 
