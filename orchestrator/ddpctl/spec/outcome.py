@@ -181,7 +181,7 @@ class RunStatus:
     There are three kinds of runs:
 
     - Static, without restarts: every node decides on the state. There is one attempt.
-    - Elastic (the record has ``min_nodes``): torch's elastic agent goes on without lost nodes, down to that number.
+    - Elastic (the record has ``min_nodes``): torch's elastic agent continues without lost nodes, down to that number.
     - With restarts (the record has ``restart``): the agents of the hosts agree on attempts and on the end. A majority
       of all hosts, spares included, commits a decision; ``NodeStatus.agreed`` is a host's copy.
     """
@@ -264,7 +264,7 @@ class RunStatus:
         """Return the nodes that decide on the state of the run: usually all nodes of the newest attempt.
 
         In an elastic run with at least ``min_nodes`` nodes left, the nodes that are gone do not count: torch's elastic
-        agent goes on without them. A node that fails once another node has succeeded does count: no agent replaces it.
+        agent continues without them. A node that fails once another node has succeeded does count: no agent replaces it.
         """
         least = self.record.get("min_nodes")
         nodes = self.nodes_at_work
@@ -277,7 +277,7 @@ class RunStatus:
 
     @property
     def left(self) -> Sequence[NodeStatus]:
-        """Return the nodes that have left an elastic run, and that it goes on without."""
+        """Return the nodes that have left an elastic run, and that the run continues without."""
         staying = self.taking_part
         return [node for node in self.nodes_at_work if node not in staying]
 

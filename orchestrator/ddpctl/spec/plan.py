@@ -113,7 +113,7 @@ class Plan:
     world_size: int | None
     launcher: str
     rendezvous: str
-    min_nodes: int | None  # torch's elastic agent goes on with so few nodes; None: it is not used
+    min_nodes: int | None  # the fewest nodes with which torch's elastic agent continues; None: it is not used
     code: CodeRef | None
     outputs: tuple[str, ...]
     timeouts: Mapping[str, Any]
@@ -230,7 +230,7 @@ class Plan:
     def _gang(self, node: NodePlan) -> dict[str, Any] | None:
         """Return the addresses at which the nodes watch each other; None: they do not.
 
-        Under torch's elastic agent they do not: it goes on without lost nodes.
+        Under torch's elastic agent they do not: the agent continues without lost nodes.
         """
         if len(self.active) < 2 or self.gang_port is None or self.rendezvous != "static":
             return None
