@@ -13,6 +13,7 @@ from ddpctl.spec.origin import JobId, Origin
 from ddpctl_worker import contract
 
 SLOW = ("host", "rank", "lag_ms", "last_share")  # what the documents say of a slow rank
+STRANGERS = ("count", "addresses", "most", "last")  # ... and of connections by strangers
 LOST_FOR_RUN = "it takes part in this run no more; the next `ddpctl restart` or `ddpctl up` uses it again"
 SAVE_SIGNAL, SAVE_TIMEOUT_S = "SIGUSR1", 120.0  # of a run that was started by a ddpctl without the key checkpoint
 
@@ -421,6 +422,12 @@ class RunStatus:
         return max(told, key=lambda one: (one["behind_s"] or 0.0, one["kept_s"] or 0.0), default=None)
 
     @property
+    def strangers(self) -> list[dict[str, Any]]:
+        """The hosts to whose ports programs connect that are not of the run: host, count, addresses, most, last."""
+        told = [(node.host, node.strangers) for node in self.nodes if node.strangers]
+        return [{"host": host, **{name: found[name] for name in STRANGERS}} for host, found in told]
+
+    @property
     def _doctors_report(self) -> NodeStatus | None:
         """The node with node rank 0 decides who is stuck or slow; where it does not answer, what another heard last."""
         told = [node for node in self.nodes_at_work if node.reported]
@@ -495,6 +502,7 @@ class RunStatus:
             "candidates": [one.to_json() for one in self.candidates],
             "metrics": self.metrics,
             "slow": [{name: one[name] for name in SLOW} for one in self.slow],
+            "strangers": self.strangers,
             "checkpoints": dict(self.lag) if self.lag else None,
             "diagnosis": dict(self.diagnosis) if self.diagnosis else None,
             "attempt": self.attempts[-1].number,
