@@ -221,7 +221,9 @@ def test_a_node_that_a_kill_could_not_reach_loses_the_others_to_it(at: str, whol
     assert run.cause == (killed if whole == "killed" else lost)
 
 
-@pytest.mark.parametrize(("timeouts", "grace"), [({"stop": 3}, 3.0), ({"stop": None}, 30.0), ({}, 30.0), (None, 30.0)])
+@pytest.mark.parametrize(
+    ("timeouts", "grace"), [({"stop": 3}, 3.0), ({"stop": 0}, 0.0), ({"stop": None}, 30.0), ({}, 30.0), (None, 30.0)]
+)
 def test_a_kill_gives_the_time_that_the_job_names(timeouts: Any, grace: float) -> None:
     assert RunStatus("train", "1", "lab", (), {"timeouts": timeouts}).grace == grace
 

@@ -237,6 +237,7 @@ def test_a_benchmarks_run_has_no_keeper(node: Node) -> None:
 def test_without_replicas_nothing_is_copied_while_the_run_is_live(tmp_path: Path, replicas: int) -> None:
     """Although the hosts have what it takes: another attempt begins with it."""
     run: dict[str, Any] = {**OF_JOB, "run": "r", "host": "a", "hosts": ["a", "b"], "gang": {"port": 1}}
+    run |= {"serial": 1, "attempt": 1, "outputs": []}
     run["checkpoint"] = {**SETTINGS, "replicas": replicas}
     folder = paths.checkpoint_dir(str(tmp_path), JOB, "a")
     os.makedirs(folder)

@@ -310,7 +310,8 @@ def test_who_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hub_without_descriptors_listens_again() -> None:
     """Its loop continues meanwhile."""
     place = {"hub_host": "a", "hub_addr": HERE, "port": 0}
-    hub = HubGang({"run": "run", "host": "a", "hosts": ["a", "b"], "gang": place}, KEY, lambda: None)
+    run = {"run": "run", "host": "a", "hosts": ["a", "b"], "gang": place, "timeouts": {"start": 60}}
+    hub = HubGang(run, KEY, lambda: None)
     hub._selector = selectors.DefaultSelector()
     hub._listen(0.0)
     assert hub._listener is not None

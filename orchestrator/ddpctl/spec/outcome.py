@@ -436,7 +436,8 @@ class RunStatus:
     @property
     def grace(self) -> float:
         """Seconds from SIGTERM to SIGKILL where a kill names none: the job's ``timeouts.stop``."""
-        return float((self.record.get("timeouts") or {}).get("stop") or contract.STOP_GRACE_S)
+        seconds = (self.record.get("timeouts") or {}).get("stop")
+        return contract.STOP_GRACE_S if seconds is None else float(seconds)
 
     @property
     def save_signal(self) -> str:

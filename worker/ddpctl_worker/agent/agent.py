@@ -34,7 +34,7 @@ from ddpctl_worker.agent.resume import Resume
 from ddpctl_worker.agent.state import Config, Event, Fact
 from ddpctl_worker.agent.step import ANSWERED_HERE, begin, step, wakes_at
 from ddpctl_worker.channel import WorkerError
-from ddpctl_worker.contract import RUNNING, SPAWN_FAILED, STOP_GRACE_S
+from ddpctl_worker.contract import RUNNING, SPAWN_FAILED
 from ddpctl_worker.outcome import Outcome
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import detached, launcher, notifying, processes, record
@@ -102,7 +102,7 @@ def config_of(run: Mapping[str, Any], host: str, resumes: bool) -> Config:
     place = run["restart"]
     hosts = tuple(str(one["host"]) for one in place["hosts"])
     nodes, least, restarts = (int(place[name]) for name in ("nodes", "least", "restarts"))
-    grace = float((run.get("timeouts") or {}).get("stop") or STOP_GRACE_S)
+    grace = float(run["timeouts"]["stop"])
     poll_every = min(MOST_POLL_S, max(POLL_S, len(hosts) / HOSTS_A_POLL))
     rules = Rules(hosts, nodes, least, restarts)
     return Config(host, hosts, rules, str(run["job"]), record.attempt_of(run), resumes, grace, poll_every)

@@ -20,7 +20,6 @@ from ddpctl_worker.strangers import TALLY, Places, Stranger
 
 MAX_OUT = 1 << 20
 AT_ONCE = 16  # connections that are taken at one turn of the loop
-START_S = 120.0  # how long after the start a node may still join, unless the run says otherwise
 
 
 class _Line:
@@ -48,7 +47,7 @@ class HubGang(Gang):
         self._addresses: Dict[_Line, str] = {}  # of who has not proved the key
         self._said_serves: Optional[int] = None
         self._clocks: Dict[str, Clock] = {host: Clock() for host in self.hosts}
-        self._join_by = self._clock.now() + float((run.get("timeouts") or {}).get("start") or START_S)
+        self._join_by = self._clock.now() + float(run["timeouts"]["start"])
 
     def missing(self) -> List[str]:
         return self._council.missing()

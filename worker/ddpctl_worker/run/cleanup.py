@@ -136,7 +136,7 @@ class Leftovers:
     ) -> None:
         self.cookie, self.known, self.roots, self.supervisor = cookie, known, roots, supervisor
         self.launcher = processes.from_json(words.get("launcher"))
-        self.grace = min(float(words.get("grace") or GRACE_S), GRACE_S, max(0.0, lease))
+        self.grace = min(float(words.get("grace", GRACE_S)), GRACE_S, max(0.0, lease))
         self.end: Optional[Dict[str, Any]] = words.get("end")
         self.recorded = bool(words.get("recorded"))
         self._stuck = [processes.from_json(one) for one in words.get("stuck") or ()]  # not the job's: tool.py

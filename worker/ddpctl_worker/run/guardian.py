@@ -19,7 +19,7 @@ from typing import Any, Dict, Optional
 from ddpctl_worker import notes
 from ddpctl_worker.paths import RunPaths
 from ddpctl_worker.run import detached, notifying, processes
-from ddpctl_worker.run.cleanup import UP_S, Leftovers, TetherListener, clean_up, wait_until_gone
+from ddpctl_worker.run.cleanup import Leftovers, TetherListener, clean_up, wait_until_gone
 from ddpctl_worker.run.lease import GUARDIAN, SUPERVISOR, Lease
 from ddpctl_worker.run.supervisor import Supervisor
 
@@ -51,7 +51,7 @@ def main(reply: int) -> None:
     theirs.close()
     os.close(reply)
     cookie, notifiers = order["cookie"], order["notify"]
-    limit = float((order["run"].get("timeouts") or {}).get("start") or UP_S)
+    limit = float(order["run"]["timeouts"]["start"])
     lease = Lease(order.get("lease"), GUARDIAN)
     patience = LEASED_END_S if order.get("lease") else END_S
     del order  # the secrets, but those that notifiers need

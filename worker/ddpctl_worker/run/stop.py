@@ -94,6 +94,12 @@ def _allow(paths: RunPaths, word: Dict[str, Any]) -> None:
             processes.send(supervisor, signal.SIGUSR1)
 
 
+def _own_grace(run: Dict[str, Any]) -> float:
+    """Seconds from SIGTERM to SIGKILL, by the job's ``timeouts.stop``; a damaged record may not have it."""
+    seconds = (run.get("timeouts") or {}).get("stop")
+    return STOP_GRACE_S if seconds is None else float(seconds)
+
+
 def stop_here(
     paths: RunPaths,
     grace: Optional[float],
@@ -107,8 +113,7 @@ def stop_here(
     ``tell`` is called once in a while with the seconds that are left of it.
     """
     run = fs.read_json(paths.run) or {}
-    limits = run.get("timeouts") or {}
-    grace = float(limits.get("stop") or STOP_GRACE_S) if grace is None else max(0.0, grace)
+    grace = _own_grace(run) if grace is None else max(0.0, grace)
     refuse_elsewhere(paths)
     settle(paths)  # a run that was lost or rebooted away before this stop is told as that, not as killed
     before = fs.read_json(paths.exit)

@@ -26,7 +26,6 @@ from ddpctl_worker.contract import (
     SIGNALED,
     SPAWN_FAILED,
     STARTING,
-    STOP_GRACE_S,
     STOPPING,
     SUCCEEDED,
 )
@@ -54,8 +53,7 @@ from ddpctl_worker.wakeup import SHUTDOWN, STOP, Wakeup
 if TYPE_CHECKING:
     from ddpctl_worker.run.observer import Observer
 
-LEFTOVER_S = 10.0  # what a launcher that has ended left running may continue for so long, unless the job says otherwise
-LEFTOVER_GRACE_S = 3.0  # and then has this from SIGTERM to SIGKILL
+LEFTOVER_GRACE_S = 3.0  # from SIGTERM to SIGKILL, after timeouts.leftover: for what outlived the launcher
 DRAIN_S = 30.0  # how long the last output of a run may take to come out of its pipes
 LOG_S = 30.0  # how long the exit record waits for the log, so that who follows sees the last line
 LEASED_GRACE_S = 2.0  # what a dead supervisor left has less time where other hosts wait for its lease to end
@@ -359,7 +357,7 @@ class Supervisor:
         return outcomes.failed(outcomes.cause(found.host, EXITED, found.message, rank=found.rank), suspect=True)
 
     def _grace(self) -> float:
-        return float((self.run.get("timeouts") or {}).get("stop") or STOP_GRACE_S)
+        return float(self.run["timeouts"]["stop"])
 
     def _begin_stop(self) -> None:
         if self._stopper is not None:
@@ -372,7 +370,7 @@ class Supervisor:
         if grace is None:
             grace = self._grace()
             if self.status is not None:
-                self._leftover = float((self.run.get("timeouts") or {}).get("leftover", LEFTOVER_S))
+                self._leftover = float(self.run["timeouts"]["leftover"])
                 patience = self._leftover if self.status == 0 else 0.0
                 grace = min(grace, LEFTOVER_GRACE_S if patience else self._leftover)
         if self.outcome is None or self.outcome.state == FAILED:
@@ -394,7 +392,7 @@ class Supervisor:
         failed = any(death.status for _, death in self._roster.dead())
         any_rank = self._roster.any and self.run.get("launcher") != PLAIN  # there the rank takes the launcher's place
         alive = {one.pid for one in self._roster.alive()}
-        store = self.run.get("node_rank", 0) == 0 or self.run.get("rendezvous", "static") != "static"
+        store = self.run["node_rank"] == 0 or self.run["rendezvous"] != "static"
         saves = store and any(proc.catches(pid, signal.SIGTERM) for pid in alive)
         return Ranks(alive, failed, saves, any_rank)
 
