@@ -106,7 +106,7 @@ def job_checkpoints(
 
 def _unknown(parts: list[Mapping[str, Any]]) -> Saved:
     newest = max(parts, key=lambda one: moment(one["time"]))
-    held = tuple(SavedPart(dict(one), (one["host"],), (one["host"],)) for one in parts)
+    held = tuple(SavedPart({**one, "clock": one["host"]}, (one["host"],), (one["host"],)) for one in parts)
     size = sum(one["size"] for one in parts)
     entry, step, time = newest["entry"], newest["step"], newest["time"]
     return Saved(entry, step, time, size, held, When(BEFORE_ANY, newest["host"], moment(time), entry), (UNKNOWN,))
