@@ -25,7 +25,9 @@ def make_output_folders(outputs: Iterable[str], cwd: str) -> Optional[str]:
 def folder_of_output(output: str) -> str:
     """``saved`` for saved, saved/, saved/*.pt and saved/model.pt; empty for model.pt, *.pt, and a place elsewhere.
 
-    A last part with a dot in it is a file, unless a slash follows.
+    A last part with a dot in it is a file, unless a slash follows. A last part without a dot is a folder, as in the
+    usual ``outputs: [saved_models]``: torch.save makes none, so the script would fail only at its first save. A pattern
+    such as ``mode[l]`` stands for a file without a dot.
     """
     parts = output.split("/")
     if ".." in parts or not parts[0] or parts[0].startswith(("~", "{")):
