@@ -93,7 +93,7 @@ class Node:
 
     def start(self) -> None:
         world = self.world
-        place = {"hub_host": world.names[0], "hub_addr": world.names[0], "port": PORT}
+        place = {"hub_host": world.names[0], "hub_addr": world.names[0], "port": PORT, "bind_addr": self.name}
         run = {"run": "run-1", "host": self.name, "hosts": world.names, "gang": place, "nnodes": len(world.names)}
         run["timeouts"] = {"start": 20.0, "stop": 2.0, "silence": None, "silence_enforced": False}
         clock, sockets = self.process.clock, SimSockets(self.process, world.network)

@@ -212,19 +212,15 @@ class _Asked(Session):
 
 
 def _bound(address: str) -> socket.socket:
-    """A socket on a free port of this address: of a range that preflight has tried, if one of that is free. On all
-    addresses where the node does not have this one (NAT)."""
+    """A socket on a free port of this address: of a range that preflight has tried, if one of that is free."""
     first, last = AGENT_PORTS
-    usual = random.sample(range(first, last + 1), 50)
-    for port in (*usual, 0):
+    for port in random.sample(range(first, last + 1), 50):
         try:
-            return net.listen_at(address or "::", port, BACKLOG)
+            return net.listen_on(address, port, BACKLOG)
         except OSError as error:
-            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                break
             if error.errno != errno.EADDRINUSE:
                 raise
-    return net.listen(0, BACKLOG)
+    return net.listen_on(address, 0, BACKLOG)
 
 
 def _message(wire: Wire, sock: socket.socket, until: float) -> Dict[str, Any]:

@@ -299,6 +299,7 @@ def _keeper(
     order.update(keep=settings["keep"], timeout=settings["timeout"])
     if credentials and run.get("gang") and settings["replicas"]:  # the gang says where the other hosts serve
         of_run = {"base": base, "job": job_id(run), "hosts": run["hosts"], "replicas": settings["replicas"]}
+        of_run["address"] = run["gang"]["bind_addr"]
         order["copying"] = {**of_run, **credentials, **attempt.to_json()}
     return order, None
 
