@@ -174,7 +174,7 @@ class Node:
     def record(self, run: str | None = None, **changes: Any) -> dict[str, Any]:
         """The immutable record of a run of two ranks on this node alone."""
         run = run or f"run-{secrets.token_hex(6)}"
-        made = {
+        made: dict[str, Any] = {
             "schema": 1,
             "run": run,
             "serial": STARTS.setdefault(run, len(STARTS) + 1),
