@@ -84,6 +84,7 @@ STATUS: dict[str, Any] = {
     "schema": "int", "job": "str", "run": "str", "cluster": "str", "project": "str", "state": "str", "started": "str",
     "ended": "str", "untracked": [], "world_size": "int", "nodes": [NODE], "cause": "null",
     "candidates": [], "metrics": {"step": "int", "loss": "float"}, "diagnosis": "null", "slow": [],
+    "strangers": [],
     "checkpoints": "null", "attempt": "int", "continues": "null",
     "attempts": [
         {"attempt": "int", "hosts": ["str"], "started": "str", "ended": "str", "cause": "null", "set_aside": []}

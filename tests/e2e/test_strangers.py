@@ -27,5 +27,7 @@ def test_a_flood_of_strangers_harms_no_run(site: Site, lab: Lab) -> None:
     (found,) = re.finditer(r"([\d,]+) connections by strangers from (\S+) to node0,node1, the last", shown)
     assert int(found[1].replace(",", "")) > 1000
     assert found[2] == lab[2].fabric_address
+    assert {one["host"] for one in status["strangers"]} == {"node0", "node1"}
+    assert all(one["most"][lab[2].fabric_address] > 100 for one in status["strangers"])
     assert site("kill", job).rc == 0
     assert_nothing_runs(lab)

@@ -127,7 +127,7 @@ def record(folder: Path) -> Mapping[str, Mapping[str, list[Frame]]]:
     run_preflight(Launch(where, None, where.hosts), fleet, quiet, options=Options(skip=("torch", "gpu")))
     ask_platforms(fleet, HOSTS)
     links = tuple(Link(one, other, "ok", 0.1, 940.0) for one in HOSTS for other in HOSTS if one != other)
-    start(plan_of(where), fleet, quiet, network=Network(HOSTS, links))
+    start(plan_of(where), fleet, quiet, serial=1, network=Network(HOSTS, links))
     _note_looks(recorders)
     until = time.monotonic() + 60
     while (run := find_run(fleet, RUN)).state not in TERMINAL:

@@ -264,7 +264,7 @@ def _report(fleet: SSHFleet, played: Played) -> None:
 def _start(fleet: SSHFleet, played: Played) -> None:
     played.served = dict.fromkeys(GOOD, True)
     try:
-        start(plan_of(inventory(played.folder)), fleet, played.tell)
+        start(plan_of(inventory(played.folder)), fleet, played.tell, serial=1)
     except HostsFailed as error:
         played.failed(error.errors)
 

@@ -7,17 +7,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from ddpctl_worker.agent import ending, following, raft
+from ddpctl_worker.agent import ending, following, leading, raft
 from ddpctl_worker.agent.limits import NEAR_S
-from ddpctl_worker.agent.state import Event, State
+from ddpctl_worker.agent.state import Config, Event, Report, State
 from ddpctl_worker.gang.council import Council
 from ddpctl_worker.gang.hub import HubGang
 from ddpctl_worker.gang.member import MemberGang
-from ddpctl_worker.record.document import CheckpointChoice, Document
+from ddpctl_worker.record.document import Ballot, CheckpointChoice, Document
 from ddpctl_worker.record.outcome import Outcome
 from tests.simulator.agents import AgentWorld, Profile
 from tests.simulator.gangs import GangWorld
 from tests.simulator.host import Host
+from tests.simulator.story import LeaderElectedAgain
+
+Patch = tuple[Any, str, Any]  # where, the name, and what is put there
 
 
 def _quiet_at_once(own: State, host: str) -> float:
@@ -40,7 +43,40 @@ def _start_when_ready(own: State, part: Any, document: Document, now: float) -> 
     return _start(own, part, document._replace(go=part.number), now)
 
 
-_answer_vote, _start = raft.answer_vote, following._start
+def _forget_what_other_runs_told(config: Config, ballot: Ballot, now: float) -> State:
+    """Begins with an empty memory: the next simulated run has hosts of the same names."""
+    _told.pop(config.host, None)
+    return _first_state(config, ballot, now)
+
+
+def _keep_reports(own: State, host: str, question: Any, event: Event) -> Any:
+    """Remembers every report, and not for one term only."""
+    own, answer = _answer_poll(own, host, question, event)
+    if own.lead is not None:
+        _told.setdefault(own.host, {})[host] = Report.from_json(question["report"])
+    return own, answer
+
+
+def _believe_reports_of_any_term(own: State) -> dict[str, Report]:
+    """Takes for the report of a host what it last told this one, in whatever term."""
+    return {**_reports(own), **_told.get(own.host, {})}
+
+
+def _report_what_may_be_rolled_back(own: State) -> Report:
+    """Is clear of an attempt as soon as one leader has said that it is over."""
+    return _report(own._replace(committed=own.ballot.proposal.mark))
+
+
+_answer_vote, _answer_poll, _first_state = raft.answer_vote, raft.answer_poll, raft.first_state
+_start, _reports = following._start, leading._reports
+_report: Callable[[State], Report] = State.report.fget  # type: ignore[attr-defined]
+_told: dict[str, dict[str, Report]] = {}  # the reports to each host's agent, by the host that reported
+REPORTS_OF_ANY_TERM: tuple[Patch, ...] = (
+    (raft, "answer_poll", _keep_reports),
+    (leading, "_reports", _believe_reports_of_any_term),
+    (raft, "first_state", _forget_what_other_runs_told),
+)
+REPORTS_NOT_AGREED_ON: tuple[Patch, ...] = ((State, "report", property(_report_what_may_be_rolled_back)),)
 
 
 class LeaseForGood(AgentWorld):
@@ -60,9 +96,6 @@ class ManyChoices(AgentWorld):
 
     def restored(self, host: Host, number: int, choice: CheckpointChoice) -> None:
         super().restored(host, number, choice._replace(digest=choice.digest + host.name))
-
-
-Patch = tuple[Any, str, Any]  # where, the name, and what is put there
 
 
 @contextlib.contextmanager
@@ -96,6 +129,8 @@ FAULTS: dict[str, Fault] = {
     "a lease that is ignored": Fault(world=LeaseForGood),
     "a lease that is not renewed": Fault(world=LeaseNotRenewed),
     "each host chooses its checkpoint": Fault(world=ManyChoices),
+    # Both rules are broken: with one of them left, an old report in this story is either true or forgotten.
+    "reports outlive their term": Fault(*REPORTS_OF_ANY_TERM, *REPORTS_NOT_AGREED_ON, world=LeaderElectedAgain),
     "an end without a majority": Fault((ending, "_patience", lambda own: 30.0)),
 }
 

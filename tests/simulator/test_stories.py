@@ -2,53 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.simulator.agents import AgentWorld, Profile
-
-QUIET = {"delays": (0.002,), "losses": (0.0,), "lates": (0.0,), "mute": 0.0, "resumes": 0.0}
-
-
-class Story(AgentWorld):
-    """A run on ``hosts`` hosts without a fault but those that are told. The first attempt has n1 and n2, and one host
-    is enough for an attempt."""
-
-    def __init__(self, seed: int, hosts: int, seconds: float, **more: object) -> None:
-        profile = Profile("story", (), seconds, sizes=(hosts,), **{**QUIET, **more})  # type: ignore[arg-type]
-        super().__init__(seed, profile)
-
-    def first_hosts(self, names: list[str], nodes: int) -> tuple[str, ...]:  # type: ignore[override]
-        self.rules = self.rules._replace(nodes=2, least=1)
-        return (names[1], names[2])
-
-    def when(self, condition: Callable[[], bool], then: Callable[[], None]) -> None:
-        """As soon as it is so."""
-
-        def look() -> None:
-            if condition():
-                then()
-            else:
-                self.after(0.02, look)
-
-        look()
-
-    def runs(self, name: str, attempt: int) -> bool:
-        ranks = self.hosts[name].ranks.get(attempt)
-        return ranks is not None and ranks.runs
-
-    def newest(self, name: str) -> tuple[int, bool]:
-        """The newest attempt that a host knows, and whether it is live."""
-        agent = self.hosts[name].agent
-        assert agent is not None
-        return agent.document.last.number, agent.document.live
-
-    def apart(self, *sides: str) -> None:
-        """The network in parts: "01 234" leaves n0 and n1 together."""
-        part = {f"n{digit}": side for side in sides for digit in side}
-        self.cut = {(a, b) for a in self.hosts for b in self.hosts if part[a] != part[b]}
-        self.log(f"parts: {' '.join(sides)}")
+from tests.simulator.broken import REPORTS_NOT_AGREED_ON, REPORTS_OF_ANY_TERM, Patch, patched
+from tests.simulator.story import LeaderElectedAgain, Story
 
 
 def test_an_attempt_begins_though_the_agent_of_its_first_host_is_gone() -> None:
@@ -117,6 +74,27 @@ def test_the_loss_of_a_spare_stops_nothing() -> None:
     assert world.play() == []
     assert world.runs("n1", 1)
     assert world.runs("n2", 1)
+
+
+def test_a_leader_that_is_elected_again_believes_no_report_of_its_earlier_term() -> None:
+    world = LeaderElectedAgain()
+    assert world.play() == [], "\n".join(world.trace)
+    assert world.chapters[-1] == "n0 leads again", "\n".join(world.trace)
+    assert world.runs("n0", 3), "\n".join(world.trace)
+
+
+@pytest.mark.parametrize("patches", [REPORTS_OF_ANY_TERM, REPORTS_NOT_AGREED_ON], ids=["any term", "not agreed on"])
+def test_each_of_two_rules_about_reports_is_enough_for_that_leader(patches: tuple[Patch, ...]) -> None:
+    with patched(*patches):
+        world = LeaderElectedAgain()
+        assert world.play() == [], "\n".join(world.trace)
+    assert world.chapters[-1] == "n0 leads again"
+
+
+def test_without_both_rules_about_reports_two_attempts_run_at_once() -> None:
+    with patched(*REPORTS_OF_ANY_TERM, *REPORTS_NOT_AGREED_ON):
+        world = LeaderElectedAgain()
+        assert world.play()[0] == "two attempts run at once: {3: ['n0'], 2: ['n1']}", "\n".join(world.trace)
 
 
 @pytest.mark.slow

@@ -81,7 +81,19 @@ def test_the_first_cause_wins_and_a_victim_never_does() -> None:
         "schema", "job", "run", "cluster", "project", "state", "started", "ended", "world_size", "nodes", "cause",
         "candidates",
         "metrics", "slow", "diagnosis", "attempt", "attempts", "continues", "untracked", "checkpoints",
+        "strangers",
     }  # fmt: skip
+
+
+def test_the_document_has_the_connections_by_strangers_to_every_host() -> None:
+    """A spare is none of the attempt's nodes, and has a port all the same."""
+    told = {"count": 4210, "addresses": 4, "most": {"10.0.0.9": 4000}, "last": "2026-01-01T00:00:58+00:00"}
+    agreed = {"term": 1, "version": 1, "attempts": [{"attempt": 1, "hosts": ["a"]}], "over": None}
+    record = {"project": "exp", "hosts": ["a", "b"]}
+    nodes = (NodeStatus("a", 0, "running", agreed=agreed), NodeStatus("b", 1, "pending", strangers=told))
+    document = RunStatus("train", "1", "lab", nodes, record).to_json()
+    assert [one["host"] for one in document["nodes"]] == ["a"]
+    assert document["strangers"] == [{"host": "b", **told}]
 
 
 STUCK = {"verdict": "rank 1 is stopped", "suspects": [], "since": "t1", "time": "t2"}
@@ -209,7 +221,9 @@ def test_a_node_that_a_kill_could_not_reach_loses_the_others_to_it(at: str, whol
     assert run.cause == (killed if whole == "killed" else lost)
 
 
-@pytest.mark.parametrize(("timeouts", "grace"), [({"stop": 3}, 3.0), ({"stop": None}, 30.0), ({}, 30.0), (None, 30.0)])
+@pytest.mark.parametrize(
+    ("timeouts", "grace"), [({"stop": 3}, 3.0), ({"stop": 0}, 0.0), ({"stop": None}, 30.0), ({}, 30.0), (None, 30.0)]
+)
 def test_a_kill_gives_the_time_that_the_job_names(timeouts: Any, grace: float) -> None:
     assert RunStatus("train", "1", "lab", (), {"timeouts": timeouts}).grace == grace
 

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from ddpctl.errors import HostsFailed, NotSaved, Unreachable
+from ddpctl.spec.checkpoints import job_checkpoints
 from ddpctl.spec.done import SavedOutcome
 from ddpctl.spec.event import Event, Note
+from ddpctl.spec.origin import JobId
 from ddpctl.stages import save
 from ddpctl.stages.status import find_run
 from ddpctl.transport.base import Frame
+from ddpctl_worker.rules.entries import step_of
 from tests.transport.dry import Asked, DryFleet, DryTransport, Stream
 
 HOSTS = ["node0", "node1"]
@@ -42,6 +45,7 @@ class Cluster:
         self.looks, self.deaf, self.absent, self.timeout = list(looks), deaf, absent, timeout
         self.copies: list[list[dict[str, Any]]] = []  # what node1 has, look by look
         self.states = {"node0": ["running"], "node1": ["running"]}
+        self.newest: dict[str, str | None] = {"node0": BEFORE, "node1": None}  # when each host was asked
         self.hosts = [DryTransport(name, self.answers()) for name in HOSTS]
         self.told: list[Event] = []
 
@@ -68,7 +72,7 @@ class Cluster:
         deaf = [{"rank": 1, "pid": 77}] if self.deaf and number else []
         absent = self.absent if number else 0
         sent = asked.args["send"] and not deaf and not absent
-        return {"ranks": [number], "deaf": deaf, "absent": absent, "sent": sent, "newest": None if number else BEFORE}
+        return {"ranks": [number], "deaf": deaf, "absent": absent, "sent": sent, "newest": self.newest[asked.host]}
 
     def held(self, asked: Asked) -> dict[str, Any]:
         if asked.host != "node0":
@@ -211,3 +215,72 @@ def test_a_script_that_saves_under_another_name_when_it_is_asked_is_not_waited_f
     old = ranks(BEFORE, 6, 0, 1)
     cluster = Cluster(old, [*old, manifest("node0", AFTER, "asked.pt", step=None)])
     assert cluster.save().name == "asked.pt"
+
+
+HOUR_AGO = "2026-01-02T02:04:05.000+00:00"
+# By a clock that is an hour ahead.
+FAST_BEFORE, FAST_AFTER = "2026-01-02T04:04:05.000+00:00", "2026-01-02T04:04:06.000+00:00"
+
+
+@pytest.mark.parametrize("fast", HOSTS)
+@pytest.mark.parametrize("names", [("step_6_rank_%d.pt", "step_7_rank_%d.pt"), ("rank_%d.pt", "rank_%d.pt")])
+def test_files_of_hosts_whose_clocks_differ_are_one_save(names: tuple[str, str], fast: str) -> None:
+    """Of a name with a step, and of one that is used again; the host with the fast clock saves first."""
+
+    def saved(host: str, name: str, time: str) -> dict[str, Any]:
+        entry = name % HOSTS.index(host)
+        return manifest(host, time, entry, step=step_of(entry))
+
+    (slow,) = {*HOSTS} - {fast}
+    before = [saved(fast, names[0], FAST_BEFORE), saved(slow, names[0], BEFORE)]
+    after = [saved(fast, names[1], FAST_AFTER), saved(slow, names[1], AFTER)]
+    cluster = Cluster(before, [after[0], before[1]], [after[0], before[1]], after)
+    cluster.newest = {fast: FAST_BEFORE, slow: BEFORE}
+    cluster.save()
+    assert len(cluster.looks) == 1, "the other host is waited for"
+
+
+def test_what_one_host_wrote_long_before_is_of_an_earlier_save() -> None:
+    old = [manifest("node0", HOUR_AGO, "best.pt", step=None), manifest("node0", BEFORE, "last.pt", step=None)]
+    cluster = Cluster(old, [old[0], manifest("node0", AFTER, "last.pt", step=None)])
+    cluster.save()
+    assert cluster.looks == [[old[0], manifest("node0", AFTER, "last.pt", step=None)]]
+
+
+def test_what_an_earlier_attempt_wrote_is_of_an_earlier_save() -> None:
+    """The second one runs on one host less."""
+    gone = manifest("node1", BEFORE, "step_6_rank_1.pt", step=6)
+    old, new = ranks(BEFORE, 6, 0), ranks(AFTER, 7, 0)
+    for one in (*old, *new):
+        one["attempt"] = 2
+    cluster = Cluster([gone, *old], [gone, *old, *new], timeout=0.3)
+    cluster.newest["node1"] = BEFORE
+    cluster.save()
+    assert not [event for event in cluster.told if isinstance(event, Note) and event.level == "warning"]
+
+
+def test_a_folder_that_one_host_has_not_saved_again_is_waited_for_whatever_its_clock_says() -> None:
+    """Node1 is an hour ahead: its old shard has the latest time."""
+    index: dict[str, Any] = {"references": {"__0_0.distcp": 3}, "step": None}
+    shard = {"files": {"__0_0.distcp": FILE}, "step": None}
+    new_index = manifest("node0", AFTER, "latest", files={".metadata": {**FILE, "save": 2}}, **index)
+    known = job_checkpoints(
+        JobId("lab", "exp", "train"),
+        {
+            "node0": {"manifests": [new_index, manifest("node0", AFTER, "last.pt", step=None)], "unknown": []},
+            "node1": {"manifests": [manifest("node1", FAST_BEFORE, "latest", **shard)], "unknown": []},
+        },
+        {},
+    )
+    awaited = save._Awaited({"node0": BEFORE, "node1": FAST_BEFORE}, [])
+    assert not awaited.look(known)
+    assert awaited.left == ["latest is not complete"]
+
+
+def test_what_a_host_got_from_another_one_is_not_new() -> None:
+    """Its time is by a clock that is an hour ahead of its own."""
+    copied = manifest("node1", FAST_BEFORE, clock="node0")
+    cluster = Cluster([copied], timeout=0.1)
+    cluster.newest = {"node0": FAST_BEFORE, "node1": BEFORE}
+    with pytest.raises(NotSaved, match="no new complete checkpoint within"):
+        cluster.save()

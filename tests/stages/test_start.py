@@ -38,7 +38,7 @@ def fleet(first: Answer, *others: Answer) -> DryFleet:
 def test_a_name_of_ones_own_is_asked_of_the_first_node_before_the_others() -> None:
     nodes = fleet(LIVE_HERE, started(), started())
     with pytest.raises(UsageError, match="train is live: node0: run other is live here; nothing was started") as caught:
-        start(launch(), nodes, lambda event: None, alone=True)
+        start(launch(), nodes, lambda event: None, serial=1, alone=True)
     assert "ddpctl attach train; end it: ddpctl kill train; or choose another --name" in (caught.value.hint or "")
     assert [(asked.host, asked.args["alone"]) for asked in nodes.calls] == [("node0", True)]
 
@@ -46,18 +46,18 @@ def test_a_name_of_ones_own_is_asked_of_the_first_node_before_the_others() -> No
 def test_it_is_refused_by_any_node() -> None:
     nodes = fleet(started(), started(), LIVE_HERE)
     with pytest.raises(UsageError, match="train is live"):
-        start(launch(), nodes, lambda event: None, alone=True)
+        start(launch(), nodes, lambda event: None, serial=1, alone=True)
     assert len(nodes.calls) == 3
 
 
 def test_what_else_goes_wrong_is_told_as_ever() -> None:
     with pytest.raises(HostsFailed, match="1 of 3 hosts did not start"):
-        start(launch(), fleet(started(), RemoteError("disk full"), started()), lambda event: None)
+        start(launch(), fleet(started(), RemoteError("disk full"), started()), lambda event: None, serial=1)
 
 
 def test_another_run_of_the_name_is_told_once_and_how_to_name_this_one() -> None:
     told: list[Event] = []
-    run = start(launch(), fleet(started("run-1"), started("run-1", "run-2"), started()), told.append)
+    run = start(launch(), fleet(started("run-1"), started("run-1", "run-2"), started()), told.append, serial=1)
     assert run.state == "running"
     notes = [event for event in told if isinstance(event, Note)]
     assert [note.level for note in notes] == ["warning"]
@@ -76,5 +76,5 @@ def test_what_the_hosts_copy_checkpoints_with(replicas: int, restarts: int, expe
     made = replace(made, restarts=restarts, checkpoint={**made.checkpoint, "replicas": replicas})
     nodes = fleet(RemoteError("disk full"), started(), started())
     with pytest.raises(HostsFailed):
-        start(made, nodes, lambda event: None)
+        start(made, nodes, lambda event: None, serial=1)
     assert [asked.args["copying"] is not None for asked in nodes.calls] == [expected] * 3

@@ -52,6 +52,7 @@ def eventually(found: Callable[[], Any], what: str, seconds: float = 20.0, pause
         time.sleep(max(pause, min(0.5, 3 * (now - begun))))  # looks must not take the processor from what they wait for
 
 
+TIMEOUTS = {"start": 60, "stop": 10, "leftover": 10, "silence": None, "silence_enforced": False}
 STARTS: dict[str, int] = {}  # run -> its number, as the controller counts the starts of a job
 
 
@@ -173,10 +174,11 @@ class Node:
     def record(self, run: str | None = None, **changes: Any) -> dict[str, Any]:
         """The immutable record of a run of two ranks on this node alone."""
         run = run or f"run-{secrets.token_hex(6)}"
-        made = {
+        made: dict[str, Any] = {
             "schema": 1,
             "run": run,
             "serial": STARTS.setdefault(run, len(STARTS) + 1),
+            "attempt": 1,
             "job": "job",
             "cluster": "lab",
             "project": "exp",
@@ -191,10 +193,11 @@ class Node:
             "created": "2026-01-02T03:04:05Z",
             "code": None,
             "outputs": [],
-            "timeouts": {"start": 60, "stop": 10, "silence": None, "silence_enforced": False},
+            "timeouts": TIMEOUTS,
             "gang": None,
         }
         made.update(changes)
+        made["timeouts"] = {**TIMEOUTS, **made["timeouts"]}
         return made
 
     def request(self, script: str, record: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def job_checkpoints(
 
 def _unknown(parts: list[Mapping[str, Any]]) -> Saved:
     newest = max(parts, key=lambda part: moment(part["time"]))
-    held = tuple(SavedPart(dict(part), (part["host"],), (part["host"],)) for part in parts)
+    held = tuple(SavedPart({**part, "clock": part["host"]}, (part["host"],), (part["host"],)) for part in parts)
     size = sum(part["size"] for part in parts)
     entry, step, time = newest["entry"], newest["step"], newest["time"]
     return Saved(entry, step, time, size, held, When(BEFORE_ANY, newest["host"], moment(time), entry), (UNKNOWN,))

@@ -14,6 +14,7 @@ from ddpctl.spec.origin import JobId, Origin
 from ddpctl_worker.wire import contract
 
 SLOW = ("host", "rank", "lag_ms", "last_share")  # the keys of a slow rank in JSON documents
+STRANGERS = ("count", "addresses", "most", "last")  # the keys of connections by strangers in JSON documents
 LOST_FOR_RUN = "it takes part in this run no more; the next `ddpctl restart` or `ddpctl up` uses it again"
 SAVE_SIGNAL = "SIGUSR1"  # for records of a ddpctl that had no key `checkpoint` yet
 
@@ -264,7 +265,7 @@ class RunStatus:
         """Return the nodes that decide on the state of the run: usually all nodes of the newest attempt.
 
         In an elastic run with at least ``min_nodes`` nodes left, the nodes that are gone do not count: torch's elastic
-        agent continues without them. A node that fails once another node has succeeded does count: no agent replaces it.
+        agent continues without them. A node that fails after another node has succeeded does count.
         """
         least = self.record.get("min_nodes")
         nodes = self.nodes_at_work
@@ -443,6 +444,12 @@ class RunStatus:
         return max(lags, key=lambda lag: (lag["behind_s"] or 0.0, lag["kept_s"] or 0.0), default=None)
 
     @property
+    def strangers(self) -> list[dict[str, Any]]:
+        """Return the hosts with connections by strangers: host, count, addresses, most, last."""
+        reports = [(node.host, node.strangers) for node in self.nodes if node.strangers]
+        return [{"host": host, **{name: report[name] for name in STRANGERS}} for host, report in reports]
+
+    @property
     def _doctors_report(self) -> NodeStatus | None:
         """Return the node whose ``diagnosis`` and ``slow`` count.
 
@@ -455,7 +462,8 @@ class RunStatus:
     @property
     def grace(self) -> float:
         """Return the default seconds from SIGTERM to SIGKILL in a kill: the job's ``timeouts.stop``."""
-        return float((self.record.get("timeouts") or {}).get("stop") or contract.STOP_GRACE_S)
+        seconds = (self.record.get("timeouts") or {}).get("stop")
+        return contract.STOP_GRACE_S if seconds is None else float(seconds)
 
     @property
     def save_signal(self) -> str:
@@ -523,6 +531,7 @@ class RunStatus:
             "candidates": [candidate.to_json() for candidate in self.candidates],
             "metrics": self.metrics,
             "slow": [{name: rank[name] for name in SLOW} for rank in self.slow],
+            "strangers": self.strangers,
             "checkpoints": dict(self.lag) if self.lag else None,
             "diagnosis": dict(self.diagnosis) if self.diagnosis else None,
             "attempt": self.attempts[-1].number,

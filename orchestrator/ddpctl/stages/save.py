@@ -28,7 +28,7 @@ from ddpctl_worker.rules.unite import Saved
 ASK_TIMEOUT_S = 20.0
 LOOK_S = 1.0
 STATUS_S = 5.0  # how often the run itself is looked at meanwhile: it may have ended
-SAME_SAVE_S = 120.0  # what was last written within this time was one save
+SAME_SAVE_S = 120.0  # what one host last wrote within this time, by its own clock, was one save
 QUIET_S = 3.0  # after the last news of a save that is the first one
 AGAIN_S = 30.0  # the same where a file without a step, like best.pt, may not be written each time
 LAST_LINES = 3  # of the output, where no checkpoint came
@@ -67,13 +67,14 @@ def save_run(fleet: Fleet, run: RunStatus, tell: Tell, *, last: bool = False) ->
 
 
 def _usual(found: JobCheckpoints) -> list[Saved]:
-    """What the last save before this one consisted of."""
+    """What the last save before this one consisted of: of one attempt and one step, what each host wrote last. No time
+    of one host is compared with a time of another one."""
     complete = [one for one in found.saved if one.complete]
-    return [
-        one
-        for one in complete
-        if one.step == complete[0].step and moment(complete[0].time) - moment(one.time) <= SAME_SAVE_S
-    ]
+    last = [one for one in complete if (one.when.attempt, one.step) == (complete[0].when.attempt, complete[0].step)]
+    newest: dict[str, float] = {}
+    for one in last:
+        newest[one.when.clock] = max(one.when.moment, newest.get(one.when.clock, one.when.moment))
+    return [one for one in last if newest[one.when.clock] - one.when.moment <= SAME_SAVE_S]
 
 
 class _Awaited:
@@ -109,9 +110,10 @@ class _Awaited:
         return (again and bool(self._series)) or now - self._news_at >= QUIET_S
 
     def _is_new(self, one: Saved) -> bool:
-        """Whether it was written after all that was there on its host: a name may be used again, content renamed."""
-        last = max((part.manifest for part in one.parts), key=lambda manifest: moment(manifest["time"]))
-        return self._is_later(last["host"], last["time"])
+        """Whether a host has written of it after all that was there on that host: a name may be used again, content
+        renamed. What a host got from another one has the time of another clock, and is not new."""
+        written = [part.manifest for part in one.parts if part.manifest["clock"] == part.manifest["host"]]
+        return any(self._is_later(manifest["host"], manifest["time"]) for manifest in written)
 
     def _is_later(self, host: str, at: str) -> bool:
         if host not in self._before:  # of another run

@@ -27,9 +27,9 @@ def start(
     py_spy: Mapping[str, Mapping[str, str]] | None = None,
     notify: Sequence[Mapping[str, Any]] = (),
     *,
+    serial: int,
     network: Network | None = None,
     alone: bool = False,
-    serial: int = 1,
 ) -> RunStatus:
     """Start the launcher on every node and return once each has confirmed a durable start.
 

@@ -421,7 +421,7 @@ def test_who_stood_still_too_long_ends_with_the_others_and_all_name_it(trio: Tri
 def test_a_word_that_is_too_long_is_noted_once_and_costs_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
     monkeypatch.setattr("ddpctl_worker.gang.base.note", notes.append)
-    place = {"hub_host": "node0", "hub_addr": "127.0.0.1", "port": 1}
+    place = {"hub_host": "node0", "hub_addr": "127.0.0.1", "port": 1, "bind_addr": "127.0.0.1"}
     gang = MemberGang({"run": "r", "host": "node1", "hosts": HOSTS, "gang": place}, b"key", lambda: None)
     for _ in range(2):
         gang.say({"what": "glance", "ranks": "x" * MAX_LINE})

@@ -204,7 +204,7 @@ def test_checkpoints_and_files_are_served_in_a_flood(served: Callable[[], bytes]
 @pytest.mark.slow
 def test_a_member_joins_its_hub_in_a_flood() -> None:
     port = net.listen(0)
-    place = {"hub_host": "a", "hub_addr": HERE, "port": port.getsockname()[1]}
+    place = {"hub_host": "a", "hub_addr": HERE, "port": port.getsockname()[1], "bind_addr": HERE}
     port.close()
     run = {"run": "run", "hosts": ["a", "b"], "gang": place, "timeouts": {"start": 60}}
     hub = HubGang({**run, "host": "a"}, KEY, lambda: None)
@@ -310,8 +310,9 @@ def test_who_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_hub_without_descriptors_listens_again() -> None:
     """Its loop continues meanwhile."""
-    place = {"hub_host": "a", "hub_addr": HERE, "port": 0}
-    hub = HubGang({"run": "run", "host": "a", "hosts": ["a", "b"], "gang": place}, KEY, lambda: None)
+    place = {"hub_host": "a", "hub_addr": HERE, "port": 0, "bind_addr": HERE}
+    run = {"run": "run", "host": "a", "hosts": ["a", "b"], "gang": place, "timeouts": {"start": 60}}
+    hub = HubGang(run, KEY, lambda: None)
     hub._selector = selectors.DefaultSelector()
     hub._listen(0.0)
     assert hub._listener is not None

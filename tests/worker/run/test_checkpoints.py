@@ -237,7 +237,8 @@ def test_a_benchmarks_run_has_no_keeper(node: Node) -> None:
 @pytest.mark.parametrize("replicas", [0, 1])
 def test_without_replicas_nothing_is_copied_while_the_run_is_live(tmp_path: Path, replicas: int) -> None:
     """Although the hosts have what it takes: another attempt begins with it."""
-    run: dict[str, Any] = {**OF_JOB, "run": "r", "host": "a", "hosts": ["a", "b"], "gang": {"port": 1}}
+    run: dict[str, Any] = {**OF_JOB, "run": "r", "host": "a", "hosts": ["a", "b"]}
+    run |= {"serial": 1, "attempt": 1, "outputs": [], "gang": {"port": 1, "bind_addr": "10.0.0.1"}}
     run["checkpoint"] = {**SETTINGS, "replicas": replicas}
     folder = paths.checkpoint_dir(str(tmp_path), JOB, "a")
     os.makedirs(folder)
@@ -245,4 +246,4 @@ def test_without_replicas_nothing_is_copied_while_the_run_is_live(tmp_path: Path
     order, refused = _keeper(run, str(tmp_path), folder, str(tmp_path), False, pem)
     assert refused is None
     assert order is not None
-    assert ("copying" in order) is bool(replicas)
+    assert order.get("copying", {}).get("address") == ("10.0.0.1" if replicas else None)

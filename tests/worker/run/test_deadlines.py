@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -37,6 +38,22 @@ def test_ranks_that_never_start(node: Node) -> None:
     assert (status["state"], status["cause"]["reason"]) == ("failed", "rendezvous_timeout")
     assert "within 2 s" in status["cause"]["message"]
     eventually(lambda: not processes_of(run), "everything is gone")
+
+
+def test_a_job_that_gives_its_ranks_no_time_to_stop(node: Node) -> None:
+    """timeouts.stop: 0 is no request for the default of 30 s."""
+    go = node.scratch / "go"
+    script = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.05)\n"
+        "sys.exit(1) if os.environ['RANK'] == '0' else time.sleep(300)\n"
+    )
+    run = node.start(script, node.record(timeouts={"stop": 0}))
+    known = node.folder(run) / "processes.json"
+    eventually(lambda: known.exists() and len(json.loads(known.read_text())["ranks"]) == 2, "both ranks are known")
+    go.touch()
+    assert node.wait_state(run, seconds=20)["state"] == "failed"
 
 
 def test_silence_that_is_enforced(node: Node) -> None:

@@ -20,6 +20,8 @@ from ddpctl_worker.run.outputs import folder_of_output, make_output_folders
         ("v1.2/", "v1.2"),
         (".cache", ".cache"),
         ("model.pt", ""),
+        ("mode[l]", ""),
+        ("saved/mode[l]", "saved"),
         ("*.pt", ""),
         ("run[0-9]/log", ""),
         (".", ""),

@@ -245,6 +245,16 @@ def test_names_that_would_leave_their_folder_are_refused(node: Node, run: Any) -
     assert last["error"]["kind"] == "bad_request"
 
 
+@pytest.mark.parametrize("key", ["serial", "attempt", "timeouts"])
+def test_a_record_that_lacks_a_key_is_refused(node: Node, key: str) -> None:
+    """Not replaced by a default: another start may have the number."""
+    request = node.request("print(1)")
+    del request["run"][key]
+    last = node.open("start", **request).last()
+    assert (last["error"]["kind"], last["error"]["message"]) == ("bad_request", f"the run's record lacks {key}")
+    assert not node.folder(request["run"]["run"]).exists()
+
+
 def test_a_folder_of_somebody_else_or_open_to_others_is_refused(node: Node, tmp_path: Path) -> None:
     node.base.mkdir(mode=0o700)
     runs = node.base / "runs"

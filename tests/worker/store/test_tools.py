@@ -17,6 +17,7 @@ from ddpctl_worker.run import guardian
 from ddpctl_worker.run.start import start
 from ddpctl_worker.store.tools import program
 from ddpctl_worker.wire.channel import WorkerError
+from tests.worker.node import Node
 
 SCRIPT = b"#!/bin/sh\necho 'py-spy 9.9'\n"
 NAMES = ("uv", "py-spy")
@@ -109,7 +110,7 @@ def ordered(base: Path, monkeypatch: pytest.MonkeyPatch, **request: Any) -> dict
         return {"refused": None}
 
     monkeypatch.setattr(guardian, "launch", launch)
-    run = {"run": "r1", "cluster": "c", "project": "p", "job": "j", "host": "n", "nproc": 1, "ranks": [0], "code": None}
+    run = Node(base, base, "n").record("r1", nproc=1, ranks=[0])
     channel: Any = SimpleNamespace(login_umask=0o022)
     start(
         {"host": "n", "base_dir": str(base), "run": run, "argv": ["/bin/true"], "cwd": "/", "env": {}, **request},

@@ -15,6 +15,7 @@ if os.environ["RANK"] == "0":
     open("saved_models/a.pt", "wb").write(bytes(range(256)) * 10_000)
     open("saved_models/deep/b.pt", "wb").write(b"b")
     open("loss.csv", "w").write("1,2")
+    open("model", "w").write("m")
     os.symlink("/etc/passwd", "saved_models/link")
     os.symlink("/etc", "outside")
     open(os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], "out"), "w").write("o")
@@ -24,13 +25,15 @@ print("rank", os.environ["RANK"])
 
 
 def test_logs_records_and_outputs(node: Node) -> None:
-    run = node.start(SCRIPT, node.record(outputs=["saved_models", "*.csv", "none", "out*/hostname", "../../secret"]))
+    outputs = ["saved_models", "*.csv", "none", "out*/hostname", "../../secret", "mode[l]"]
+    run = node.start(SCRIPT, node.record(outputs=outputs))
     node.wait_state(run)
     (node.base.parent / "secret").write_text("not for you")
     files, result = node.files(run)
     assert files["outputs/saved_models/a.pt"] == bytes(range(256)) * 10_000
     assert files["outputs/saved_models/deep/b.pt"] == b"b"
     assert files["outputs/loss.csv"] == b"1,2"
+    assert files["outputs/model"] == b"m"
     assert files["output/out"] == b"o"
     assert files["logs/rank-0.log"] == b"rank 0\n"
     assert files["logs/rank-1.log"] == b"rank 1\n"

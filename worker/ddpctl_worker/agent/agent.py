@@ -48,7 +48,7 @@ from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.run import launcher, notifying
 from ddpctl_worker.run.start import notifiers
 from ddpctl_worker.wire.channel import WorkerError
-from ddpctl_worker.wire.contract import RUNNING, SPAWN_FAILED, STOP_GRACE_S
+from ddpctl_worker.wire.contract import RUNNING, SPAWN_FAILED
 
 Peers = Mapping[str, Tuple[str, int]]
 
@@ -112,7 +112,7 @@ def config_of(run: Mapping[str, Any], host: str, resumes: bool) -> Config:
     restart = run["restart"]
     hosts = tuple(str(member["host"]) for member in restart["hosts"])
     nodes, least, restarts = (int(restart[name]) for name in ("nodes", "least", "restarts"))
-    grace = float((run.get("timeouts") or {}).get("stop") or STOP_GRACE_S)
+    grace = float(run["timeouts"]["stop"])
     poll_every = min(MOST_POLL_S, max(POLL_S, len(hosts) / HOSTS_A_POLL))
     rules = Rules(hosts, nodes, least, restarts)
     return Config(host, hosts, rules, str(run["job"]), record.attempt_of(run), resumes, grace, poll_every)

@@ -57,7 +57,6 @@ class NextStep(NamedTuple):
     set_aside: List[Dict[str, str]]  # hosts that take no part in the next attempt, and why
     unfit: Dict[str, str]  # hosts of ``set_aside`` that take no part in any later attempt, even if they answer
     over: Optional[Dict[str, Any]] = None
-    hosts: Sequence[str] = ()
 
 
 def after(
@@ -85,16 +84,13 @@ def after(
     unfit = {**stuck, **damaged, **hung}
     states = {str(end["state"]) for end in ends.values() if end is not None}
     if states == {SUCCEEDED} and not lost:
-        return NextStep(None, [], {}, over={"state": SUCCEEDED, "cause": None})
+        return NextStep(None, [], {}, {"state": SUCCEEDED, "cause": None})
     if cause is not None and cause["reason"] == KILLED_BY_USER:
-        return NextStep(cause, [], {}, over={"state": KILLED, "cause": cause})
+        return NextStep(cause, [], {}, {"state": KILLED, "cause": cause})
     set_aside = [{"host": host, "why": why} for host, why in {**lost, **unfit}.items()]
-    usable = [one for one in near if one not in aside and one not in unfit and one not in lost]
-    hosts = choose(rules, last.hosts, usable)
     why_not = None if hung else _why_not(rules, attempts, cause)
-    if why_not:
-        return NextStep(cause, set_aside, unfit, over=given_up(cause, why_not, last, wall))
-    return NextStep(cause, set_aside, unfit, hosts=hosts)
+    over = given_up(cause, why_not, last, wall) if why_not else None
+    return NextStep(cause, set_aside, unfit, over)
 
 
 def given_up(cause: Optional[Mapping[str, Any]], why: str, attempt: AgreedAttempt, wall: float) -> Dict[str, Any]:

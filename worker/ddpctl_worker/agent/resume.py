@@ -61,7 +61,8 @@ class Resume:
 
     def start(self) -> None:
         if self._pem is not None:
-            self._server = CheckpointServer(self._folder, context(*self._pem, True), net.listen(0))
+            listener = net.listen_on(str(self._addresses[self._host] or ""))
+            self._server = CheckpointServer(self._folder, context(*self._pem, True), listener)
             self._server.orders = self._orders
 
     def close(self) -> None:

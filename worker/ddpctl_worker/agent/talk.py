@@ -216,16 +216,13 @@ def _bound(address: str) -> socket.socket:
     If the node does not have this address (NAT), the socket listens on all addresses.
     """
     first, last = AGENT_PORTS
-    usual = random.sample(range(first, last + 1), 50)
-    for port in (*usual, 0):
+    for port in random.sample(range(first, last + 1), 50):
         try:
-            return net.listen_at(address or "::", port, BACKLOG)
+            return net.listen_on(address, port, BACKLOG)
         except OSError as error:
-            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                break
             if error.errno != errno.EADDRINUSE:
                 raise
-    return net.listen(0, BACKLOG)
+    return net.listen_on(address, 0, BACKLOG)
 
 
 def _message(wire: Wire, sock: socket.socket, until: float) -> Dict[str, Any]:

@@ -89,15 +89,18 @@ class Replication:
         self._thread = threading.Thread(target=self._run, name="replication", daemon=True)
 
     @classmethod
-    def of(cls, folder: JobFolder, copying: Dict[str, Any]) -> "Replication":
+    def of(cls, folder: JobFolder, copying: Dict[str, Any], address: str) -> "Replication":
         """``copying``: ``{"hosts", "replicas", "certificate", "key", "base", "serial", "run", "attempt"}``.
+        ``address``: where it serves; empty: on every address.
 
         Raises:
             OSError: it cannot listen.
         """
         pem = copying["certificate"], copying["key"], copying["base"]
         contexts = context(*pem, False), context(*pem, True)
-        return cls(folder, copying["hosts"], copying["replicas"], *contexts, net.listen(0), attempt_of(copying))
+        return cls(
+            folder, copying["hosts"], copying["replicas"], *contexts, net.listen_on(address), attempt_of(copying)
+        )
 
     @property
     def port(self) -> int:

@@ -52,7 +52,7 @@ class Gang:
         place = run["gang"]
         self.hub_host: str = place["hub_host"]
         self.address: Tuple[str, int] = (place["hub_addr"], int(place["port"]))
-        self.bind_address: str = place.get("bind_addr") or ""
+        self.bind_address: str = place["bind_addr"]
         self.key = key
         self._wake_supervisor = wake
         self._inbox: List[Tuple[Outcome, float]] = []  # failures to report, with their boot time

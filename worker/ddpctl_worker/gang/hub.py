@@ -18,7 +18,6 @@ from ddpctl_worker.gang.limits import (
     LOOP_S,
     MAX_HELLO,
     MAX_OUT,
-    START_S,
     UNDECIDED_LOOP_S,
 )
 from ddpctl_worker.gang.wire import HubWire, from_wire, to_wire
@@ -57,7 +56,7 @@ class HubGang(Gang):
         self._addresses: Dict[_Line, str] = {}  # of connections without a proof of the key so far
         self._said_serves: Optional[int] = None
         self._clocks: Dict[str, Clock] = {host: Clock() for host in self.hosts}
-        self._join_by = self._clock.now() + float((run.get("timeouts") or {}).get("start") or START_S)
+        self._join_by = self._clock.now() + float(run["timeouts"]["start"])
 
     def missing(self) -> List[str]:
         return self._council.missing()

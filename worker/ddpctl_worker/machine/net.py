@@ -216,6 +216,22 @@ def listen(port: int, backlog: int = 512) -> socket.socket:
     return listen_at("0.0.0.0", port, backlog)
 
 
+def listen_on(address: str, port: int = 0, backlog: int = 512) -> socket.socket:
+    """A socket that listens on ``address`` alone; on every address where that is empty, or not this node's own (NAT).
+
+    Raises OSError as ``listen`` does.
+    """
+    if not address:
+        return listen(port, backlog)
+    try:
+        return listen_at(address, port, backlog)
+    except OSError as error:
+        unknown = isinstance(error, socket.gaierror)  # a name that this node does not know
+        if not unknown and error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+            raise
+    return listen(port, backlog)
+
+
 def listen_at(address: str, port: int, backlog: int) -> socket.socket:
     """The same on one address; ``::`` is every address."""
     six = ":" in address

@@ -111,9 +111,9 @@ class Roster:
     def __init__(self, run: Dict[str, Any], watch: Callable[[int, bool], None]) -> None:
         self._run = run
         # Any other rendezvous hands out the ranks itself, and restarts them.
-        self._static = run.get("rendezvous", "static") == "static"
+        self._static = run["rendezvous"] == "static"
         self._first = attempt_of(run)
-        self._planned: List[int] = list(run.get("ranks") or []) if self._static else []
+        self._planned: List[int] = list(run["ranks"]) if self._static else []
         self._watch = watch
         self._ranks: Dict[int, RankProcess] = {}  # by local rank
         self._pidfds: Dict[int, int] = {}  # descriptor -> local rank

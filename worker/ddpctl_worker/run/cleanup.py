@@ -123,7 +123,7 @@ class Leftovers:
     ) -> None:
         self.cookie, self.known, self.roots, self.supervisor = cookie, known, roots, supervisor
         self.launcher = processes.from_json(words.get("launcher"))
-        self.grace = min(float(words.get("grace") or LEFTOVERS_GRACE_S), LEFTOVERS_GRACE_S, max(0.0, lease))
+        self.grace = min(float(words.get("grace", LEFTOVERS_GRACE_S)), LEFTOVERS_GRACE_S, max(0.0, lease))
         self.end: Optional[Dict[str, Any]] = words.get("end")
         self.recorded = bool(words.get("recorded"))
         self._stuck = [processes.from_json(stuck) for stuck in words.get("stuck") or ()]  # see tool.stuck

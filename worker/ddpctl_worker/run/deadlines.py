@@ -22,11 +22,11 @@ class Deadlines:
 
     def __init__(self, run: Dict[str, Any], clock: HostClock = CLOCK) -> None:
         self._clock = clock
-        limits = run.get("timeouts") or {}
+        limits = run["timeouts"]
         self._host: str = run["host"]
-        self._start: Optional[float] = limits.get("start")
-        self._silence: Optional[float] = limits.get("silence") if limits.get("silence_enforced") else None
-        self._linger = EXIT_BARRIER_S if int(run.get("nnodes") or 1) > 1 else LONE_LAUNCHER_S
+        self._start: float = limits["start"]
+        self._silence: Optional[float] = limits["silence"] if limits["silence_enforced"] else None
+        self._linger = EXIT_BARRIER_S if int(run["nnodes"]) > 1 else LONE_LAUNCHER_S
         self._begun = self._looked = self._clock.boot()
         self._alone_since: Optional[float] = None  # when all ranks had ended
 
@@ -70,7 +70,7 @@ class Deadlines:
     def _not_started(self, gang: Optional[Gang]) -> Optional[Outcome]:
         if not self._start_is_over(gang):
             return None
-        head = "the ranks did not start within %g s" % (self._start or 0.0)
+        head = "the ranks did not start within %g s" % self._start
         missing = gang.missing() if gang else []
         if gang is not None and gang.unanswered:
             return self._apart(gang, head)
@@ -92,7 +92,7 @@ class Deadlines:
             who,
             gang.address[1],
             gang.hub_host,
-            self._start or 0.0,
+            self._start,
         )
         why = gang.trouble or "is there a firewall between them?"
         return outcomes.failed(outcomes.cause(missing[0], RENDEZVOUS_TIMEOUT, "%s: %s" % (text, why)))
@@ -102,12 +102,10 @@ class Deadlines:
         text = (
             "%s: no connection of %s to port %d of %s was answered for %g s: check the switch, cable and firewall "
             "between them, and whether %s is up"
-        ) % (head, self._host, gang.address[1], gang.hub_host, self._start or 0.0, gang.hub_host)
+        ) % (head, self._host, gang.address[1], gang.hub_host, self._start, gang.hub_host)
         return outcomes.failed(outcomes.cause(self._host, LINK_LOST, text, peer=gang.hub_host))
 
     def _start_is_over(self, gang: Optional[Gang]) -> bool:
-        if self._start is None:
-            return False
         limit = self._start + (HUB_FIRST_S if gang is not None and not gang.is_hub else 0.0)
         return self._clock.boot() - self._begun >= limit
 

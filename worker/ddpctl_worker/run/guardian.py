@@ -21,7 +21,7 @@ from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.run import notifying
 from ddpctl_worker.run.cleanup import Leftovers, TetherListener, clean_up, wait_until_gone
 from ddpctl_worker.run.lease import GUARDIAN, SUPERVISOR, Lease
-from ddpctl_worker.run.limits import FIRST_TURN_S, LEASED_SUPERVISOR_END_S, SUPERVISOR_END_S
+from ddpctl_worker.run.limits import LEASED_SUPERVISOR_END_S, SUPERVISOR_END_S
 from ddpctl_worker.run.supervisor import Supervisor
 
 
@@ -50,7 +50,7 @@ def main(reply_fd: str, *_: str) -> None:
     theirs.close()
     os.close(reply)
     cookie, notifiers = order["cookie"], order["notify"]
-    limit = float((order["run"].get("timeouts") or {}).get("start") or FIRST_TURN_S)
+    limit = float(order["run"]["timeouts"]["start"])
     lease = Lease(order.get("lease"), GUARDIAN)
     patience = LEASED_SUPERVISOR_END_S if order.get("lease") else SUPERVISOR_END_S
     del order  # its secrets; the notifiers' secrets stay

@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.keeper import LOOK_S, SHARE, Keeper
 from ddpctl_worker.checkpoint.replicate import Replication, Servers
+from ddpctl_worker.gang.cutwatch import own_addresses
 from ddpctl_worker.machine import child, fs, notes, processes
 from ddpctl_worker.machine.strangers import TALLY
 from ddpctl_worker.record.lag import Lag
@@ -349,13 +350,19 @@ def _replication(order: Dict[str, Any]) -> Optional[Replication]:
         return None
     folder = JobFolder(copying["base"], copying["job"], order["host"])
     try:
-        found = Replication.of(folder, copying)
+        found = Replication.of(folder, copying, _serving_address(copying["address"]))
     except OSError as error:
         notes.note("checkpoints are not copied to other hosts: %s" % error)
         return None
     found.start()
     _say(port=found.port)
     return found
+
+
+def _serving_address(address: str) -> str:
+    """The address in the run's network, if the gang tells it to the other hosts. Empty, which is every address, if it
+    is no address of this host's own (NAT), or a loopback one."""
+    return address if address in own_addresses() else ""
 
 
 def _keeper(order: Dict[str, Any], replication: Optional[Replication], read_on: Callable[[int], None]) -> Keeper:

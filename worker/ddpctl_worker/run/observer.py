@@ -75,7 +75,7 @@ class Observer:
         self._stems = order.get("dump_stems") or ()
         self._last = _Once("last look", self._look_last, LAST_RANK_LOOK_S, changed)
         self._dumps = _Once("copy of torch's dumps", self._keep_dumps, DUMPS_S, changed)
-        alone = int(run.get("nnodes") or 1) == 1
+        alone = int(run["nnodes"]) == 1
         hosts = [run["host"]] if alone else list(run["hosts"]) if gang is not None else None
         self._watch = RunWatch(
             run["host"],

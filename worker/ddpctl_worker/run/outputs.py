@@ -25,7 +25,9 @@ def folder_of_output(output: str) -> str:
     """Return the folder of an output below the working folder.
 
     ``saved`` for saved, saved/, saved/*.pt and saved/model.pt; empty for model.pt, *.pt, and paths outside. A last part
-    with a dot in it is a file, unless a slash follows.
+    with a dot in it is a file, unless a slash follows. A last part without a dot is a folder, as in the usual
+    ``outputs: [saved_models]``: torch.save makes no folder, so the script would fail at its first save only. A pattern
+    such as ``mode[l]`` stands for a file without a dot.
     """
     parts = output.split("/")
     if ".." in parts or not parts[0] or parts[0].startswith(("~", "{")):

@@ -24,7 +24,7 @@ class GivenUp(NamedTuple):
 
 def given_up(run: Dict[str, Any], error: str) -> Optional[GivenUp]:
     """Return why the launcher of ``run`` gave up, by its output ``error``; ``None`` if it did not give up."""
-    if run.get("rendezvous", "static") == "static":
+    if run["rendezvous"] == "static":
         return None
     if _STORE.search(error):
         keeper, host, place = str(run["hosts"][0]), run["host"], (run.get("master_addr"), run.get("master_port"))
@@ -34,7 +34,7 @@ def given_up(run: Dict[str, Any], error: str) -> Optional[GivenUp]:
         )
         return GivenUp(keeper, NODE_LOST, text % (keeper, *place, host))
     if _TIMEOUT.search(error):
-        least, limit = run.get("min_nodes") or run.get("nnodes"), (run.get("timeouts") or {}).get("start") or 0
+        least, limit = run.get("min_nodes") or run["nnodes"], run["timeouts"]["start"]
         text = "%s waited %g s (timeouts.start) for the other nodes, and there were not %s together"
         return GivenUp(run["host"], RENDEZVOUS_TIMEOUT, text % (run["host"], limit, least))
     return None

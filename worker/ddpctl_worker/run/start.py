@@ -45,6 +45,23 @@ from ddpctl_worker.wire.contract import (
 )
 
 NAMES = ".names.lock"  # in base_dir: held by a start that demands to be the only live run of its name
+# A record without these keys is refused, so no later reader of the record needs a default for them.
+REQUIRED = (
+    "run",
+    "serial",
+    "attempt",
+    "job",
+    "cluster",
+    "project",
+    "hosts",
+    "node_rank",
+    "nnodes",
+    "nproc",
+    "ranks",
+    "rendezvous",
+    "outputs",
+    "timeouts",
+)
 
 
 def start(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
@@ -130,6 +147,9 @@ def _check(request: Dict[str, Any]) -> None:
         raise WorkerError(BAD_REQUEST, "start needs a run and an argv")
     if run.get("host") != request.get("host"):
         raise WorkerError(BAD_REQUEST, "the run is for %r, this is %r" % (run.get("host"), request.get("host")))
+    missing = [key for key in REQUIRED if run.get(key) is None]
+    if missing:
+        raise WorkerError(BAD_REQUEST, "the run's record lacks %s" % ", ".join(missing))
     for text in argv:
         if not isinstance(text, str) or "\0" in text:
             raise WorkerError(BAD_REQUEST, "an argument is not text, or holds a NUL byte")
@@ -211,7 +231,7 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
         keeper, refused = _keeper(run, base, env.get(ENV_CHECKPOINT_DIR), cwd, again, request.get("copying"))
         if keeper is not None:
             keeper["lag"] = found.saved
-    refused = refused or make_output_folders(run.get("outputs") or (), cwd)
+    refused = refused or make_output_folders(run["outputs"], cwd)
     if refused is None:
         python = env.pop("PYTHON_EXEC", None) or argv[0]
         watched, number = bool(run.get("doctor")), record.attempt_of(run)
@@ -262,21 +282,21 @@ def _keeper(
     if not settings or folder is None:
         return None, None
     try:
-        links.link_folders(cwd, folder, settings.get("paths") or (), again)
+        links.link_folders(cwd, folder, settings["paths"], again)
     except (WorkerError, OSError) as error:
         return None, "a path of checkpoint.paths cannot be kept: %s" % error
     if folder != paths.checkpoint_dir(base, job_id(run), run["host"]):
         return None, None
-    attempt = AttemptId(int(run.get("serial") or 1), run["run"], record.attempt_of(run))
+    attempt = AttemptId(int(run["serial"]), run["run"], int(run["attempt"]))
     try:
         begin(folder, attempt)
     except (WorkerError, OSError) as error:
         return None, "the attempt cannot begin: %s" % error
-    outputs = list(run.get("outputs") or ())
-    order = {"folder": folder, "host": run["host"], "outputs": outputs, **attempt.to_json()}
+    order = {"folder": folder, "host": run["host"], "outputs": list(run["outputs"]), **attempt.to_json()}
     order.update(keep=settings["keep"], timeout=settings["timeout"])
     if credentials and run.get("gang") and settings["replicas"]:  # the gang says where the other hosts serve
         of_run = {"base": base, "job": job_id(run), "hosts": run["hosts"], "replicas": settings["replicas"]}
+        of_run["address"] = run["gang"]["bind_addr"]
         order["copying"] = {**of_run, **credentials, **attempt.to_json()}
     return order, None
 

@@ -96,6 +96,12 @@ def _allow(paths: RunPaths, word: Dict[str, Any]) -> None:
             processes.send(supervisor, signal.SIGUSR1)
 
 
+def _own_grace(run: Dict[str, Any]) -> float:
+    """Seconds from SIGTERM to SIGKILL, by the job's ``timeouts.stop``; a damaged record may not have it."""
+    seconds = (run.get("timeouts") or {}).get("stop")
+    return STOP_GRACE_S if seconds is None else float(seconds)
+
+
 def stop_here(
     paths: RunPaths,
     grace: Optional[float],
@@ -109,8 +115,7 @@ def stop_here(
     ``tell`` is called every STOP_REPORT_S with the rest of the grace in seconds.
     """
     run = fs.read_json(paths.run) or {}
-    limits = run.get("timeouts") or {}
-    grace = float(limits.get("stop") or STOP_GRACE_S) if grace is None else max(0.0, grace)
+    grace = _own_grace(run) if grace is None else max(0.0, grace)
     refuse_elsewhere(paths)
     settle(paths)  # this stop did not kill a run that was lost, or ended by a reboot, before
     before = fs.read_json(paths.exit)

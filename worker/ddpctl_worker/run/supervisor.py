@@ -39,7 +39,6 @@ from ddpctl_worker.run.limits import (
     LAST_OUTPUT_S,
     LEASED_GRACE_S,
     LEFTOVER_GRACE_S,
-    LEFTOVER_S,
     LOG_WRITTEN_S,
     SCAN_RUNNING_S,
     SCAN_STARTING_S,
@@ -59,7 +58,6 @@ from ddpctl_worker.wire.contract import (
     SIGNALED,
     SPAWN_FAILED,
     STARTING,
-    STOP_GRACE_S,
     STOPPING,
     SUCCEEDED,
 )
@@ -364,7 +362,7 @@ class Supervisor:
         return outcomes.failed(outcomes.cause(found.host, EXITED, found.message, rank=found.rank), suspect=True)
 
     def _grace(self) -> float:
-        return float((self.run.get("timeouts") or {}).get("stop") or STOP_GRACE_S)
+        return float(self.run["timeouts"]["stop"])
 
     def _begin_stop(self) -> None:
         if self._stopper is not None:
@@ -377,7 +375,7 @@ class Supervisor:
         if grace is None:
             grace = self._grace()
             if self.status is not None:
-                self._leftover = float((self.run.get("timeouts") or {}).get("leftover", LEFTOVER_S))
+                self._leftover = float(self.run["timeouts"]["leftover"])
                 patience = self._leftover if self.status == 0 else 0.0
                 grace = min(grace, LEFTOVER_GRACE_S if patience else self._leftover)
         if self.outcome is None or self.outcome.state == FAILED:
@@ -399,7 +397,7 @@ class Supervisor:
         failed = any(death.status for _, death in self._roster.dead())
         any_rank = self._roster.any and self.run.get("launcher") != PLAIN  # without a launcher the rank is its own
         alive = {one.pid for one in self._roster.alive()}
-        store = self.run.get("node_rank", 0) == 0 or self.run.get("rendezvous", "static") != "static"
+        store = self.run["node_rank"] == 0 or self.run["rendezvous"] != "static"
         saves = store and any(proc.catches(pid, signal.SIGTERM) for pid in alive)
         return Ranks(alive, failed, saves, any_rank)
 
