@@ -8,9 +8,7 @@ import contextlib
 import json
 import os
 import signal
-import struct
 import subprocess
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +16,6 @@ from typing import NamedTuple
 import pytest
 
 from ddpctl_worker.machine import proc
-from ddpctl_worker.record import record
 from tests.worker.deadlines import shorten
 from tests.worker.node import Node, eventually, processes_of
 from tests.worker.programs import SLEEP, nothing_left, thread_stopped, watchers_end
@@ -301,11 +298,3 @@ def test_a_launcher_that_outlives_its_ranks_is_stopped(node: Node) -> None:
     assert "every rank on node0 has ended" in status["cause"]["message"]
     assert "the launcher kept running for 3 s" in status["cause"]["message"]
     nothing_left(node, run)
-
-
-def test_an_older_heartbeat_is_still_read(tmp_path: Path) -> None:
-    body = struct.pack("<ddQI", 1.0, 2.0, 3, 4)
-    (tmp_path / "heartbeat").write_bytes(body + struct.pack("<I", zlib.crc32(body)))
-    beat = record.read_heartbeat(str(tmp_path / "heartbeat"))
-    assert beat is not None
-    assert (beat.at, beat.last_output, beat.dropped, beat.attempt) == (1.0, 2.0, 3, 4)
