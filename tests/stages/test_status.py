@@ -9,7 +9,8 @@ import pytest
 from ddpctl.errors import HostsFailed, NoSuchJob, Unreachable, UsageError
 from ddpctl.spec.host import Host
 from ddpctl.spec.inventory import Inventory
-from ddpctl.stages.status import all_runs, find_run, live_runs, live_runs_of, read_run
+from ddpctl.spec.merge import merge_runs
+from ddpctl.stages.status import all_runs, find_run, live_runs, live_runs_of, read_end, read_run
 from ddpctl_worker.wire.contract import begins
 from tests.transport.dry import Asked, DryFleet, DryTransport
 
@@ -142,3 +143,32 @@ def test_the_newest_run_of_each_projects_job_is_current() -> None:
     told = [of_project("exp", "r1", "failed"), of_project("exp", "r2", "failed"), of_project("other", "r0", "failed")]
     runs, _ = all_runs(DryFleet([DryTransport("a", {"status": {"runs": told}})]))
     assert [run.run for run in runs] == ["r0", "r2"]
+
+
+def test_a_connection_that_breaks_at_the_end_of_a_run_is_tried_again() -> None:
+    pauses: list[float] = []
+
+    def answer(asked: Asked) -> dict[str, Any]:
+        if not pauses:
+            raise Unreachable("the connection broke", host="b")
+        return {"runs": [part(OLD, "b", "succeeded", ["a", "b"])]}
+
+    a = DryTransport("a", {"status": {"runs": [part(OLD, "a", "succeeded", ["a", "b"])]}})
+    hosts = DryFleet([a, DryTransport("b", {"status": answer})])
+    run = merge_runs({"a": [part(OLD, "a", "running", ["a", "b"])]}, {})[0]
+    assert read_end(hosts, run, sleep=pauses.append).state == "succeeded"
+    assert len(pauses) == 1
+
+
+def test_a_host_that_stays_silent_at_the_end_is_an_error_and_no_failure_of_the_job() -> None:
+    def answer(asked: Asked) -> dict[str, Any]:
+        raise Unreachable("no route", host="b")
+
+    a = DryTransport("a", {"status": {"runs": [part(OLD, "a", "succeeded", ["a", "b"])]}})
+    hosts = DryFleet([a, DryTransport("b", {"status": answer})])
+    run = merge_runs({"a": [part(OLD, "a", "running", ["a", "b"])]}, {})[0]
+    clock = [0.0]
+    with pytest.raises(HostsFailed) as caught:
+        read_end(hosts, run, sleep=lambda seconds: clock.append(clock[-1] + seconds), now=lambda: clock[-1])
+    assert caught.value.exit_code == 4
+    assert list(caught.value.errors) == ["b"]

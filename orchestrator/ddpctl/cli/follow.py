@@ -20,7 +20,7 @@ from ddpctl.spec.noise import Held
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages import follow as stage
-from ddpctl.stages.status import is_no_such_run, read_run
+from ddpctl.stages.status import is_no_such_run, read_end, read_run
 from ddpctl.stages.untracked import with_untracked
 from ddpctl.transport.base import Fleet
 from ddpctl_worker.wire import contract
@@ -67,6 +67,7 @@ def follow_run(
 
     Raises:
         Interrupted: see stages.follow.
+        HostsFailed: the output or the end of the run could not be read on some hosts.
     """
     printer = _printer(run, sys.stderr if to_stderr else sys.stdout)
     noise = Held()
@@ -99,7 +100,7 @@ def _printer(run: RunStatus, stream: TextIO, stamp: LineTime | None = None) -> L
 
 
 def _end(run: RunStatus, fleet: Fleet, errors: Mapping[str, DdpctlError]) -> RunStatus:
-    return with_untracked(fleet, read_run(fleet, run, gone=_gone(errors)))
+    return with_untracked(fleet, read_end(fleet, run, gone=_gone(errors), unread=errors))
 
 
 def _gone(errors: Mapping[str, DdpctlError]) -> list[str]:

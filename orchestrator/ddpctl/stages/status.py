@@ -7,7 +7,8 @@ stays known when a node cannot be asked any more.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from ddpctl.spec.names import ambiguous
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.outcome import End, RunStatus
 from ddpctl.spec.values import plural
-from ddpctl.stages.limits import NAMED_OWNERS, STATUS_S
+from ddpctl.stages.limits import END_PAUSE_S, END_S, NAMED_OWNERS, STATUS_S
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 from ddpctl_worker.wire import contract
 
@@ -147,6 +148,35 @@ def read_run(fleet: Fleet, run: RunStatus, *, gone: Collection[str] = ()) -> Run
     """Ask the run's hosts for its state again, without the hosts in ``gone`` unless every host is gone."""
     asked = [host for host in run.hosts if host in fleet.hosts]
     return find_run(fleet, run.run, hosts=[host for host in asked if host not in gone] or asked)
+
+
+def read_end(
+    fleet: Fleet,
+    run: RunStatus,
+    *,
+    gone: Collection[str] = (),
+    unread: Collection[str] = (),
+    sleep: Callable[[float], None] = time.sleep,
+    now: Callable[[], float] = time.monotonic,
+) -> RunStatus:
+    """Read the state of a run whose output has ended on every host but ``unread``; do not ask the hosts in ``gone``.
+
+    The connection to a host may break at that very moment. Such a host is asked again, for END_S seconds.
+
+    Raises:
+        HostsFailed: a host stayed silent, and the other hosts do not know how the run ended.
+    """
+    until = now() + END_S
+    while True:
+        end = read_run(fleet, run, gone=gone)
+        silent = [node for node in end.nodes if node.state == contract.UNREACHABLE and node.host not in unread]
+        known = end.terminal or (end.cause is not None and not end.record.get("restart"))
+        if known or not any(node.host in fleet.hosts for node in silent):
+            return end
+        if now() >= until:
+            errors = {node.host: Unreachable(node.note or "it does not answer", host=node.host) for node in silent}
+            raise HostsFailed(f"{run.job} has ended, and {plural(len(silent), 'host')} did not say how", errors)
+        sleep(END_PAUSE_S)
 
 
 def not_listed(host: str) -> Unreachable:
