@@ -128,7 +128,6 @@ def run(
 
 
 def _refusal(argv: List[str]) -> str:
-    """Return why ``argv`` must not be run now; empty if it may."""
     pid = next((pids[0] for one, pids in _living() if one.late and one.argv == argv), None)
     return "" if pid is None else "an earlier one (pid %d) does not end, not even when it is killed" % pid
 
