@@ -110,7 +110,7 @@ def test_a_record_that_changes_on_a_full_disk(tmp_path: Path, monkeypatch: pytes
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(fs, "_write_aside", full)
+        patch.setattr(fs, "_write_draft", full)
         patch.setattr(os, "posix_fallocate", full)
         record.replace(path, {"n": 2}, reserve)
         assert fs.read_json(path) == {"n": 2}

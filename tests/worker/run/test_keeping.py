@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.folder import list_entries
 from ddpctl_worker.checkpoint.keeper import Keeper
-from ddpctl_worker.machine import proc
+from ddpctl_worker.machine import child, proc
 from ddpctl_worker.run import keeping
 from tests.worker.checkpoint.test_whole import saved_by_torch
 
@@ -177,3 +180,32 @@ def test_a_death_that_is_heard_of_while_it_is_hashed_takes_it_back(supervised: S
     supervised.script = [(2.0, {"servers": {}}), (2.0, {"died": died, "since": 0.0}), (30.0, None)]
     supervised.keep()
     assert supervised.known == []
+
+
+def test_an_order_that_no_pipe_holds_does_not_stop_the_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process reads nothing for a while: the rest of the order follows at later turns, then the next message."""
+    got = tmp_path / "got"
+    read = "import sys, time; time.sleep(1.0); open(sys.argv[1], 'wb').write(sys.stdin.buffer.read())"
+    monkeypatch.setattr(child, "command", lambda module: [sys.executable, "-I", "-c", read, str(got)])
+    supervised = keeping.Keeping({"keeper": {"outputs": ["x" * (1 << 19)]}, "top": str(tmp_path)})
+    begun = time.monotonic()
+    supervised.start()
+    supervised.tell(None, 1.0)
+    assert time.monotonic() - begun < 0.9
+    (pid,) = supervised.pids()
+    while not supervised.settled(succeeded=True, seconds=3.0):
+        time.sleep(0.05)
+        supervised.tell(None, 1.0)
+        if supervised._writer is not None and not supervised._writer.waiting:
+            break
+    process = supervised._process
+    assert process is not None
+    assert process.stdin is not None
+    process.stdin.close()
+    os.waitpid(pid, 0)
+    supervised.ended(pid)
+    order, *messages = map(json.loads, got.read_bytes().splitlines())
+    assert order["outputs"] == ["x" * (1 << 19)]
+    assert {"ended": True, "linger": False} in messages

@@ -66,7 +66,7 @@ def test_who_takes_the_guardians_place_knows_what_the_guardian_has_read(pair: Pi
     renew(pair.writers, boottime() + 60)
     assert not lease.over()
     assert not guardians.over()
-    heir = Lease(lease.for_heir(), GUARDIAN)
+    heir = Lease(lease.for_replacement(), GUARDIAN)
     assert not heir.over()
     renew(pair.writers, boottime() + 120)
     assert heir.left() > 100

@@ -1,8 +1,8 @@
-"""Takes the connections of a listening socket, in a thread that nothing and nobody holds up.
+"""Accepts the connections of a listening socket, in a thread that no peer can delay.
 
-That thread reads each connection until its other side has proved that it belongs to the run; only then there is a
-thread for it. A stranger costs a descriptor and a few hundred bytes, for PROOF_S at most (strangers.py). A lack of
-descriptors, memory or threads is waited out: it ends no listener.
+This thread reads each connection until the peer has proved that it belongs to the run. Only then the connection gets a
+thread of its own. A stranger costs a descriptor and a few hundred bytes, for PROOF_S at most (strangers.py). A lack of
+descriptors, memory or threads ends no listener: the acceptor waits until it is over.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from ddpctl_worker.machine.notes import note, trace
 from ddpctl_worker.machine.strangers import TALLY, Places, Stranger
 from ddpctl_worker.machine.wakeup import WakePipe
 
-_WITHOUT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Session:
-    """One connection. ``read`` is called by the acceptor's thread and must not wait, ``work`` by one of its own."""
+    """A connection. The acceptor's thread calls ``read``, which must not wait; a thread of its own calls ``work``."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.said = False  # whether any byte came
+        self.said = False  # whether the peer has sent any byte
         self.proved = False
-        self.ready = False  # there is work, and nothing to read before it
+        self.ready = False  # ``work`` can begin without a ``read``
 
     def read(self) -> bool:
-        """Take what has come; whether there is work now.
+        """Read the bytes that have arrived; return whether ``work`` can begin.
 
         Raises:
             OSError, Stranger: the connection is over.
@@ -53,30 +53,30 @@ class Session:
         raise NotImplementedError
 
     def work(self) -> bool:
-        """Answer; whether the connection stays open for the next question."""
+        """Answer; return whether the connection stays open for the next question."""
         raise NotImplementedError
 
 
 def at_most(wanted: int, share: int = 8) -> int:
-    """Return ``wanted``, or less where this process may have few descriptors: an eighth of these (or 1/``share``)."""
+    """Return ``wanted``, or less if this process may have few descriptors: at most 1/``share`` of its limit."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return wanted if soft == resource.RLIM_INFINITY else max(4, min(wanted, soft // share))
 
 
 class NoRoom(Exception):
-    """No descriptor or memory for another connection now."""
+    """There is no descriptor or memory for another connection now."""
 
 
 def take(listener: socket.socket) -> Optional[Tuple[socket.socket, str]]:
-    """Return a new connection and its address, if one waits; the socket does not block.
+    """Return a new connection and its address, or ``None`` if no connection waits. The socket does not block.
 
     Raises:
-        NoRoom: there is none for it now.
+        NoRoom: there is no descriptor or memory for it now.
     """
     try:
         sock, address = listener.accept()
     except OSError as error:
-        if error.errno in _WITHOUT:
+        if error.errno in _NO_ROOM:
             raise NoRoom(str(error)) from None
         return None
     sock.setblocking(False)
@@ -86,7 +86,7 @@ def take(listener: socket.socket) -> Optional[Tuple[socket.socket, str]]:
 
 
 class Acceptor:
-    """``meet`` makes the session of a new connection. ``most``: threads that are at work at one time."""
+    """Accepts connections. ``meet`` makes the session of a new connection. ``most``: threads at the same time."""
 
     def __init__(
         self,
@@ -98,14 +98,14 @@ class Acceptor:
         self._listener, self._meet, self._name, self._most = listener, meet, name, most
         self._places: Places[Session] = Places(at_most(MOST_STRANGERS))
         self._most_idle = at_most(MOST_IDLE, 4)
-        self._addresses: Dict[Session, str] = {}  # of the unproved connections
-        self._idle: Dict[Session, float] = {}  # since when, the oldest first
+        self._addresses: Dict[Session, str] = {}  # of the connections without proof
+        self._idle: Dict[Session, float] = {}  # start of idling, the oldest first
         self._working: Set[Session] = set()
-        self._back: Deque[Tuple[Session, bool]] = deque()  # from their threads, and whether they stay open
+        self._back: Deque[Tuple[Session, bool]] = deque()  # returned by threads; whether it stays open
         self._closed = threading.Event()
         self._pipe = WakePipe()
         self._selector = selectors.DefaultSelector()
-        self._listens_at: Optional[float] = 0.0  # when the listener is looked at again; None: it is
+        self._listens_at: Optional[float] = 0.0  # when to watch the listener again; None: it is watched
         self._trouble = ""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -115,12 +115,12 @@ class Acceptor:
         self._thread.start()
 
     def close(self) -> None:
-        """No connection is left once this returns; threads that are at work find theirs closed."""
+        """Close the listener and all connections. A thread at work finds its connection closed."""
         self._closed.set()
         self._pipe.wake()
         for session in list(self._working):
             with contextlib.suppress(OSError):
-                # Below TLS: the thread that uses the connection finds it ended, whatever it is at.
+                # Below TLS, so the thread that uses the connection sees its end in any state.
                 socket.socket.shutdown(session.sock, socket.SHUT_RDWR)
         self._thread.join(PROOF_S)
 
@@ -133,7 +133,7 @@ class Acceptor:
         while not self._closed.is_set():
             try:
                 self._turn()
-            except Exception as error:  # a fault of ours: the listener stays
+            except Exception as error:  # a fault of this code: the listener stays
                 if repr(error) != fault:
                     note("%s: %s" % (self._name, trace(error)))
                 fault = repr(error)
@@ -155,13 +155,12 @@ class Acceptor:
                 came = True
             else:
                 self._read(key.data)
-        # After the connections that are there: what they have said counts before one of them has to go.
+        # Existing connections are read first: a proof that has arrived counts before a connection has to go.
         if came:
             self._take_some()
         self._drop_late(now)
 
     def _pause(self, now: float) -> float:
-        """Until the next deadline."""
         due = [HELLO_S / 4 if len(self._places) else IDLE_LOOP_S]
         due += [since + IDLE_S - now for since in list(self._idle.values())[:1]]
         if self._listens_at is not None:
@@ -185,7 +184,7 @@ class Acceptor:
             self._welcome(*taken)
 
     def _wait_for_room(self, why: str) -> None:
-        """Descriptors may be free again soon. Until then the socket would be readable all the time."""
+        """Stop watching the listener for a while: without descriptors it would be readable all the time."""
         if why != self._trouble:
             note("%s: no connection can be taken: %s" % (self._name, why))
         self._trouble = why
@@ -229,12 +228,12 @@ class Acceptor:
             self._begin(session)
 
     def _begin(self, session: Session) -> None:
-        """A peer that is turned away here asks again, or elsewhere."""
+        """Start a thread for ``session``. With too many threads close it: the peer asks again, or asks another host."""
         if len(self._working) >= self._most:
             session.sock.close()
             return
         self._working.add(session)
-        if self._closed.is_set():  # by now: ``close`` may have looked before
+        if self._closed.is_set():  # ``close`` may have missed this session
             session.sock.close()
             return
         try:
@@ -267,7 +266,7 @@ class Acceptor:
             self._drop(next(iter(self._idle)), "")
 
     def _drop_late(self, now: float) -> None:
-        """``now`` is from before the last look at the sockets: what has come since then was read."""
+        """Close connections that are too late. ``now`` was taken before the last read, so all bytes until it count."""
         for session in self._places.late(now - HELLO_S):
             if not session.said:
                 self._drop(session, "not a word within %g s" % HELLO_S)
@@ -283,13 +282,13 @@ class Acceptor:
         address = self._addresses.pop(session, None)
         if address is not None:
             TALLY.add(address, why)
-        with contextlib.suppress(KeyError, ValueError):  # it was never registered, or is closed
+        with contextlib.suppress(KeyError, ValueError):  # it is not registered, or is closed
             self._selector.unregister(session.sock)
         session.sock.close()
 
 
 class Plain(Session):
-    """For a protocol that needs no proof beyond the connection itself; ``answer`` is called once."""
+    """A session of a protocol without proof. ``answer`` is called once."""
 
     def __init__(self, sock: socket.socket, answer: Callable[[socket.socket], None]) -> None:
         super().__init__(sock)

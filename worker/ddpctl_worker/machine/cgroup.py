@@ -1,6 +1,6 @@
-"""The control group of a run, where one can be had (version 2, writable).
+"""The control group of a run, if the machine allows it (version 2, writable).
 
-The kernel ends all that is in it at once, and says when it is empty.
+The kernel kills all processes of the group at once, and tells when the group is empty.
 
 Protocol: https://docs.kernel.org/admin-guide/cgroup-v2.html, ``cgroup.procs``, ``cgroup.events``, ``cgroup.kill``.
 """
@@ -22,7 +22,7 @@ ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")  # of version 2 alone, and 
 
 
 class ControlGroup:
-    """A group that is there; its processes may make groups of their own below it."""
+    """An existing group. Its processes may make groups of their own below it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -35,7 +35,7 @@ class ControlGroup:
         return found
 
     def empty(self) -> bool:
-        """Whether no process is left in it or below, zombies apart. A group that was removed was empty."""
+        """Return whether the group and the groups below have no process but zombies. A removed group was empty."""
         try:
             with open(os.path.join(self.path, "cgroup.events"), encoding="ascii") as file:
                 return "populated 0" in file.read().splitlines()
@@ -45,7 +45,7 @@ class ControlGroup:
             raise
 
     def kill(self) -> None:
-        """SIGKILL for all that is in it, whatever it forks meanwhile."""
+        """Send SIGKILL to all processes of the group, and to the children that they fork meanwhile."""
         try:
             _write(os.path.join(self.path, "cgroup.kill"), b"1")
         except OSError:  # Linux before 5.14
@@ -54,23 +54,22 @@ class ControlGroup:
                     os.kill(pid, signal.SIGKILL)
 
     def enter(self) -> None:
-        """The calling process, and what it starts from now on, belongs to it."""
+        """Move the calling process into the group; its later children belong to the group too."""
         _write(os.path.join(self.path, "cgroup.procs"), b"0")
 
     def remove(self) -> None:
-        """Take it away if it is empty; one that is not stays, and shows where the survivors are."""
+        """Remove the group if it is empty. Otherwise it stays, and shows the survivors."""
         for folder in self._folders():
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
 
     def _folders(self) -> Iterator[str]:
-        """It and the groups below, the deepest first."""
         for folder, _, _ in os.walk(self.path, topdown=False):
             yield folder
 
 
 def make(run: str, host: str) -> Optional[ControlGroup]:
-    """A group for a run, below this process's own; None where there is no version 2, or none that we may write to."""
+    """Make the group of a run below this process's group; ``None`` without version 2, or without the right to write."""
     parent = _own()
     if parent is None:
         return None
@@ -78,27 +77,26 @@ def make(run: str, host: str) -> Optional[ControlGroup]:
     try:
         os.mkdir(group.path, 0o755)
     except FileExistsError:
-        pass  # of an earlier start of this very run
+        pass  # from an earlier start of this run
     except OSError:
         return None
     return group
 
 
 def of_record(path: Any) -> Optional[ControlGroup]:
-    """The group that a record names; None for none, or for nonsense."""
+    """Return the group at the path in a record; ``None`` for any value that is no path of such a group."""
     inside = isinstance(path, str) and path == os.path.normpath(path) and path.startswith(ROOTS[0] + "/")
     return ControlGroup(path) if inside and os.path.basename(path).startswith("ddpctl-") else None
 
 
 def _own() -> Optional[str]:
-    """The folder of this process's group of version 2."""
     try:
         with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
             path = next((line.rstrip("\n")[3:] for line in file if line.startswith("0::")), None)
     except OSError:
         return None
     found = (root + path.rstrip("/") for root in ROOTS) if path is not None else iter(())
-    return next((one for one in found if os.path.exists(os.path.join(one, "cgroup.procs"))), None)
+    return next((folder for folder in found if os.path.exists(os.path.join(folder, "cgroup.procs"))), None)
 
 
 def _write(path: str, data: bytes) -> None:
@@ -110,7 +108,7 @@ def _write(path: str, data: bytes) -> None:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for memory: in this process's cgroup, or else on the whole machine."""
+    """Return how many processes the kernel has killed for memory in this process's cgroup, else on the machine."""
     for path in _memory_events():
         count = _field(path, "oom_kill")
         if count is not None:
@@ -119,20 +117,23 @@ def oom_kills() -> int:
 
 
 class OomHistory:
-    """When the kernel has killed something for memory here, seen by looking often: what matters is whether it did just
-    before a death, for anything else in the cgroup may be killed at any time."""
+    """The times of the kernel's OOM kills, found by frequent looks at its counter.
+
+    Only a kill right before a rank's death explains that death: the kernel may kill other processes of the cgroup at
+    any time.
+    """
 
     def __init__(self) -> None:
         self._count, self._looked = oom_kills(), time.time()
         self._rises: Deque[Tuple[float, float]] = deque(maxlen=16)
 
     def look(self) -> None:
-        """To be called about once a second, or more often."""
+        """Read the counter if the last look is old enough. Called once a second or more often."""
         if not 0.0 <= time.time() - self._looked < OOM_LOOK_S:
             self._count_now()
 
     def rises(self) -> List[Tuple[float, float]]:
-        """Between which times (wall clock) there was a kill, up to now."""
+        """Return the intervals (Unix seconds) with a kill, up to now."""
         self._count_now()
         return list(self._rises)
 

@@ -25,7 +25,7 @@ Message = Dict[str, Any]
 
 
 def code_path() -> str:
-    """Return the file or folder that this worker was imported from."""
+    """Return the zipapp or folder from which this worker was imported."""
     return os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__)))
 
 
@@ -41,11 +41,10 @@ def run(words: Sequence[str]) -> None:
 
 
 def launch(module: str, order: Dict[str, Any], words: Sequence[str], fds: Sequence[int] = ()) -> Dict[str, Any]:
-    """Start ``main`` of ``module`` with ``order`` and wait for its word: {"refused": None or why, ...}.
+    """Start ``main`` of ``module`` with ``order``; return its answer {"refused": ``None`` or the reason, ...}.
 
-    The order holds secrets, so it goes through a pipe. Nothing of the caller's but ``fds`` is inherited: the SSH
-    channel that the caller talks through must be able to close. ``words`` are for those who look for it among the
-    processes.
+    The order holds secrets, so it goes through a pipe. The process inherits only ``fds`` from the caller, so that the
+    caller's SSH channel can close. ``words`` end its command line, by which other processes find it.
     """
     reply_r, reply_w = os.pipe()
     argv = command(module, str(reply_w), *words)
@@ -58,19 +57,19 @@ def launch(module: str, order: Dict[str, Any], words: Sequence[str], fds: Sequen
         assert child.stdin is not None
         child.stdin.write(json.dumps(order).encode("ascii"))
         child.stdin.close()
-        child.wait()  # it forks and ends at once
+        child.wait()  # it forks and ends at once (read_order)
         with os.fdopen(reply_r, "rb") as pipe:
             answer = pipe.read()
     except BrokenPipeError:
         answer = b""
     if not answer:
         return {"refused": "the supervisor did not start; see supervisor.log in the run's folder"}
-    found: Dict[str, Any] = json.loads(answer)
-    return found
+    reply: Dict[str, Any] = json.loads(answer)
+    return reply
 
 
 def read_order() -> Dict[str, Any]:
-    """The order, in the process that was started; its parent ends."""
+    """Read the order in the started process; continue in a child, while the process itself ends."""
     order: Dict[str, Any] = json.loads(sys.stdin.buffer.read())
     if os.fork():
         os._exit(0)
@@ -78,7 +77,7 @@ def read_order() -> Dict[str, Any]:
 
 
 def detach(log: str) -> None:
-    """No terminal, no inherited descriptor, no folder kept busy; what is said goes to ``log``."""
+    """Leave the login: ignore its signals, leave its folder, and send stdout and stderr to the file ``log``."""
     os.umask(0o077)
     os.chdir("/")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -151,7 +150,7 @@ class MessageReader:
         self.ended = False
 
     def receive(self, timeout: Optional[float]) -> List[Message]:
-        """Wait up to ``timeout`` seconds (None: without limit) for bytes; return the messages that they complete.
+        """Wait up to ``timeout`` seconds (``None``: without limit) for bytes; return the messages that they complete.
 
         An empty list means silence, half a message, or, with ``ended``, the end of the pipe.
 

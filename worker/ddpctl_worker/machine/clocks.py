@@ -1,6 +1,6 @@
-"""How far the clock of another host is off, from messages that go there and back. Pure.
+"""Estimates the offset of another host's clock from round trips of messages. Pure.
 
-As NTP does it (RFC 5905, section 8): of the samples, the one with the shortest round trip is the best.
+The method is NTP's (RFC 5905, section 8): the sample with the shortest round trip is the best.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ddpctl_worker.machine.limits import CLOCK_DRIFT, CLOCK_SAMPLES
 
 
 class Sample(NamedTuple):
-    """One message and its answer, in Unix seconds."""
+    """A message and its answer, in Unix seconds."""
 
     t0: float  # the hub sends, by the hub's clock
     t1: float  # the member receives, by the member's clock
@@ -28,16 +28,16 @@ class Offset(NamedTuple):
 
 
 class Clock:
-    """The clock of one member, as the hub sees it."""
+    """The clock of a member, as the hub estimates it."""
 
     def __init__(self) -> None:
         self._samples: Deque[Sample] = deque(maxlen=CLOCK_SAMPLES)
 
     def add(self, sample: Sample) -> None:
-        """A new sample, not older than those before.
+        """Add a sample that is newer than all samples so far.
 
-        If it contradicts the best one, a clock was stepped since, and all older samples are dropped. If it contradicts
-        itself (an answer that was sent before its question was), a clock was stepped meanwhile, and it is dropped too.
+        If it contradicts the best sample, a clock was stepped since then, and all older samples are dropped. If it
+        contradicts itself (an answer sent before its question), a clock was stepped meanwhile, and it is dropped too.
         """
         if trip(sample) < 0 or sample.t2 < sample.t1:
             self._samples.clear()
@@ -48,7 +48,7 @@ class Clock:
         self._samples.append(sample)
 
     def offset(self, now: float) -> Optional[Offset]:
-        """By the sample with the shortest round trip among the last ``CLOCK_SAMPLES``; None when there is none.
+        """Return the offset by the sample with the shortest round trip; ``None`` without samples.
 
         ``now``: Unix seconds by the hub's clock. The error grows with the age of the sample.
         """
@@ -60,15 +60,14 @@ class Clock:
 
 
 def measured(sample: Sample) -> Offset:
-    """What one sample says: offset ((t1-t0)+(t2-t3))/2, error half the round trip.
+    """Return the offset ((t1-t0)+(t2-t3))/2 of a sample, with half its round trip as the error.
 
-    The way there and the way back may take differently long; at worst one of them takes all of it (RFC 5905, section
-    8).
+    The two ways may differ in length. In the worst case the whole time is spent on one way (RFC 5905, section 8).
     """
     t0, t1, t2, t3 = sample
     return Offset(((t1 - t0) + (t2 - t3)) / 2, trip(sample) / 2)
 
 
 def trip(sample: Sample) -> float:
-    """The round trip (t3-t0)-(t2-t1) in seconds: without the time that the member took to answer."""
+    """Return the round trip (t3-t0)-(t2-t1) in seconds, without the member's own time."""
     return (sample.t3 - sample.t0) - (sample.t2 - sample.t1)

@@ -1,5 +1,7 @@
-"""Questions to a process of ddpctl's own from another one of this user on this machine: a Unix socket below the run's
-folder. Who connects gets the answer; there is one question a socket."""
+"""Answers questions of other processes of this user on this machine, over a Unix socket below the run's folder.
+
+Each socket stands for a single question: a process that connects gets the answer.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from ddpctl_worker.machine.notes import note
 
 
 def ask(path: str, seconds: float = ANSWER_S) -> Optional[Dict[str, Any]]:
-    """What the process at ``path`` answers; None when it does not."""
+    """Return the answer of the process at ``path``; ``None`` without an answer within ``seconds``."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(seconds)
         try:
@@ -30,7 +32,11 @@ def ask(path: str, seconds: float = ANSWER_S) -> Optional[Dict[str, Any]]:
 
 
 def read_all(sock: socket.socket, seconds: float) -> bytes:
-    """All that comes until the other side closes. Raises OSError: it takes too long, or is more than ANSWER_BYTES."""
+    """Read until the other side closes.
+
+    Raises:
+        OSError: the answer takes longer than ``seconds``, or has more than ANSWER_BYTES.
+    """
     until = time.monotonic() + seconds
     pieces: List[bytes] = []
     size = 0
@@ -54,7 +60,7 @@ def _object(text: bytes) -> Optional[Dict[str, Any]]:
 
 @contextlib.contextmanager
 def _short(path: str) -> Any:
-    """The path through its folder's descriptor: a socket's path ends at 107 bytes."""
+    """Yield a short path to ``path`` through its folder's descriptor: a socket's path may have 107 bytes."""
     place = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield "/proc/self/fd/%d/%s" % (place, os.path.basename(path))
@@ -63,14 +69,14 @@ def _short(path: str) -> Any:
 
 
 class Desk:
-    """Answers who connects, in a thread of its own, with what ``tell`` gives then."""
+    """Answers each connection with the result of ``tell``, in a thread of its own."""
 
     def __init__(self, path: str, tell: Callable[[], Dict[str, Any]]) -> None:
         self._path, self._tell = path, tell
         self._acceptor: Optional[Acceptor] = None
 
     def open(self) -> None:
-        """Where the file system takes no socket, nobody gets an answer."""
+        """Listen at the path. A file system without sockets leaves all questions without an answer."""
         sock = socket.socket(socket.AF_UNIX)
         try:
             with _short(self._path) as short:
@@ -91,13 +97,12 @@ class Desk:
         line.settimeout(ANSWER_S)
         try:
             if _same_user(line):
-                told = self._tell()
-                line.sendall(json.dumps(told).encode("ascii"))
-        except Exception as error:  # who asked has gone, or there is no answer to give
+                line.sendall(json.dumps(self._tell()).encode("ascii"))
+        except Exception as error:  # the other process has gone, or ``tell`` failed
             note("a question on this machine was not answered: %r" % error)
 
 
 def _same_user(line: socket.socket) -> bool:
-    """The folder is closed to others already; this holds where somebody has opened it."""
+    """Return whether the peer is this user or root. This check counts if the folder was opened to other users."""
     found = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return found[1] in (os.geteuid(), 0)

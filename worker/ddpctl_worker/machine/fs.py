@@ -1,4 +1,4 @@
-"""Files and folders below base_dir: whose they are, how they are written durably, and locks on them."""
+"""Files and folders below base_dir: checks of their owner, durable writes, and locks."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from ddpctl_worker.machine.limits import LOCK_PAUSE_S
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BUSY, CORRUPT, INTERRUPTED, UNSAFE_PATH
 
-ENVS = ".gc.lock"  # in the folder of environments: shared by all who install, for a gc alone
+ENVS = ".gc.lock"  # in the folder of environments: shared by all installs, exclusive for a gc
 FOREVER = float("inf")
 
 
 def own_folder(base_dir: str, *names: str) -> str:
-    """``base_dir/names...``, made 0700 where it is missing; every level below and including base_dir is ours.
+    """Return ``base_dir/names...``; make missing levels with mode 0700.
 
     Raises:
-        WorkerError: unsafe_path, when a level is a symlink, no folder, or belongs to another user.
+        WorkerError: UNSAFE_PATH, base_dir or a level below is a symlink, no folder, or belongs to another user.
     """
     path = os.path.expanduser(base_dir)
     os.makedirs(path, 0o700, exist_ok=True)
-    check_own(path)  # boot.py, which comes first on a node, asks for the same
+    check_own(path)  # boot.py, which runs first on a node, checks the same
     for name in names:
         path = private_dir(os.path.join(path, name))
     return path
 
 
 def private_dir(path: str) -> str:
-    """Make sure that ``path`` is a folder of ours that nobody else can write to.
+    """Make the folder ``path``, or check that it belongs to this user and that no other user can write to it.
 
     Raises:
-        WorkerError: UNSAFE_PATH, when it is a symlink, somebody else's or open to others.
+        WorkerError: UNSAFE_PATH, it is a symlink, another user's, or writable by other users.
     """
     try:
         os.mkdir(path, 0o700)
@@ -48,7 +48,7 @@ def private_dir(path: str) -> str:
 
 
 def check_own(path: str) -> None:
-    """Refuse a folder that is a symlink, another user's, or writable by others."""
+    """Raise WorkerError for a folder that is a symlink, another user's, or writable by other users."""
     found = os.lstat(path)
     if stat.S_ISLNK(found.st_mode):
         raise WorkerError(UNSAFE_PATH, "%s is a symbolic link" % path, "remove it")
@@ -61,7 +61,7 @@ def check_own(path: str) -> None:
 
 
 def read_text(path: str, limit: int = 1 << 20) -> str:
-    """A small text file, at most ``limit`` bytes of it; empty when it cannot be read."""
+    """Return at most ``limit`` bytes of a text file; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(limit).decode("utf-8", "replace")
@@ -70,7 +70,7 @@ def read_text(path: str, limit: int = 1 << 20) -> str:
 
 
 def read_number(path: str, base: int = 10) -> Optional[int]:
-    """The whole number that a small file holds; None when it cannot be read, or holds anything else."""
+    """Return the integer in a small file; ``None`` if it cannot be read or holds anything else."""
     try:
         return int(read_text(path, limit=64), base)
     except ValueError:
@@ -78,24 +78,24 @@ def read_number(path: str, base: int = 10) -> Optional[int]:
 
 
 def discard(path: str) -> None:
-    """Remove a file, if it is there and that is possible."""
+    """Remove a file if that is possible; ignore errors."""
     with contextlib.suppress(OSError):
         os.unlink(path)
 
 
 def is_folder(path: str) -> bool:
-    """Whether it is a folder, and no symlink to one."""
+    """Return whether ``path`` is a folder and no symlink."""
     return os.path.isdir(path) and not os.path.islink(path)
 
 
 def remove(path: str) -> None:
-    """A file or a whole folder, and what is gone already; a symlink is removed, never followed.
+    """Remove a file or a whole folder, which may be gone already. A symlink is removed, never followed.
 
     Raises:
-        OSError: some of it stays.
+        OSError: a part stays.
     """
     while os.path.lexists(path):
-        with contextlib.suppress(FileNotFoundError):  # somebody else removes it too
+        with contextlib.suppress(FileNotFoundError):  # another process removes it too
             if is_folder(path):
                 shutil.rmtree(path)
             else:
@@ -103,7 +103,7 @@ def remove(path: str) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """A rename inside ``path`` survives a power cut from now on."""
+    """Make renames inside ``path`` durable: they survive a power cut from now on."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -115,22 +115,22 @@ def sync_folder(path: str) -> None:
 
 
 def write_json(path: str, value: Dict[str, Any], *, durable: bool = True) -> None:
-    """Replace ``path`` atomically; once this returns (and ``durable``) it survives a power loss."""
-    aside = _write_aside(path, value, durable)
+    """Replace ``path`` atomically. With ``durable`` the new content survives a power cut after the return."""
+    draft = _write_draft(path, value, durable)
     try:
-        os.rename(aside, path)
+        os.rename(draft, path)
     except OSError:
-        discard(aside)
+        discard(draft)
         raise
     if durable:
         sync_folder(os.path.dirname(path))
 
 
 def write_once(path: str, value: Dict[str, Any], *, durable: bool = True) -> bool:
-    """Create ``path`` with ``value`` unless it is there already; False when somebody else was first."""
-    aside = _write_aside(path, value, durable)
+    """Create ``path`` with ``value``; return False if it exists already."""
+    draft = _write_draft(path, value, durable)
     try:
-        os.link(aside, path)
+        os.link(draft, path)
     except FileExistsError:
         return False
     except OSError as error:
@@ -141,20 +141,20 @@ def write_once(path: str, value: Dict[str, Any], *, durable: bool = True) -> boo
             os.close(os.open(path + ".claim", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
             return False
-        os.rename(aside, path)
+        os.rename(draft, path)
         sync_folder(os.path.dirname(path))
         return True
     finally:
-        if os.path.exists(aside):
-            os.unlink(aside)
+        if os.path.exists(draft):
+            os.unlink(draft)
     if durable:
         sync_folder(os.path.dirname(path))
     return True
 
 
-def _write_aside(path: str, value: Dict[str, Any], durable: bool) -> str:
-    aside = "%s.%d.%s" % (path, os.getpid(), os.urandom(4).hex())
-    fd = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _write_draft(path: str, value: Dict[str, Any], durable: bool) -> str:
+    draft = "%s.%d.%s" % (path, os.getpid(), os.urandom(4).hex())
+    fd = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(json.dumps(value, indent=1).encode("ascii") + b"\n")
@@ -162,16 +162,17 @@ def _write_aside(path: str, value: Dict[str, Any], durable: bool) -> str:
             if durable:
                 os.fsync(file.fileno())
     except OSError:
-        discard(aside)
+        discard(draft)
         raise
-    return aside
+    return draft
 
 
 def read_json(path: str) -> Optional[Dict[str, Any]]:
-    """The record at ``path``; None when there is none.
+    """Return the record at ``path``; ``None`` if there is no file.
 
     Raises:
-        WorkerError: CORRUPT or UNSAFE_PATH.
+        WorkerError: CORRUPT, it is no JSON object; UNSAFE_PATH, it is a symlink or another user's.
+        OSError: it cannot be read.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -195,7 +196,7 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
 
 
 def read_optional(path: str) -> Dict[str, Any]:
-    """The record at ``path``; nothing where there is none or it cannot be read: after a power cut it may be empty."""
+    """Return the record at ``path``; ``{}`` without a readable record: after a power cut the file may be empty."""
     try:
         return read_json(path) or {}
     except (WorkerError, OSError):
@@ -203,19 +204,19 @@ def read_optional(path: str) -> Dict[str, Any]:
 
 
 def shared(path: str, channel: Channel) -> ContextManager[None]:
-    """Hold ``path`` (made if need be) together with others who share it.
+    """Hold a shared lock on the file ``path``, which is made if it is missing.
 
     Raises:
-        WorkerError: interrupted, the controller disconnected.
+        WorkerError: INTERRUPTED, the controller disconnected.
     """
     return _locked(path, fcntl.LOCK_SH, channel, FOREVER)
 
 
 def alone(path: str, channel: Channel, patience: float = FOREVER) -> ContextManager[None]:
-    """Hold ``path`` (made if need be) alone, after ``patience`` seconds of waiting at most.
+    """Hold an exclusive lock on the file ``path``, which is made if it is missing; wait up to ``patience`` seconds.
 
     Raises:
-        WorkerError: interrupted, the controller disconnected; or busy, somebody else still holds it.
+        WorkerError: INTERRUPTED, the controller disconnected; BUSY, another process still holds the lock.
     """
     return _locked(path, fcntl.LOCK_EX, channel, patience)
 

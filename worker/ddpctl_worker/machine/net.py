@@ -1,4 +1,4 @@
-"""This node's addresses, interfaces and routes, read from the kernel itself (netlink), and sockets that listen."""
+"""Reads this node's addresses, interfaces and TCP tables from the kernel, and opens listening sockets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONNECTED, TIME_WAIT, LISTENING = "01", "06", "0A"  # states of TcpSocket
 
 
 def addresses() -> List[Dict[str, Any]]:
-    """Every usable address of this node, loopback included."""
+    """Return every usable address of this node, loopback included."""
     try:
         found = list(_netlink_addresses())
     except (OSError, AttributeError):  # no AF_NETLINK on this system, or not allowed
@@ -48,7 +48,7 @@ def addresses() -> List[Dict[str, Any]]:
 
 
 def _netlink_addresses() -> Iterator[Tuple[int, int, str, str]]:
-    """(family, prefix length, interface, address) as RTM_GETADDR lists them."""
+    """Yield (family, prefix length, interface, address) from RTM_GETADDR."""
     request = struct.pack("=IHHIIB3x", 20, _RTM_GETADDR, _NLM_F_REQUEST_DUMP, 1, 0, socket.AF_UNSPEC)
     for message in _dump(request, _RTM_NEWADDR):
         entry = _address_message(message)
@@ -57,7 +57,7 @@ def _netlink_addresses() -> Iterator[Tuple[int, int, str, str]]:
 
 
 def _dump(request: bytes, wanted: int) -> Iterator[bytes]:
-    """The bodies of all messages of this kind that the kernel answers with."""
+    """Yield the bodies of the kernel's answers that are of kind ``wanted``."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:
         sock.settimeout(3)
         sock.bind((0, 0))
@@ -70,7 +70,7 @@ def _dump(request: bytes, wanted: int) -> Iterator[bytes]:
                 if kind == _NLMSG_DONE:
                     return
                 if kind == _NLMSG_ERROR:
-                    raise OSError(errno.EIO, "the kernel refused to list what was asked for")
+                    raise OSError(errno.EIO, "the kernel refused the request")
                 if kind == wanted:
                     yield data[at + 16 : at + length]
                 at += (length + 3) & ~3
@@ -80,7 +80,7 @@ def _address_message(message: bytes) -> Optional[Tuple[int, int, str, str]]:
     family, prefix, flags, scope, index = struct.unpack_from("=BBBBI", message)
     if family not in (socket.AF_INET, socket.AF_INET6) or flags & _IFA_F_TENTATIVE_OR_FAILED:
         return None
-    if family == socket.AF_INET6 and scope == _SCOPE_LINK:  # it needs an interface beside it; one of IPv4 does not
+    if family == socket.AF_INET6 and scope == _SCOPE_LINK:  # only an IPv6 link-local address needs an interface
         return None
     attributes = _attributes(message, 8)
     # On a point-to-point link IFA_ADDRESS is the peer's address and IFA_LOCAL ours.
@@ -90,12 +90,12 @@ def _address_message(message: bytes) -> Optional[Tuple[int, int, str, str]]:
     try:
         name = socket.if_indextoname(index)
     except OSError:
-        return None  # it went away just now
+        return None  # the interface has just gone
     return (4 if family == socket.AF_INET else 6), prefix, name, socket.inet_ntop(family, raw)
 
 
 def _attributes(message: bytes, at: int) -> Dict[int, bytes]:
-    """The attributes of a message from this offset on, by kind."""
+    """Return kind -> value of the attributes of a message from offset ``at`` on."""
     found: Dict[int, bytes] = {}
     while at + 4 <= len(message):
         size, kind = struct.unpack_from("=HH", message, at)
@@ -107,8 +107,11 @@ def _attributes(message: bytes, at: int) -> Dict[int, bytes]:
 
 
 def neighbour_table() -> Optional[Dict[str, int]]:
-    """The kernel's IPv4 neighbour (ARP) table; None where it cannot be asked. All network namespaces of a machine share
-    one. {"limit" (gc_thresh3), "entries", "overflows" (entries that found no room since the boot)}"""
+    """Return the state of the kernel's IPv4 neighbour (ARP) table; ``None`` if the kernel does not answer.
+
+    All network namespaces of a machine share this table. {"limit" (gc_thresh3), "entries", "overflows" (entries that
+    were refused since the boot for lack of room)}
+    """
     request = struct.pack("=IHHIIB3x", 20, _RTM_GETNEIGHTBL, _NLM_F_REQUEST_DUMP, 1, 0, socket.AF_INET)
     try:
         tables = [_attributes(message, 4) for message in _dump(request, _RTM_NEWNEIGHTBL)]
@@ -122,7 +125,7 @@ def neighbour_table() -> Optional[Dict[str, int]]:
 
 
 def _fallback_addresses() -> Iterator[Tuple[int, int, str, str]]:
-    """Without netlink: loopback, and the address that a packet to the outside would have (nothing is sent)."""
+    """Yield loopback and the source address of packets to the outside, without netlink. Nothing is sent."""
     loopback = "lo0" if os.path.exists("/System/Library") else "lo"
     yield 4, 8, loopback, "127.0.0.1"
     local = source_address("192.0.2.1")
@@ -131,7 +134,7 @@ def _fallback_addresses() -> Iterator[Tuple[int, int, str, str]]:
 
 
 def _link(interface: str) -> Dict[str, Any]:
-    """State of one interface from sysfs; ``virtual``: no hardware of its own (bridge, veth, tunnel, loopback)."""
+    """Return an interface's state from sysfs; ``virtual``: it has no hardware (bridge, veth, tunnel, loopback)."""
     folder = "/sys/class/net/" + interface
     flags = read_number(folder + "/flags", 16)
     speed = read_number(folder + "/speed")
@@ -146,19 +149,19 @@ def _link(interface: str) -> Dict[str, Any]:
 
 
 def ssh_address() -> Optional[str]:
-    """The address of this node that our SSH connection came in by."""
+    """Return the address of this node at which the SSH connection arrived."""
     words = os.environ.get("SSH_CONNECTION", "").split()
     return words[2].split("%")[0] if len(words) == 4 else None
 
 
 def port_range() -> Tuple[int, int]:
-    """The ports that the kernel gives out by itself (gloo and NCCL listen on them), both ends included."""
+    """Return the first and the last of the kernel's ephemeral ports, on which gloo and NCCL listen."""
     words = read_text("/proc/sys/net/ipv4/ip_local_port_range", limit=64).split()
     return (int(words[0]), int(words[1])) if len(words) == 2 else _DEFAULT_RANGE
 
 
 def source_address(peer: str) -> Optional[str]:
-    """The address that a packet to ``peer`` would carry; None without a route. Nothing is sent."""
+    """Return the source address of packets to ``peer``; ``None`` without a route. Nothing is sent."""
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -169,13 +172,13 @@ def source_address(peer: str) -> Optional[str]:
 
 
 def silent_neighbour(peer: str) -> bool:
-    """True when the kernel asked the local network for ``peer`` and nobody answered (its ARP entry is incomplete)."""
+    """Return whether the kernel's ARP request for ``peer`` got no answer (its ARP entry is incomplete)."""
     rows = [line.split() for line in read_text("/proc/net/arp").splitlines()[1:]]
     return any(row[0] == peer and int(row[2], 16) == 0 for row in rows if len(row) >= 4)
 
 
 class TcpSocket(NamedTuple):
-    """A row of the kernel's tables of TCP sockets; ``inode`` 0: no process holds it any more."""
+    """A row of the kernel's tables of TCP sockets; ``inode`` 0: no process holds the socket any more."""
 
     address: str
     port: int
@@ -186,7 +189,7 @@ class TcpSocket(NamedTuple):
 
 
 def tcp_sockets() -> Iterator[TcpSocket]:
-    """Every TCP socket of this network namespace."""
+    """Yield every TCP socket of this network namespace."""
     for table in TCP_TABLES:
         for line in read_text(table, limit=64 << 20).splitlines()[1:]:
             row = line.split()
@@ -195,7 +198,7 @@ def tcp_sockets() -> Iterator[TcpSocket]:
 
 
 def table_address(digits: str) -> str:
-    """An address of these tables (32-bit words in the machine's byte order) in its usual spelling."""
+    """Return the usual spelling of an address of these tables (32-bit words in the machine's byte order)."""
     words = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
     raw = struct.pack("=%dI" % len(words), *words)
     raw = raw[12:] if raw.startswith(V4_IN_V6) else raw
@@ -203,10 +206,12 @@ def table_address(digits: str) -> str:
 
 
 def listen(port: int, backlog: int = 512) -> socket.socket:
-    """A socket that listens on every address of this node, IPv4 and IPv6.
+    """Return a socket that listens on every address of this node, IPv4 and IPv6.
 
-    SO_REUSEADDR as torch sets it: a port in TIME_WAIT is free. Raises OSError (EADDRINUSE) when a program listens
-    there on any address, 127.0.0.1 included.
+    It has SO_REUSEADDR as torch's sockets do, so a port in TIME_WAIT is free.
+
+    Raises:
+        OSError: EADDRINUSE, a program listens on this port at any address, 127.0.0.1 included.
     """
     try:
         return listen_at("::", port, backlog)
@@ -233,7 +238,7 @@ def listen_on(address: str, port: int = 0, backlog: int = 512) -> socket.socket:
 
 
 def listen_at(address: str, port: int, backlog: int) -> socket.socket:
-    """The same on one address; ``::`` is every address."""
+    """Return a socket that listens on ``address``; ``::`` is every address."""
     six = ":" in address
     sock = socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM)
     try:

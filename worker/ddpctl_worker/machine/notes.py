@@ -1,4 +1,4 @@
-"""Lines for supervisor.log, the clocks of a record, and faults that may pass."""
+"""Writes lines for supervisor.log, reads the clocks of a record, and survives faults that may pass."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from typing import Callable, Optional
 from ddpctl_worker.machine.limits import FAULT_PATIENCE_S, FAULT_PAUSE_S
 from ddpctl_worker.machine.system import CLOCK, HostClock
 
-_to: Optional[Callable[[bytes], object]] = None  # where notes go; None: straight to stderr
+_to: Optional[Callable[[bytes], object]] = None  # takes the notes; None: stderr does
 
 
 def trace(error: BaseException) -> str:
-    """Where ``error`` comes from. Without lines of source: those are on a disk, which may hang."""
+    """Return ``error`` with the functions and lines that it passed, without source text: its disk may hang."""
     frames = ["%s:%d" % (frame.f_code.co_name, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     return "%r in %s" % (error, " > ".join(frames))
 
 
 class Faults:
-    """Runs one turn of a loop at a time and lets it fail for a while."""
+    """Runs the turns of a loop, and lets them fail for a while."""
 
     def __init__(self, patience: float = FAULT_PATIENCE_S, clock: HostClock = CLOCK) -> None:
         self._patience, self._clock = patience, clock
         self._since: Optional[float] = None
-        self._told = ""
+        self._noted = ""
 
     def survive(self, turn: Callable[[], object]) -> None:
-        """Raises what ``turn`` raises only once it has failed without a break for longer than the patience."""
+        """Call ``turn``. Its error is noted, and raised only after failures without a break for the whole patience."""
         try:
             turn()
         except Exception as error:
             now = self._clock.now()
             self._since = self._since or now
-            if repr(error) != self._told:
-                self._told = repr(error)
+            if repr(error) != self._noted:
+                self._noted = repr(error)
                 note(trace(error))
             if now - self._since > self._patience:
                 raise
@@ -51,7 +51,7 @@ def now_iso() -> str:
 
 
 def note(text: str) -> None:
-    """A line for supervisor.log. Never raises: the disk it would go to may be full."""
+    """Write a line to supervisor.log. Never raises OSError: the disk may be full."""
     line = ("%s %s\n" % (now_iso(), text)).encode("utf-8", "backslashreplace")
     with contextlib.suppress(OSError):
         if _to is None:
@@ -61,16 +61,16 @@ def note(text: str) -> None:
 
 
 def send_notes(to: Optional[Callable[[bytes], object]]) -> None:
-    """Hand every note of this process to ``to`` (None: write it at once): a supervisor waits for no disk."""
+    """Send every note of this process to ``to`` (``None``: stderr). The supervisor must not wait for a disk."""
     global _to
     _to = to
 
 
 def iso(seconds: float) -> str:
-    """A wall-clock time as ISO 8601 in UTC, milliseconds."""
+    """Return Unix seconds as ISO 8601 in UTC with milliseconds."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
 
 
 def boottime() -> float:
-    """Seconds since boot: counts during suspend too, and never jumps when somebody sets the clock."""
+    """Return the seconds since boot. They count during suspend, and do not jump when a user sets the clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

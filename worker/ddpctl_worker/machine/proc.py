@@ -1,4 +1,4 @@
-"""Readers of /proc: who runs here, what the kernel says of a process, and which machine this is."""
+"""Reads /proc: the processes of this machine, their state, and the machine's identity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddpctl_worker.machine.fs import read_text
 
 
 class Stat(NamedTuple):
-    """What /proc/PID/stat says."""
+    """The fields of /proc/PID/stat."""
 
     pid: int
     name: str
@@ -18,25 +18,25 @@ class Stat(NamedTuple):
     parent: int
     start: int
     threads: int
-    ticks: int  # of processor time that it has used
+    ticks: int  # of used processor time
 
     @property
     def alive(self) -> bool:
-        """Not a zombie; a leader that ended before its threads shows as one and is not."""
+        """Return whether it is no zombie. A leader that ended before its threads looks like a zombie but is alive."""
         return self.state not in "ZX" or self.threads > 1
 
 
 def boot_id() -> str:
-    """This boot of this machine."""
+    """Return the kernel's id of this boot."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
 
 
 def machine() -> Dict[str, str]:
-    """Which machine this is, over its reboots (``id``, ``name``), and what a pid means there (``boot``, ``pids``).
+    """Return the machine's identity over reboots (``id``, ``name``), and the scope of its pids (``boot``, ``pids``).
 
-    Neither name nor id says it alone: containers share an id or have none, and machines of one image share both until
-    somebody names them. A short name, since one boot may know the domain and the next one not.
+    Name and id are both needed: containers share an id or have no id, and machines of the same image share both until a
+    user names them. The name is short, since one boot may know the domain and the next may not.
     """
     number = read_text("/etc/machine-id", limit=64).strip()
     try:
@@ -47,12 +47,12 @@ def machine() -> Dict[str, str]:
 
 
 def pids() -> Iterator[int]:
-    """The number of every process that may be seen from here."""
+    """Yield the pid of every process that is visible from here."""
     return (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
 
 
 def read(pid: int, name: str) -> Optional[bytes]:
-    """/proc/PID/NAME; None when there is no such process, or none that we may see (/proc mounted with hidepid)."""
+    """Return /proc/PID/NAME; ``None`` if there is no such process, or it is hidden (/proc mounted with hidepid)."""
     try:
         with open("/proc/%d/%s" % (pid, name), "rb") as file:
             return file.read()
@@ -61,7 +61,7 @@ def read(pid: int, name: str) -> Optional[bytes]:
 
 
 def written_to(paths: Iterable[str]) -> bool:
-    """Whether a process that may be looked at has one of these files open for writing, under whatever name."""
+    """Return whether a readable process has one of these files open for writing, under any name."""
     wanted = set()
     for path in paths:
         with contextlib.suppress(OSError):
@@ -80,17 +80,17 @@ def _writes(pid: int, wanted: Set[Tuple[int, int]]) -> bool:
         with contextlib.suppress(OSError, ValueError, IndexError):
             about = os.stat("%s/%s" % (folder, name))
             if (about.st_dev, about.st_ino) in wanted:
-                told = (read(pid, "fdinfo/%s" % name) or b"").split(b"flags:", 1)[1].split()[0]
-                if int(told, 8) & os.O_ACCMODE:
+                flags = (read(pid, "fdinfo/%s" % name) or b"").split(b"flags:", 1)[1].split()[0]
+                if int(flags, 8) & os.O_ACCMODE:
                     return True
     return False
 
 
 def sockets(pid: int) -> Set[int]:
-    """The inodes of the sockets that ``pid`` holds.
+    """Return the inodes of the sockets that ``pid`` holds.
 
     Raises:
-        OSError: it has ended, or is not ours to look at (PermissionError).
+        OSError: it has ended, or belongs to another user (PermissionError).
     """
     found = set()
     for fd in os.listdir("/proc/%d/fd" % pid):
@@ -102,7 +102,7 @@ def sockets(pid: int) -> Set[int]:
 
 
 def read_stat(pid: int) -> Optional[Stat]:
-    """/proc/PID/stat; None when there is no such process, or none that we may see."""
+    """Return /proc/PID/stat; ``None`` if there is no such process, or it is hidden."""
     blob = read(pid, "stat")
     if blob is None:
         return None
@@ -115,7 +115,7 @@ def read_stat(pid: int) -> Optional[Stat]:
 
 
 def exit_status(pid: int, start: int) -> Optional[int]:
-    """The wait status of a process that has died and was not collected yet; None when it was, or still runs."""
+    """Return the wait status of a zombie; ``None`` if the process runs, or was reaped."""
     rest = (read(pid, "stat") or b"").rpartition(b")")[2].split()
     try:
         return int(rest[49]) if rest[0] in (b"Z", b"X") and int(rest[19]) == start else None
@@ -124,8 +124,10 @@ def exit_status(pid: int, start: int) -> Optional[int]:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether ``pid`` has a handler of its own for that signal: neither the default, which may end it, nor to ignore
-    it. False when it is gone."""
+    """Return whether ``pid`` has a handler of its own for the signal. The default and "ignore" do not count.
+
+    False if the process is gone.
+    """
     for line in (read(pid, "status") or b"").splitlines():
         if line.startswith(b"SigCgt:"):
             return bool(int(line.split()[1], 16) >> (number - 1) & 1)
@@ -133,16 +135,16 @@ def catches(pid: int, number: int) -> bool:
 
 
 def snapshot() -> Dict[int, Stat]:
-    """Every process of the machine as it is now."""
+    """Return pid -> state of every process of the machine."""
     found = (read_stat(pid) for pid in pids())
-    return {one.pid: one for one in found if one is not None}
+    return {stat.pid: stat for stat in found if stat is not None}
 
 
 def descendants(of: Iterable[int], among: Dict[int, Stat]) -> Set[int]:
-    """The pids below ``of`` (which are not in the answer themselves unless below one another)."""
+    """Return the pids below ``of``. A pid of ``of`` is in the answer only if it is below another pid of ``of``."""
     children: Dict[int, List[int]] = {}
-    for one in among.values():
-        children.setdefault(one.parent, []).append(one.pid)
+    for stat in among.values():
+        children.setdefault(stat.parent, []).append(stat.pid)
     found: Set[int] = set()
     todo = list(of)
     while todo:
@@ -154,7 +156,7 @@ def descendants(of: Iterable[int], among: Dict[int, Stat]) -> Set[int]:
 
 
 def environment(pid: int) -> Optional[Dict[bytes, bytes]]:
-    """The environment that ``pid`` was started with; None when it is gone or not ours to read."""
+    """Return the environment with which ``pid`` was started; ``None`` if it is gone or belongs to another user."""
     blob = read(pid, "environ")
     if blob is None:
         return None
@@ -163,13 +165,13 @@ def environment(pid: int) -> Optional[Dict[bytes, bytes]]:
 
 
 def variables(pid: int) -> Dict[str, str]:
-    """``environment`` as text; empty when it is gone or not ours to read."""
+    """Return ``environment`` as text; empty if the process is gone or belongs to another user."""
     found = environment(pid) or {}
     return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in found.items()}
 
 
 def command_line(pid: int, limit: int = 200) -> str:
-    """What ``pid`` runs, for a person; its name when the command line is empty."""
+    """Return the command line of ``pid`` for a person; its name if the command line is empty."""
     words = (read(pid, "cmdline") or b"")[:4096]
     text = words.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
     if not text:
@@ -179,7 +181,7 @@ def command_line(pid: int, limit: int = 200) -> str:
 
 
 def children_of(pid: int) -> List[int]:
-    """The direct children, cheaply where the kernel lists them."""
+    """Return the pids of the direct children, without a look at all processes if the kernel lists them."""
     try:
         found: List[int] = []
         for task in os.listdir("/proc/%d/task" % pid):
@@ -191,4 +193,4 @@ def children_of(pid: int) -> List[int]:
             return []
     except (ProcessLookupError, PermissionError):
         return []
-    return [one.pid for one in snapshot().values() if one.parent == pid]
+    return [stat.pid for stat in snapshot().values() if stat.parent == pid]

@@ -1,8 +1,8 @@
-"""Processes of a run: who they are, how to signal them and no stranger, and proof that none is left.
+"""Identifies, signals and finds the processes of a run, and proves that no process is left.
 
-A process is boot id + pid + start time (clock ticks since boot): a pid alone is reused. What belongs to a run is the
-tree below its supervisor (a child subreaper, so orphans stay in it) and every process that carries the run's cookie in
-the environment. Nothing else is ever signalled.
+The identity of a process is boot id + pid + start time (clock ticks since boot), since pids are reused. The processes
+of a run are the tree below its supervisor (a child subreaper, so orphans stay in the tree) and every process with the
+run's cookie in its environment. No other process is ever signalled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class ProcessId(NamedTuple):
-    """A process that cannot be mistaken for another one."""
+    """The identity of a process, which no other process ever has."""
 
     boot: str
     pid: int
@@ -36,7 +36,7 @@ class ProcessId(NamedTuple):
 
 
 def ended(child: int) -> Optional[int]:
-    """The wait status of a child of this process that has ended, which stays to be collected; None while it runs."""
+    """Return the wait status of a child that has ended, without reaping it; ``None`` while it runs."""
     try:
         found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -48,7 +48,7 @@ def ended(child: int) -> Optional[int]:
 
 
 def collected(child: int) -> bool:
-    """Collect a child of this process, if it has ended: whether it is no zombie, and none any more."""
+    """Reap a child if it has ended; return whether it is gone."""
     try:
         return os.waitpid(child, os.WNOHANG)[0] != 0
     except ChildProcessError:
@@ -56,7 +56,7 @@ def collected(child: int) -> bool:
 
 
 def open_pidfd(pid: int) -> Optional[int]:
-    """A descriptor that becomes readable when ``pid`` dies; None without support for it, or without the process."""
+    """Return a descriptor that becomes readable when ``pid`` dies; ``None`` without pidfds or without the process."""
     opener = getattr(os, "pidfd_open", None)  # Python 3.9, Linux 5.3
     try:
         return int(opener(pid)) if opener is not None else None
@@ -65,13 +65,13 @@ def open_pidfd(pid: int) -> Optional[int]:
 
 
 def identify(pid: int) -> Optional[ProcessId]:
-    """Who ``pid`` is now; None when there is no such process."""
+    """Return the identity of ``pid`` now; ``None`` if there is no such process."""
     found = proc.read_stat(pid)
     return ProcessId(proc.boot_id(), pid, found.start) if found else None
 
 
 def from_json(value: Any) -> Optional[ProcessId]:
-    """The identity kept in a record; None for null or nonsense."""
+    """Return the identity in a record; ``None`` for null or any other value."""
     try:
         return ProcessId(str(value["boot"]), int(value["pid"]), int(value["start"]))
     except (TypeError, KeyError, ValueError, OverflowError):
@@ -79,7 +79,7 @@ def from_json(value: Any) -> Optional[ProcessId]:
 
 
 def is_alive(who: Optional[ProcessId]) -> bool:
-    """Whether that very process still runs."""
+    """Return whether exactly this process still runs."""
     if who is None or who.boot != proc.boot_id():
         return False
     found = proc.read_stat(who.pid)
@@ -87,16 +87,16 @@ def is_alive(who: Optional[ProcessId]) -> bool:
 
 
 def living(*these: ProcessId) -> List[int]:
-    """The pids of those that still run: that of a dead one may be a stranger's, or the job's, by now."""
+    """Return the pids of the processes that still run. The pid of a dead process may be reused by now."""
     return [who.pid for who in these if is_alive(who)]
 
 
 def send(who: ProcessId, number: int) -> bool:
-    """Signal that very process; False when it is gone. A reused pid is never hit where the kernel has pidfds."""
+    """Signal exactly this process; return False if it is gone. With pidfds a reused pid is never hit."""
     pidfd_send = getattr(signal, "pidfd_send_signal", None)
     fd = open_pidfd(who.pid) if pidfd_send is not None else None
     try:
-        if not is_alive(who):  # looked at after the open: if it is alive now, the descriptor is that process's
+        if not is_alive(who):  # checked after the open: an alive process owns the descriptor
             return False
         if fd is not None and pidfd_send is not None:
             pidfd_send(fd, number)
@@ -111,7 +111,7 @@ def send(who: ProcessId, number: int) -> bool:
 
 
 def carriers(cookie: str, among: Iterable[int]) -> Set[int]:
-    """The processes of this user that were started with the run's cookie."""
+    """Return the pids of this user's processes that were started with the run's cookie."""
     mark = ("%s=%s" % (ENV_COOKIE, cookie)).encode("utf-8", "replace")
     mine = os.geteuid()
     found = set()
@@ -129,31 +129,31 @@ def members(
     known: Iterable[Sequence[int]] = (),
     group: Optional[ControlGroup] = None,
 ) -> Dict[int, proc.Stat]:
-    """Every living process of the run: below ``roots``, with the cookie, ``known`` [pid, start], in its control group,
-    or below any of these.
+    """Return every living process of the run.
 
-    ``keep`` are pids that are never in the answer: roots, the caller, the guardian.
+    These are the processes below ``roots``, with the cookie, of ``known`` [pid, start], in the run's control group, and
+    all their descendants. ``keep``: pids that are never in the answer (roots, the caller, the guardian).
     """
     inside = group.pids() if group is not None else set()
     everyone = proc.snapshot()
     found = inside & everyone.keys()
     found |= {pid for pid, start in known if pid in everyone and everyone[pid].start == start}
     found |= proc.descendants([*roots, *found], everyone)
-    # Who belongs to it by birth need not be asked: reading the environment of one that waits for a hung disk may wait.
+    # Only the rest is searched for the cookie: reading the environment of a process in a hung disk may hang too.
     marked = carriers(cookie, everyone.keys() - found) if cookie else set()
     found = (found | marked | proc.descendants(marked, everyone)) - set(keep) - {os.getpid()}
     return {pid: everyone[pid] for pid in found if everyone[pid].alive}
 
 
 def guardian_words(run: str, host: str) -> List[str]:
-    """How the command line of a run's guardian ends."""
+    """Return the last words of a guardian's command line."""
     return ["ddpctl-guardian", run, host]
 
 
 def guardians(run: str, host: str) -> Set[int]:
-    """The run's guardian, and its supervisor, as their command lines tell: before they have said who they are."""
+    """Return the pids of the run's guardian and supervisor by their command lines, before their claim is written."""
     tail = b"\0" + b"".join(os.fsencode(word) + b"\0" for word in guardian_words(run, host))
-    alive = (one.pid for one in proc.snapshot().values() if one.alive)
+    alive = (stat.pid for stat in proc.snapshot().values() if stat.alive)
     return {pid for pid in alive if (proc.read(pid, "cmdline") or b"").endswith(tail)}
 
 
@@ -165,24 +165,24 @@ def _prctl(option: int, value: Any) -> None:
 
 
 def become_subreaper() -> None:
-    """From now on orphaned descendants become children of this process instead of init's."""
+    """Make this process adopt its orphaned descendants from now on, instead of init."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def set_name(name: str) -> None:
-    """What ``ps`` and ``top`` show for this process (15 bytes); called in another thread, for that thread."""
+    """Set the name (15 bytes) of the calling thread for ``ps`` and ``top``; the main thread names the process."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode("ascii")))
 
 
 def die_with_parent(number: int) -> None:
-    """From now on the kernel sends this process ``number`` when the thread that started it ends."""
+    """Have the kernel send this process the signal ``number`` when the thread that started it ends."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
 class DeathSignal:
-    """Callable in a fresh child: the kernel sends it ``number`` when the spawning thread ends.
+    """Called in a new child: the kernel sends it the signal ``number`` when the spawning thread ends.
 
-    Made before the fork: nothing may be imported or looked up between fork and exec.
+    The object is made before the fork, since no import and no look-up is safe between fork and exec.
     """
 
     def __init__(self, number: int) -> None:
@@ -192,14 +192,15 @@ class DeathSignal:
 
     def __call__(self) -> None:
         self._libc.prctl(_PR_SET_PDEATHSIG, self._number, 0, 0, 0)
-        if os.getppid() != self._parent:  # it died in between
+        if os.getppid() != self._parent:  # the parent has died meanwhile
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Proof:
-    """``subreaper``: this process adopts the run's orphans; ``spare`` are those of its children that are not the run's.
+    """Proves that no process of a run is left, by its control group or by this process's children.
 
-    With neither a group nor a subreaper two empty looks must do (stopper.py).
+    ``subreaper``: this process adopts the run's orphans. ``spare`` returns its children that do not belong to the run.
+    With neither a group nor a subreaper two empty looks are the only proof (stopper.py).
     """
 
     def __init__(
@@ -208,18 +209,18 @@ class Proof:
         self._group, self._subreaper, self._spare = group, subreaper, spare
 
     def given(self) -> bool:
-        """Whether nothing of the run is left, as far as can be proved here."""
+        """Return whether no process of the run is left, as far as this process can prove it."""
         if self._group is not None and not self._group.empty():
             return False
         return not self._subreaper or self._childless()
 
     def pids(self) -> Set[int]:
-        """Who is left, as far as can be told."""
+        """Return the pids that are left, as far as this process sees them."""
         found = self._group.pids() if self._group is not None else set()
         return found | (self._children() if self._subreaper else set())
 
     def kill(self) -> None:
-        """End what no look at /proc is quick enough for."""
+        """Kill also the processes that appear and fork between two looks at /proc."""
         if self._group is not None:
             self._group.kill()
         elif self._subreaper:
@@ -230,7 +231,7 @@ class Proof:
         until = time.monotonic() + CHASE_S
         while time.monotonic() < until:
             for pid in self._children() - killed:
-                killed.add(pid)  # nobody else collects it, so its number stays its own
+                killed.add(pid)  # only this process reaps it, so its pid is not reused
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -241,7 +242,7 @@ class Proof:
             return True
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # ECHILD: the kernel's own word
+        except ChildProcessError:  # ECHILD: the kernel says that there is no child
             return True
         return False
 

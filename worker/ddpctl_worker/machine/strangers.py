@@ -1,8 +1,8 @@
-"""Connections whose other side has not proved that it belongs to the run: which of them has to go, and how many came.
+"""Limits and counts the connections of strangers: peers without a proof that they belong to the run.
 
-Anybody who reaches a port can connect to it, as often and from as many addresses as he has. Such connections share a
-fixed number of places. Once these are taken, the oldest connection of the address that holds most of them is closed: a
-flood from an address costs no other address anything. A peer that has proved itself holds none of these places.
+Any machine that reaches a port can connect to it, as often and from as many addresses as it has. Such connections
+share a fixed number of places. Once all places are taken, the oldest connection of the address with the most places is
+closed. So a flood from an address costs no other address a place. A peer with a proof takes no place.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Stranger(Exception):
 
 
 class Places(Generic[T]):
-    """The unproved connections of one listener. Pure: times are the caller's (monotonic seconds)."""
+    """The connections of a listener without proof. Pure: the caller gives the times (monotonic seconds)."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._sources: Dict[T, str] = {}
-        self._held: Dict[str, Dict[T, float]] = {}  # by source, the oldest first
+        self._held: Dict[str, Dict[T, float]] = {}  # source -> its connections, the oldest first
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -43,7 +43,7 @@ class Places(Generic[T]):
         return iter(list(self._sources))
 
     def add(self, connection: T, address: str, now: float) -> Optional[T]:
-        """Give a place to a new connection. Return the connection that has to be closed for it."""
+        """Give a place to a new connection; return the connection that has to be closed for it, if any."""
         full = self.worst() if len(self._sources) >= self._most else None
         if full is not None:
             self.remove(full)
@@ -61,20 +61,20 @@ class Places(Generic[T]):
                 del self._held[source]
 
     def worst(self) -> Optional[T]:
-        """Return the oldest connection of the source that has most of them."""
+        """Return the oldest connection of the source with the most connections."""
         if not self._held:
             return None
         # The first connection of each source is its oldest.
-        source = max(self._held, key=lambda one: (len(self._held[one]), -next(iter(self._held[one].values()))))
+        source = max(self._held, key=lambda name: (len(self._held[name]), -next(iter(self._held[name].values()))))
         return next(iter(self._held[source]))
 
     def late(self, since: float) -> List[T]:
         """Return the connections that came before ``since``."""
-        return [one for held in self._held.values() for one, came in held.items() if came < since]
+        return [connection for held in self._held.values() for connection, came in held.items() if came < since]
 
 
 def network_of(address: str) -> str:
-    """Return what counts as one source: an IPv4 address, or a /64 of IPv6, which is what a single machine has."""
+    """Return the source of an address: an IPv4 address, or a /64 of IPv6, since a single machine may own a /64."""
     plain = address.split("%")[0]
     if plain.startswith("::ffff:") and "." in plain:
         return plain[7:]
@@ -86,7 +86,7 @@ def network_of(address: str) -> str:
 
 
 class Tally:
-    """How many connections by strangers this process has seen, by source. From any thread."""
+    """Counts this process's connections by strangers, by source. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -96,7 +96,7 @@ class Tally:
         self._news = threading.Event()
 
     def add(self, address: str, why: str) -> None:
-        """A connection from ``address`` was closed, for this reason."""
+        """Count a connection from ``address`` that was closed because of ``why``."""
         source = network_of(address)
         with self._lock:
             if source not in self._counts and len(self._counts) >= MOST_ADDRESSES:
@@ -108,18 +108,18 @@ class Tally:
     def told(self) -> Dict[str, Any]:
         """Return ``{"count", "addresses", "most": {address: count}, "last": ISO 8601, "why"}``."""
         with self._lock:
-            most = sorted(self._counts, key=lambda one: -self._counts[one])
+            most = sorted(self._counts, key=lambda source: -self._counts[source])
             return {
                 "count": sum(self._counts.values()),
                 "addresses": len(self._counts),
-                "most": {one: self._counts[one] for one in most[:SHOWN_ADDRESSES]},
+                "most": {source: self._counts[source] for source in most[:SHOWN_ADDRESSES]},
                 "last": iso(self._last),
                 "why": self._why,
             }
 
     def start(self, path: str) -> None:
-        """Keep a record at ``path`` and lines in the log, in a thread of its own: a disk may hang."""
-        with contextlib.suppress(RuntimeError):  # no more threads: strangers are counted all the same
+        """Write a record at ``path`` and lines in the log, in a thread of its own: a disk may hang."""
+        with contextlib.suppress(RuntimeError):  # no more threads: counting goes on without a record
             threading.Thread(target=self._run, args=(path,), name="strangers", daemon=True).start()
 
     def _run(self, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Run a helper program that may hang."""
+"""Runs helper programs that may hang."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ddpctl_worker.machine import proc
 from ddpctl_worker.machine.fs import read_text
 from ddpctl_worker.machine.limits import KILLED_TOOL_GONE_S, OUTPUT_BYTES
 
-# Where administrators' tools live; a login over SSH often lacks them in PATH.
+# The folders of administrators' tools, which PATH of a login over SSH often lacks.
 ADMIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# Where nvidia-smi is in WSL2, and in containers of some clouds.
+# The folders of nvidia-smi in WSL2, and in containers of some clouds.
 GPU_PATH = "/usr/lib/wsl/lib:/usr/local/nvidia/bin"
 
 
@@ -29,12 +29,12 @@ class _Running:
         self._late_at = time.monotonic() + timeout + KILLED_TOOL_GONE_S
         self._thread = threading.get_native_id()
         self.process: Optional[subprocess.Popen[bytes]] = None  # once it has been started
-        self.start = -1  # its start time: its number may be another process's later
-        self.over = False  # nobody waits for it any more
+        self.start = -1  # its start time, since pids are reused
+        self.over = False  # no call waits for it any more
 
     @property
     def late(self) -> bool:
-        """Whether it does not end although it was killed, or cannot be started as its disk hangs."""
+        """Return whether it survives SIGKILL, or hangs in its start because of a hung disk."""
         return self.over or time.monotonic() > self._late_at
 
     def pids(self) -> List[int]:
@@ -43,7 +43,7 @@ class _Running:
             return [stat.pid] if stat is not None and stat.start == self.start and stat.alive else []
         if self.over:
             return []
-        # Of a child whose exec is not over yet only the kernel knows; orphans go to the main thread.
+        # Only the kernel knows a child before its exec is over. Orphans are children of the main thread only.
         return [int(word) for word in read_text("/proc/self/task/%d/children" % self._thread).split()]
 
 
@@ -52,17 +52,17 @@ _stopped = False
 
 
 def started() -> List[int]:
-    """The programs that this process has started here and that are not gone: never to be taken for anything else."""
+    """Return the pids of the programs that ``run`` has started and that still exist. They do not belong to the job."""
     return [pid for _, pids in _living() for pid in pids]
 
 
 def stuck() -> List[int]:
-    """Those of them that cannot be ended."""
-    return sorted(pid for one, pids in _living() if one.late for pid in pids)
+    """Return the pids of the started programs that survive SIGKILL."""
+    return sorted(pid for program, pids in _living() if program.late for pid in pids)
 
 
 def stop() -> None:
-    """Start no more, and kill those that run."""
+    """Kill the programs that run, and start no more."""
     global _stopped
     _stopped = True
     for pid in started():
@@ -81,7 +81,7 @@ def _living() -> List[Tuple[_Running, List[int]]]:
 
 
 def find(program: str) -> Optional[str]:
-    """The program's full path, or None."""
+    """Return the program's full path, or ``None``."""
     return shutil.which(program) or shutil.which(program, path=ADMIN_PATH + ":" + GPU_PATH)
 
 
@@ -93,12 +93,14 @@ def run(
     replace_env: Optional[Dict[str, str]] = None,
     limit: int = OUTPUT_BYTES,
 ) -> Dict[str, Any]:
-    """The program's ``code`` (None when it had to be killed), ``stdout``, ``stderr``, ``timed_out`` and ``seconds``.
+    """Run a program; return {"code" (``None``: it was killed), "stdout", "stderr", "timed_out", "seconds"}.
 
-    ``env`` is added to ours, ``replace_env`` stands in its place; ``limit``: bytes kept of either stream. A program
-    that is stuck in the kernel survives SIGKILL; it is left behind, never waited for. While it is there, the same
-    ``argv`` counts as timed out at once, and so does any after ``stop``; ``stderr`` says why.
-    Raises FileNotFoundError where there is no such program.
+    ``env`` is added to this process's environment, ``replace_env`` replaces it. ``limit``: bytes kept of each stream.
+    A program that is stuck in the kernel survives SIGKILL, and is left behind. While it exists, a call with the same
+    ``argv`` times out at once. After ``stop`` every call does. ``stderr`` then says why.
+
+    Raises:
+        FileNotFoundError: there is no such program.
     """
     program = find(argv[0])
     if program is None:
@@ -107,7 +109,7 @@ def run(
     base = dict(os.environ, LC_ALL="C") if replace_env is None else replace_env
     one = _Running(argv, timeout)
     refused = _refusal(argv)
-    _known.add(one)  # before the last look at _stopped: ``stop`` sees whatever gets past that
+    _known.add(one)  # before ``_stopped`` is read, so ``stop`` misses no program
     try:
         if refused or _stopped:
             code, out, err = None, b"", (refused or "the run is being stopped").encode("utf-8", "replace")
@@ -126,7 +128,6 @@ def run(
 
 
 def _refusal(argv: List[str]) -> str:
-    """Why this is not to be run; empty where it may be."""
     pid = next((pids[0] for one, pids in _living() if one.late and one.argv == argv), None)
     return "" if pid is None else "an earlier one (pid %d) does not end, not even when it is killed" % pid
 
@@ -134,11 +135,11 @@ def _refusal(argv: List[str]) -> str:
 def _run(
     argv: List[str], timeout: float, env: Dict[str, str], cwd: Optional[str], one: _Running
 ) -> Tuple[Optional[int], bytes, bytes]:
-    """Exit code (None: it was late), stdout, stderr."""
+    """Return the exit code (``None``: it was late), stdout and stderr."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=env, cwd=cwd)
     stat = proc.read_stat(process.pid)
-    one.start = stat.start if stat is not None else -1  # the supervisor may have collected it already
+    one.start = stat.start if stat is not None else -1  # the supervisor may have reaped it
     one.process = process
     if _stopped:
         process.kill()
@@ -151,23 +152,23 @@ def _run(
 
 
 def _give_up(process: "subprocess.Popen[bytes]") -> None:
-    """Kill it and let go of its output; a grandchild may hold that open for ever."""
+    """Kill the program and close its pipes, which a grandchild may hold open forever."""
     process.kill()
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # one that is stuck in the kernel stays
+    with contextlib.suppress(subprocess.TimeoutExpired):  # a program that is stuck in the kernel stays
         process.wait(KILLED_TOOL_GONE_S)
 
 
 def last_words(said: Dict[str, Any]) -> str:
-    """The last line that an interpreter said on stderr before it ended, or how it ended."""
+    """Return the last line of an interpreter's stderr, or how the interpreter ended."""
     lines = [line for line in said["stderr"].splitlines() if line.strip()]
     return lines[-1] if lines else "the interpreter ended with status %s" % said["code"]
 
 
 def tool(argv: List[str], timeout: float, **how: Any) -> Optional[Dict[str, Any]]:
-    """Like ``run``, but None where the program is not installed."""
+    """Call ``run``; return ``None`` if the program is not installed."""
     try:
         return run(argv, timeout, **how)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What wakes a loop: another thread, and for a supervisor its descriptors and signals too."""
+"""Wakes a loop: from another thread, and in a supervisor by descriptors and signals."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import selectors
 import signal
 from typing import Dict, List
 
-STOP, SHUTDOWN = signal.SIGUSR1, signal.SIGTERM  # what a supervisor may be asked for
+STOP, SHUTDOWN = signal.SIGUSR1, signal.SIGTERM  # the requests to a supervisor
 
 
 class WakePipe:
-    """A descriptor that a loop waits for beside its others, and that any thread makes readable."""
+    """A pipe that a loop waits for, and that any thread makes readable."""
 
     def __init__(self) -> None:
         self._reader, self.writer = os.pipe()
@@ -20,7 +20,7 @@ class WakePipe:
             os.set_blocking(fd, False)
 
     def fileno(self) -> int:
-        """What to wait for."""
+        """Return the descriptor to wait for."""
         return self._reader
 
     def wake(self) -> None:
@@ -34,7 +34,7 @@ class WakePipe:
 
 
 class Wakeup:
-    """One selector; ``wake`` may be called from any thread."""
+    """The selector of a supervisor's loop. Any thread may call ``wake``."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -44,7 +44,7 @@ class Wakeup:
         self._asked: Dict[int, bool] = {STOP: False, SHUTDOWN: False}
 
     def catch_signals(self) -> None:
-        """To be called from the main thread."""
+        """Handle the signals of a supervisor. Called in the main thread."""
         signal.set_wakeup_fd(self._pipe.writer, warn_on_full_buffer=False)
         for number in self._asked:
             signal.signal(number, lambda number, _: self.ask(number))
@@ -53,11 +53,11 @@ class Wakeup:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def ask(self, number: int) -> None:
-        """As if the signal had come."""
+        """Note that the signal ``number`` has arrived."""
         self._asked[number] = True
 
     def asked(self, number: int) -> bool:
-        """Whether it came since the last call."""
+        """Return whether the signal has arrived since the last call."""
         before, self._asked[number] = self._asked[number], False
         return before
 
@@ -68,7 +68,7 @@ class Wakeup:
             self._selector.unregister(fd)
 
     def wait(self, seconds: float) -> List[int]:
-        """The watched descriptors that are ready, as soon as one is."""
+        """Wait up to ``seconds`` for the watched descriptors; return the ready ones."""
         ready = [key.fd for key, _ in self._selector.select(max(0.0, seconds))]
         if self._pipe.fileno() in ready:
             ready.remove(self._pipe.fileno())

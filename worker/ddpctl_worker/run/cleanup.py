@@ -33,23 +33,23 @@ from ddpctl_worker.run.limits import (
 from ddpctl_worker.run.stopper import Stopper, reap, run_to_end
 
 
-class Tether:
+class GuardianPipe:
     """The supervisor's end of the pipe to its guardian. No method waits or raises."""
 
     def __init__(self, fd: int) -> None:
-        self._words: Dict[str, Any] = {}
+        self._facts: Dict[str, Any] = {}
         self.attach(fd)
 
     def attach(self, fd: int) -> None:
         """Send all facts to the new guardian that reads from ``fd``."""
         self._writer, self._beat_at = child.MessageWriter(fd), 0.0
-        if self._words:
-            self._send(self._words)
+        if self._facts:
+            self._send(self._facts)
 
-    def tell(self, **words: Any) -> None:
+    def report(self, **facts: Any) -> None:
         """Send these facts. The newest value of each fact counts."""
-        self._words.update(words)
-        self._send(words)
+        self._facts.update(facts)
+        self._send(facts)
 
     def beat(self) -> None:
         """Send a heartbeat if its time has come, and the waiting messages."""
@@ -61,20 +61,20 @@ class Tether:
             if not self._writer.waiting:  # a waiting message is a heartbeat too, once the guardian reads it
                 self._writer.send({})
 
-    def _send(self, words: Dict[str, Any]) -> None:
+    def _send(self, facts: Dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the reader is gone, and a replacement will be attached
-            self._writer.send(words)
+            self._writer.send(facts)
 
 
-class TetherListener:
-    """The guardian's end of the pipe. ``words``: the supervisor's facts, the newest value of each."""
+class SupervisorPipe:
+    """The guardian's end of the pipe. ``facts``: the supervisor's facts, the newest value of each."""
 
     def __init__(self, fd: int, up: float = FIRST_TURN_S) -> None:
         self._reader = child.MessageReader(fd)
         self._beat: Optional[float] = None
         self._begun = self._listened = time.monotonic()
         self._up = up
-        self.words: Dict[str, Any] = {}
+        self.facts: Dict[str, Any] = {}
 
     def listen(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds for messages; return False once the supervisor's end is closed.
@@ -89,7 +89,7 @@ class TetherListener:
             self._beat = None if self._beat is None else self._beat + nap
         for message in messages:
             self._beat = now
-            self.words.update(message)
+            self.facts.update(message)
         return not self._reader.ended
 
     def stands_still(self) -> bool:
@@ -108,7 +108,7 @@ class TetherListener:
 class Leftovers:
     """The processes that a dead supervisor left, and how to find them without a disk.
 
-    ``known``: [pid, start] of processes seen earlier. ``words``: the supervisor's facts. ``lease``: the seconds for
+    ``known``: [pid, start] of processes seen earlier. ``facts``: the supervisor's facts. ``lease``: the seconds for
     which the processes may still run. The supervisor may still exist: a thread that waits for a hung disk keeps it.
     """
 
@@ -118,16 +118,16 @@ class Leftovers:
         known: Sequence[Sequence[int]],
         roots: Sequence[int],
         supervisor: Optional[processes.ProcessId],
-        words: Dict[str, Any],
+        facts: Dict[str, Any],
         lease: float = LEFTOVERS_GRACE_S,
     ) -> None:
         self.cookie, self.known, self.roots, self.supervisor = cookie, known, roots, supervisor
-        self.launcher = processes.from_json(words.get("launcher"))
-        self.grace = min(float(words.get("grace", LEFTOVERS_GRACE_S)), LEFTOVERS_GRACE_S, max(0.0, lease))
-        self.end: Optional[Dict[str, Any]] = words.get("end")
-        self.recorded = bool(words.get("recorded"))
-        self._stuck = [processes.from_json(stuck) for stuck in words.get("stuck") or ()]  # see tool.stuck
-        self.group = of_record(words.get("group"))
+        self.launcher = processes.from_json(facts.get("launcher"))
+        self.grace = min(float(facts.get("grace", LEFTOVERS_GRACE_S)), LEFTOVERS_GRACE_S, max(0.0, lease))
+        self.end: Optional[Dict[str, Any]] = facts.get("end")
+        self.recorded = bool(facts.get("recorded"))
+        self._stuck = [processes.from_json(stuck) for stuck in facts.get("stuck") or ()]  # see tool.stuck
+        self.group = of_record(facts.get("group"))
         self.proof = processes.Proof(self.group, subreaper=bool(roots), spare=self._spare)
 
     def _spare(self) -> List[int]:
@@ -138,7 +138,7 @@ class Leftovers:
 
 
 def wait_until_gone(
-    listener: TetherListener, supervisor: Optional[processes.ProcessId], look: Callable[[], None], lease: Lease
+    listener: SupervisorPipe, supervisor: Optional[processes.ProcessId], look: Callable[[], None], lease: Lease
 ) -> Optional[str]:
     """Wait until the supervisor is gone; return the detail for the run's cause, or ``None``.
 
@@ -148,14 +148,14 @@ def wait_until_gone(
     pause = GUARDIAN_LOOK_S
     while listener.listen(pause):
         left = lease.left() + LEASE_OVER_S
-        overdue = left <= 0 and not listener.words.get("ended")
+        overdue = left <= 0 and not listener.facts.get("ended")
         if (overdue or listener.stands_still()) and supervisor is not None:
             processes.send(supervisor, 9)
             how = "had not ended the ranks when their lease was over" if overdue else listener.how_still()
             return "the supervisor %s and was killed; the processes that it left were killed" % how
         pause = min(GUARDIAN_LOOK_S, left) if left > 0 else GUARDIAN_LOOK_S
         look()
-    died = listener.words.get("died")
+    died = listener.facts.get("died")
     return "the supervisor failed (%s); the processes that it left were killed" % died if died else None
 
 
@@ -189,12 +189,12 @@ def _exit_record(paths: RunPaths, left: Leftovers, stopper: Stopper, detail: Opt
     return dict(body, survivors=stopper.survivors, **more)
 
 
-class Deputy:
+class ReplacementGuardian:
     """The supervisor's handle on the replacement guardian: a process that takes a dead guardian's place."""
 
-    def __init__(self, order: Dict[str, Any], tether: Tether, lease: Lease) -> None:
+    def __init__(self, order: Dict[str, Any], pipe: GuardianPipe, lease: Lease) -> None:
         self._order = {name: order.get(name) for name in ("top", "attempt", "cookie", "notify")}
-        self._tether, self._lease = tether, lease
+        self._guardian_pipe, self._lease = pipe, lease
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._start_at: Optional[float] = None  # when to start a replacement; None: no guardian is missing
         self._started_at = -REPLACEMENT_PAUSE_S
@@ -224,15 +224,15 @@ class Deputy:
             self._start_at, self._trouble = None, ""
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        lease = self._lease.for_heir()
+        lease = self._lease.for_replacement()
         own = [lease[GUARDIAN]] if lease else []
-        deputy = subprocess.Popen(child.command(__name__), stdin=subprocess.PIPE, start_new_session=True, pass_fds=own)
-        deputy.returncode = 0  # the supervisor reaps every child itself
-        assert deputy.stdin is not None
+        process = subprocess.Popen(child.command(__name__), stdin=subprocess.PIPE, start_new_session=True, pass_fds=own)
+        process.returncode = 0  # the supervisor reaps every child itself
+        assert process.stdin is not None
         me = processes.identify(os.getpid())
-        self._tether.attach(deputy.stdin.fileno())  # its end shows that the supervisor is gone
-        self._tether.tell(order=dict(self._order, lease=lease, supervisor=me.to_json() if me else None))
-        return deputy
+        self._guardian_pipe.attach(process.stdin.fileno())  # its end shows that the supervisor is gone
+        self._guardian_pipe.report(order=dict(self._order, lease=lease, supervisor=me.to_json() if me else None))
+        return process
 
     def ended(self, pid: int) -> bool:
         """Forget the replacement if ``pid``, which was just reaped, is its pid; return whether it was."""
@@ -250,11 +250,11 @@ def main() -> None:
     """Run the replacement guardian's process."""
     os.umask(0o077)
     processes.set_name("ddpctl-deputy")
-    listener = TetherListener(0)
-    while "order" not in listener.words:
+    listener = SupervisorPipe(0)
+    while "order" not in listener.facts:
         if not listener.listen(1.0):
             return
-    order = listener.words["order"]
+    order = listener.facts["order"]
     supervisor = processes.from_json(order["supervisor"])
     known: Set[Tuple[int, int]] = set()
 
@@ -266,7 +266,7 @@ def main() -> None:
     lease = Lease(order["lease"], GUARDIAN)
     detail = wait_until_gone(listener, supervisor, look, lease)
     paths = RunPaths(order["top"], order["attempt"])
-    left = Leftovers(order["cookie"], sorted(known), (), supervisor, listener.words, lease.left())
+    left = Leftovers(order["cookie"], sorted(known), (), supervisor, listener.facts, lease.left())
     clean_up(paths, left, detail)
     notifying.at_end(paths, order["notify"])
 

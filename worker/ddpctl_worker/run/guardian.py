@@ -19,7 +19,7 @@ from typing import Any, Dict, Optional
 from ddpctl_worker.machine import child, notes, processes
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.run import notifying
-from ddpctl_worker.run.cleanup import Leftovers, TetherListener, clean_up, wait_until_gone
+from ddpctl_worker.run.cleanup import Leftovers, SupervisorPipe, clean_up, wait_until_gone
 from ddpctl_worker.run.lease import GUARDIAN, SUPERVISOR, Lease
 from ddpctl_worker.run.limits import LEASED_SUPERVISOR_END_S, SUPERVISOR_END_S
 from ddpctl_worker.run.supervisor import Supervisor
@@ -55,10 +55,10 @@ def main(reply_fd: str, *_: str) -> None:
     patience = LEASED_SUPERVISOR_END_S if order.get("lease") else SUPERVISOR_END_S
     del order  # its secrets; the notifiers' secrets stay
     supervisor = processes.identify(supervisor_pid)
-    listener = TetherListener(ours.fileno(), limit)
+    listener = SupervisorPipe(ours.fileno(), limit)
     detail = wait_until_gone(listener, supervisor, lambda: None, lease)
     _wait_for(supervisor_pid, patience)
-    clean_up(paths, Leftovers(cookie, (), [os.getpid()], supervisor, listener.words, lease.left()), detail)
+    clean_up(paths, Leftovers(cookie, (), [os.getpid()], supervisor, listener.facts, lease.left()), detail)
     notifying.at_end(paths, notifiers)
 
 

@@ -50,7 +50,7 @@ class Lease:
     def over(self) -> bool:
         return self.left() < 0
 
-    def for_heir(self) -> Optional[Dict[str, Any]]:
+    def for_replacement(self) -> Optional[Dict[str, Any]]:
         """Return ``given`` for a replacement guardian, with the newest end: the dead guardian has read its pipe."""
         return None if self._guardian_fd is None else {"until": self._until, GUARDIAN: self._guardian_fd}
 

@@ -119,7 +119,6 @@ class Observer:
         self._desk.open()
 
     def _answer(self) -> Dict[str, Any]:
-        """Answer the doctor verb."""
         return {"looks": fitting(self._watch.look(asked=True)), "slow": self._watch.slow}
 
     def last_look(self) -> bool:

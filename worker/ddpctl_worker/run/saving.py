@@ -100,7 +100,6 @@ class Saving:
             time.sleep(SAVED_LOOK_S)
 
     def _tell(self, what: str) -> None:
-        """Send this node's state to the other nodes if it has changed."""
         if self._nodes.get(self._host) != what:
             self._nodes[self._host] = what
             self._say({"what": what})

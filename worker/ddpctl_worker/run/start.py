@@ -111,7 +111,6 @@ def _refuse_beside(base: str, run: Dict[str, Any]) -> None:
 
 
 def _beside(base: str, run: Dict[str, Any]) -> List[str]:
-    """Return the ids of the other live runs of the job here."""
     found = (one for one in unfinished(base, run["host"]) if job_id(one["record"]) == job_id(run))
     return sorted(str(one["run"]) for one in found if one["run"] != run["run"])
 

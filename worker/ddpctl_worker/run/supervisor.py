@@ -25,7 +25,7 @@ from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.ranks import Roster
 from ddpctl_worker.run import cause as causes
-from ddpctl_worker.run.cleanup import Deputy, Tether
+from ddpctl_worker.run.cleanup import GuardianPipe, ReplacementGuardian
 from ddpctl_worker.run.deadlines import Deadlines
 from ddpctl_worker.run.drain import Drain
 from ddpctl_worker.run.ending import Ending
@@ -102,14 +102,14 @@ class Supervisor:
         self._launching = Launching(order, self.paths, guardian)
         self._at = notes.boottime()
         self._guardian_fd = guardian_fd
-        self._tether = Tether(guardian_fd)
+        self._guardian_pipe = GuardianPipe(guardian_fd)
         self._recorder = Recorder(self.paths, self.host, self._heartbeat, self._wakeup.wake)
         self._writer = Writer(self.paths.logs, resume=(self.paths.attempt or 1) > 1)
         self._roster = Roster(self.run, self._wakeup.watch)
         self._drain = Drain(self._writer, self._rank_of, self._wakeup.wake, record.attempt_of(self.run))
         self._findings = Findings(self.run, self._drain, self._roster, self._recorder)
         self._lease = Lease(order.get("lease"), SUPERVISOR)
-        self._deputy = Deputy(order, self._tether, self._lease)
+        self._replacement = ReplacementGuardian(order, self._guardian_pipe, self._lease)
         self._keeping = Keeping(order)
         self._deadlines = Deadlines(self.run)
         self._gang = join(self.run, self.order.get("gang_key"), self._wakeup.wake)
@@ -137,7 +137,7 @@ class Supervisor:
             self._keeping.start()
             self._stop_asked()  # a stop in the meantime found no supervisor to signal
         grace = self._grace() if self.paths.attempt is None else min(self._grace(), LEASED_GRACE_S)
-        self._tether.tell(**self._launching.names(), grace=grace)
+        self._guardian_pipe.report(**self._launching.names(), grace=grace)
         notes.send_notes(self._recorder.note)
         self._drain.start()
         self._writer.start()
@@ -176,7 +176,7 @@ class Supervisor:
 
     def died(self, why: BaseException) -> None:
         """Report the fault that ends this process."""
-        self._tether.tell(died=repr(why))  # first: the disk of supervisor.log may hang
+        self._guardian_pipe.report(died=repr(why))  # first: the disk of supervisor.log may hang
         notes.send_notes(None)
         notes.note(notes.trace(why))
 
@@ -186,7 +186,7 @@ class Supervisor:
         while not self._concluded():
             faults.survive(self._turn)
         notes.send_notes(None)
-        self._tether.tell(recorded=True)
+        self._guardian_pipe.report(recorded=True)
         self._tell_stuck([*tool.started(), *self._keeping.stuck()])
         self._launching.leave_group()
         self._answer(None)
@@ -208,7 +208,7 @@ class Supervisor:
             self._gang.serve_checkpoints(self._keeping.port)
             self._keeping.meet(self._gang.servers)
         self._tell_stuck([*tool.stuck(), *self._keeping.stuck()])
-        self._tether.beat()
+        self._guardian_pipe.beat()
 
     def _over(self) -> bool:
         """Return whether no process of the job is left, and the outcome is known."""
@@ -228,7 +228,7 @@ class Supervisor:
         for fd in self._wakeup.wait(min(due) - now):
             if fd == self._guardian_fd:
                 self._wakeup.watch(fd, False)
-                self._deputy.take_over()
+                self._replacement.take_over()
             elif self._roster.owns(fd):
                 self._roster.ended(fd)
                 if self._stopper is not None:
@@ -246,14 +246,14 @@ class Supervisor:
             self._keeping.ended(pid)
         if self.launcher is not None and self.status is None:
             self.status = ended.get(self.launcher.pid)
-        if any(self._deputy.ended(pid) for pid in ended):
-            self._deputy.take_over()
+        if any(self._replacement.ended(pid) for pid in ended):
+            self._replacement.take_over()
 
     def _look(self) -> None:
         """Watch ranks and the replacement guardian at each turn, and scan all processes every few seconds."""
         now = time.monotonic()
         self._roster.look()
-        self._deputy.look()
+        self._replacement.look()
         self._findings.watch()
         if now < self._scan_at or self.launcher is None:
             return
@@ -409,7 +409,7 @@ class Supervisor:
 
     def _spare(self) -> List[int]:
         """Return the children that are not the job's: replacement guardian, keeper, and helper programs."""
-        return [*self._deputy.pids(), *self._keeping.pids(), *tool.started()]
+        return [*self._replacement.pids(), *self._keeping.pids(), *tool.started()]
 
     def _conclude(self) -> None:
         """Leave the gang, empty the pipes, close the log, write the exit record: a step or less in each turn.
@@ -418,7 +418,7 @@ class Supervisor:
         """
         assert self.outcome is not None
         if self._drain_until is None:
-            self._tether.tell(ended=True)  # the guardian ignores the lease from now on
+            self._guardian_pipe.report(ended=True)  # the guardian ignores the lease from now on
         self._drain.close()
         if self._gang:
             if self.outcome.state == SUCCEEDED and not self._keeping.acquainted(self._gang.servers):
@@ -475,14 +475,14 @@ class Supervisor:
         """Send the exit record to the guardian, which writes it if this process dies first."""
         known = self._ending.known
         if known is not None:
-            self._tether.tell(end=self._exit_record(known))
+            self._guardian_pipe.report(end=self._exit_record(known))
 
     def _tell_stuck(self, pids: List[int]) -> None:
         """Send ``pids`` to the guardian: it neither waits for these programs nor counts them among the job's."""
         if pids != self._stuck:
             self._stuck = pids
             identities = [processes.identify(pid) for pid in pids]
-            self._tether.tell(stuck=[who.to_json() for who in identities if who is not None])
+            self._guardian_pipe.report(stuck=[who.to_json() for who in identities if who is not None])
 
     def _heartbeat(self) -> record.Heartbeat:
         """Return a heartbeat with the time of the loop's last turn. Called in the record writer's thread."""
