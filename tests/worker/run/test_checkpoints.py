@@ -79,6 +79,15 @@ def test_a_killed_keeper_ends_no_run(node: Node) -> None:
     assert known(node) == [], "the next run's keeper finds it"
 
 
+def test_a_keeper_leaves_the_processors_to_the_ranks(node: Node) -> None:
+    run = start(node, SAVE + "time.sleep(600)\n")
+    eventually(lambda: known(node) == ["model.bin"], "a manifest is written")
+    (keeper,) = keepers(node)
+    threads = [int(path.name) for path in Path(f"/proc/{keeper}/task").iterdir()]
+    assert 19 in [os.getpriority(os.PRIO_PROCESS, thread) for thread in threads]
+    node.call("stop", run=run, grace=1, by="me")
+
+
 def test_a_keeper_ends_with_its_supervisor(node: Node) -> None:
     run = start(node, SAVE + "time.sleep(600)\n")
     node.wait_state(run, "running")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,12 +30,14 @@ class Supervised:
         self.folder.mkdir(parents=True)
         self.script: list[tuple[float, Mapping[str, Any] | Callable[[], object] | None]] = []
         self.looks: list[float] = []
+        self.priorities: list[int] = []  # of the thread that made each look
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         self.listing_s = 0.0  # that a listing takes
 
         def listed(folder: str) -> Any:
             self.now += self.listing_s
             self.looks.append(self.now - 100.0)
+            self.priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
             return list_entries(folder)
 
         monkeypatch.setattr("ddpctl_worker.checkpoint.keeper.list_entries", listed)
@@ -93,6 +96,14 @@ def test_a_long_hash_is_no_reason_to_look_away(supervised: Supervised, monkeypat
     ]
     supervised.keep()
     assert known == ["step_1.pt", "step_2.pt"]
+
+
+def test_the_last_look_does_not_wait_behind_busy_processors(supervised: Supervised) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    supervised.script += [(9, {"ended": True})]
+    supervised.keep()
+    assert set(supervised.priorities[:-1]) == {19}
+    assert supervised.priorities[-1] == own
 
 
 def test_looking_itself_takes_a_small_share_of_the_time(supervised: Supervised) -> None:

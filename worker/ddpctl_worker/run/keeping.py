@@ -12,7 +12,9 @@ import os
 import select
 import signal
 import subprocess
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
@@ -193,7 +195,6 @@ def main() -> None:
     """Run the keeper's process. Its notes go to the run's supervisor.log."""
     os.umask(0o077)
     processes.set_name("ddpctl-keeper")
-    os.nice(19)  # also lowers its priority in the queue of a disk
     words = _Words()
     order = words.wait()
     assert order is not None
@@ -202,8 +203,21 @@ def main() -> None:
 
 
 def keep(words: "_Words", order: Dict[str, Any]) -> None:
-    """Look for checkpoints until the ranks have ended, and once more then. Stop at once if the supervisor dies."""
-    _Looks(words, order).run()
+    """Look for checkpoints until the ranks have ended, and once more then. Stop at once if the supervisor dies.
+
+    While ranks live, everything runs in a thread of the lowest priority: the ranks need the processors. The last look
+    has the normal priority, because the end of the run waits for it: on a host whose processors are all busy, a look of
+    the lowest priority would not be done in time.
+    """
+    with ThreadPoolExecutor(1, initializer=_lower_priority) as background:
+        looks = background.submit(_Looks, words, order).result()
+        background.submit(looks.watch).result()
+    looks.finish()
+
+
+def _lower_priority() -> None:
+    """Give the lowest priority to this thread and its threads, also in the queue of a disk. Linux has it per thread."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 class _Looks:
@@ -221,16 +235,18 @@ class _Looks:
         self._alone = False  # the supervisor is dead
         self._trouble = ""
 
-    def run(self) -> None:
-        over = False
-        while not over:
-            if self._end is None:
-                self._hear(self._words.wait(min(LOOK_S, max(0.0, self._pace.left()))))
-            if self._alone:
-                return
-            over = self._end is not None
-            if over or self._pace.left() <= 0:
+    def watch(self) -> None:
+        """Look again and again until the ranks have ended, or the supervisor has died."""
+        while self._end is None and not self._alone:
+            self._hear(self._words.wait(min(LOOK_S, max(0.0, self._pace.left()))))
+            if self._end is None and not self._alone and self._pace.left() <= 0:
                 self._look()
+
+    def finish(self) -> None:
+        """Look once more after the end of the ranks, then stay until the copies are made."""
+        if self._alone:
+            return
+        self._look()
         if self._replication is not None and self._end is not None and self._end.get("linger"):
             with contextlib.suppress(BrokenPipeError):  # the supervisor did not wait for this look
                 _say(lingers=True)
