@@ -68,7 +68,7 @@ def _supervise(order: Dict[str, Any], guardian: processes.ProcessId, guard: int,
     supervisor: Optional[Supervisor] = None
 
     def answer(refused: Optional[str]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the starter was killed; the run goes on
+        with contextlib.suppress(BrokenPipeError):  # the starter was killed; the run continues
             os.write(reply, json.dumps({"refused": refused}).encode("ascii"))
         os.close(reply)
 
