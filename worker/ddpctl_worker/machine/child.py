@@ -157,7 +157,7 @@ class MessageReader:
         Raises:
             ValueError: a line is no JSON.
         """
-        if not self._poll.poll(None if timeout is None else timeout * 1000):
+        if not self._poll.poll(None if timeout is None else max(0.0, timeout) * 1000):
             return []
         try:
             data = os.read(self._fd, MESSAGE_READ_BYTES)

@@ -119,7 +119,7 @@ class Tally:
 
     def start(self, path: str) -> None:
         """Write a record at ``path`` and lines in the log, in a thread of its own: a disk may hang."""
-        with contextlib.suppress(RuntimeError):  # no more threads: counting goes on without a record
+        with contextlib.suppress(RuntimeError):  # no more threads: counting continues without a record
             threading.Thread(target=self._run, args=(path,), name="strangers", daemon=True).start()
 
     def _run(self, path: str) -> None:

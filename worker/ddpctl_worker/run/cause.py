@@ -91,13 +91,15 @@ def candidates(seen: Evidence) -> List[Failure]:
     """
     seen = seen._replace(deaths=_completed(seen))
     failed = _failed_ranks(seen)
-    made = [(_of_death(one, seen), one.root) for one in failed] or [(one, True) for one in _of_launcher(seen)]
+    made = [(_of_death(death, seen), death.root) for death in failed]
+    made = made or [(failure, True) for failure in _of_launcher(seen)]
     if failed or not seen.status:
-        made += [(one, False) for one in _living(seen, {one.local for one in failed} | set(seen.deaths))]
-    if all(one.victim for one, _ in made):
-        made += [(one, False) for one in _ended_early(seen)]
-    made.sort(key=lambda one: (one[0].victim, one[0].suspect, _or_late(one[0].when), not one[1]))
-    return [verdict for verdict, _ in made]
+        dead = {death.local for death in failed} | set(seen.deaths)
+        made += [(failure, False) for failure in _living(seen, dead)]
+    if all(failure.victim for failure, _ in made):
+        made += [(failure, False) for failure in _ended_early(seen)]
+    made.sort(key=lambda pair: (pair[0].victim, pair[0].suspect, _or_late(pair[0].when), not pair[1]))
+    return [failure for failure, _ in made]
 
 
 def _completed(seen: Evidence) -> Dict[int, Tuple[Optional[int], float]]:
@@ -143,54 +145,54 @@ def _of_launcher(seen: Evidence) -> List[Failure]:
     return [_of_death(_Death(local, rank, code if old is None else old), seen)]
 
 
-def _of_death(one: _Death, seen: Evidence) -> Failure:
-    text = _text_of(seen, one.local)
+def _of_death(death: _Death, seen: Evidence) -> Failure:
+    text = _text_of(seen, death.local)
     own = words.read(text)
-    if own.traceback is None and one.root:
+    if own.traceback is None and death.root:
         own = _from_error_file(seen.error_file, own)
     # If a signal ended the process, its traceback may be of an exception that it had handled.
-    final = _ended_it(own, one.local, seen)
-    raised = own.traceback is not None and (one.signal is None or final)
+    final = _ended_it(own, death.local, seen)
+    raised = own.traceback is not None and (death.signal is None or final)
     peers = None
-    if raised or one.signal in (None, "SIGABRT"):  # torch's watchdog aborts a rank after the loss of a peer
+    if raised or death.signal in (None, "SIGABRT"):  # torch's watchdog aborts a rank after the loss of a peer
         peers = words.peer_words(own.error if raised else "\n".join(own.rest[-PEER_FAILURE_LINES:]))
-    ended = one.signal == "SIGTERM" and not one.root and not raised
-    died = seen.deaths.get(one.local, (0, None))[1] if one.local is not None else None
-    reason, detail = _reason(one, seen, own, raised, seen.now if died is None else died, peers, text)
+    ended = death.signal == "SIGTERM" and not death.root and not raised
+    died = seen.deaths.get(death.local, (0, None))[1] if death.local is not None else None
+    reason, detail = _reason(death, seen, own, raised, seen.now if died is None else died, peers, text)
     times = [died]
-    if one.local is not None and raised and (final or died is None):
-        times.append(seen.tracebacks.get(one.local))
+    if death.local is not None and raised and (final or died is None):
+        times.append(seen.tracebacks.get(death.local))
     note = " (a peer failed or hung first)" if peers else " (its launcher ended it after another failure)"
     return Failure(
-        one.rank,
-        None if one.signal else one.code,
-        one.signal,
+        death.rank,
+        None if death.signal else death.code,
+        death.signal,
         reason,
-        words.one_line(one.who + detail, 400 - len(note)) + (note if peers or ended else ""),
-        own.traceback if raised or not one.signal else None,
+        words.one_line(death.who + detail, 400 - len(note)) + (note if peers or ended else ""),
+        own.traceback if raised or not death.signal else None,
         bool(peers) or ended,
         min([at for at in times if at is not None], default=None),
     )
 
 
 def _reason(
-    one: _Death, seen: Evidence, own: Words, raised: bool, at: float, peers: Optional[str], text: str
+    death: _Death, seen: Evidence, own: Words, raised: bool, at: float, peers: Optional[str], text: str
 ) -> Tuple[str, str]:
     """Return the contract's reason, and the end of the message."""
-    how = " was killed by %s" % one.signal if one.signal else " exited with code %s" % one.code
+    how = " was killed by %s" % death.signal if death.signal else " exited with code %s" % death.code
     if raised:
-        reason = DISK_FULL if _NO_SPACE.search(own.error) else SIGNALED if one.signal else EXITED
-        return reason, "%s%s %s" % (how, " after" if one.signal else ":", _shown(own.error))
-    if one.signal == "SIGKILL":
+        reason = DISK_FULL if _NO_SPACE.search(own.error) else SIGNALED if death.signal else EXITED
+        return reason, "%s%s %s" % (how, " after" if death.signal else ":", _shown(own.error))
+    if death.signal == "SIGKILL":
         if any(start <= at and at - OOM_BEFORE_DEATH_S <= end for start, end in seen.oom):
             return OOM, how + ": the kernel ran out of memory and killed it"
         how += ", not by ddpctl (the OOM killer? see dmesg)"
-    reason = SIGNALED if one.signal else EXITED
-    said = _known_words(text, seen) if not one.signal else None
+    reason = SIGNALED if death.signal else EXITED
+    said = _known_words(text, seen) if not death.signal else None
     if said or peers:
         return reason, "%s: %s" % (how, said or peers)
-    last = _last_line(seen, one.local, own)
-    return reason, how + ((": " if one.rank is None else "; last line: ") + last if last else "")
+    last = _last_line(seen, death.local, own)
+    return reason, how + ((": " if death.rank is None else "; last line: ") + last if last else "")
 
 
 def _living(seen: Evidence, dead: Set[Optional[int]]) -> List[Failure]:

@@ -145,7 +145,7 @@ class Drain:
         return True
 
     def _until_flush(self) -> Optional[float]:
-        times = [one.flush_at for one in self._sources.values() if one.flush_at is not None]
+        times = [source.flush_at for source in self._sources.values() if source.flush_at is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _flush(self) -> None:
@@ -158,20 +158,20 @@ class Drain:
     def tails(self) -> Dict[Tuple[Optional[int], str], str]:
         """Return (local rank, or ``None`` for the launcher; stream) -> the end of its output."""
         with self._lock:
-            return {(one.local_rank, one.stream): one.tail() for one in self._sources.values()}
+            return {(source.local_rank, source.stream): source.tail() for source in self._sources.values()}
 
     def tracebacks(self) -> Dict[int, float]:
         """Return local rank -> Unix seconds of its last traceback."""
         return {
-            one.local_rank: one.traceback_at
-            for one in self._sources.values()
-            if one.local_rank is not None and one.traceback_at is not None and one.stream == lines.STDERR
+            source.local_rank: source.traceback_at
+            for source in self._sources.values()
+            if source.local_rank is not None and source.traceback_at is not None and source.stream == lines.STDERR
         }
 
     def said(self) -> Dict[Tuple[int, str], float]:
         """Return (local rank, stream) -> Unix seconds of its last output."""
-        own = (one for one in self._sources.values() if one.local_rank is not None)
-        return {(one.local_rank or 0, one.stream): one.said_at for one in own}
+        own = (source for source in self._sources.values() if source.local_rank is not None)
+        return {(source.local_rank or 0, source.stream): source.said_at for source in own}
 
     def _finish(self, source: OutputPipe) -> None:
         source.open = False

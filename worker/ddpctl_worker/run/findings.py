@@ -52,7 +52,7 @@ class Findings:
         A rank that ended too early counts only once the launcher has ended: until then another rank may fail.
         """
         self._drain.catch_up(CATCH_UP_S)
-        found = [one for one in self.candidates(status) if status is not None or not one.early]
+        found = [failure for failure in self.candidates(status) if status is not None or not failure.early]
         return self.outcome(found[0]) if found else None
 
     def closer(self, known: Optional[Outcome]) -> Optional[Outcome]:
@@ -71,15 +71,17 @@ class Findings:
         return self.likeliest(None) if known is not None else None  # otherwise ``failure`` reports the death
 
     def keep(self, status: Optional[int]) -> None:
-        self.kept = [one for one in self.candidates(status) if not one.early]
+        self.kept = [failure for failure in self.candidates(status) if not failure.early]
 
     def causes(self) -> List[Dict[str, Any]]:
         """Return the causes of ``kept``, as in the record."""
-        return [self.outcome(one).cause or {} for one in self.kept]
+        return [self.outcome(failure).cause or {} for failure in self.kept]
 
     def code(self) -> Optional[int]:
         """Return the exit code of the rank that failed here, negative for a signal."""
-        return next((one.code for one in self.kept if one.rank is not None and one.code is not None), None)
+        return next(
+            (failure.code for failure in self.kept if failure.rank is not None and failure.code is not None), None
+        )
 
     def candidates(self, status: Optional[int]) -> List[Failure]:
         """Return the possible failures here, the likeliest first."""
@@ -100,7 +102,7 @@ class Findings:
 
     def _first_failure(self) -> float:
         """Return when the first rank failed (Unix seconds): here, or now if the failure was on another node."""
-        return min([one.at for one in self._roster.deaths.values() if one.status], default=time.time())
+        return min([death.at for death in self._roster.deaths.values() if death.status], default=time.time())
 
     def _launchers_words(self, failure: Failure) -> str:
         """Return the launcher's own words.

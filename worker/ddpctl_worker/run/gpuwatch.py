@@ -162,7 +162,7 @@ def look(read: Callable[[], Dict[str, Any]], seconds: float) -> Dict[str, Any]:
             break
         time.sleep(pause)
         readings.append(read())
-    return {"gpus": together([one["gpus"] for one in readings]), "error": readings[-1]["error"]}
+    return {"gpus": together([reading["gpus"] for reading in readings]), "error": readings[-1]["error"]}
 
 
 def together(readings: Sequence[Seen]) -> Seen:
@@ -176,10 +176,10 @@ def together(readings: Sequence[Seen]) -> Seen:
 
 def _one(seen: Seen) -> Dict[str, Any]:
     fixed = {name: seen[-1][name] for name in ("index", "name", "memory_total")}
-    averages = {name: _mean([one[name] for one in seen]) for name in ("use", "power_w")}
-    highest = {name: _most([one[name] for one in seen]) for name in ("memory", "temperature")}
-    runs = sorted({holder["run"] for one in seen for holder in one["holders"] if holder["run"]})
-    return {**fixed, **averages, **highest, "slowed": any(one["slowed"] for one in seen), "runs": runs}
+    averages = {name: _mean([gpu[name] for gpu in seen]) for name in ("use", "power_w")}
+    highest = {name: _most([gpu[name] for gpu in seen]) for name in ("memory", "temperature")}
+    runs = sorted({holder["run"] for gpu in seen for holder in gpu["holders"] if holder["run"]})
+    return {**fixed, **averages, **highest, "slowed": any(gpu["slowed"] for gpu in seen), "runs": runs}
 
 
 def _cost() -> float:

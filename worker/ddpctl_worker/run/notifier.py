@@ -172,7 +172,7 @@ def _run(programs: List[_Program], seconds: float) -> List[str]:
     words = []
     if stopper.signalled:
         words.append("processes that still ran after %g s and were ended: %d" % (seconds, stopper.signalled))
-    return words + ["pid %(pid)d (%(cmd)s) cannot be killed" % one for one in stopper.survivors]
+    return words + ["pid %(pid)d (%(cmd)s) cannot be killed" % survivor for survivor in stopper.survivors]
 
 
 def _serve(selector: selectors.BaseSelector, pause: float) -> None:

@@ -111,8 +111,8 @@ def _refuse_beside(base: str, run: Dict[str, Any]) -> None:
 
 
 def _beside(base: str, run: Dict[str, Any]) -> List[str]:
-    found = (one for one in unfinished(base, run["host"]) if job_id(one["record"]) == job_id(run))
-    return sorted(str(one["run"]) for one in found if one["run"] != run["run"])
+    found = (status for status in unfinished(base, run["host"]) if job_id(status["record"]) == job_id(run))
+    return sorted(str(status["run"]) for status in found if status["run"] != run["run"])
 
 
 def start_attempt(request: Dict[str, Any], base: str, found: RunPaths, umask: int, lease: Dict[str, Any]) -> None:

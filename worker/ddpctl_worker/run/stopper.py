@@ -121,10 +121,10 @@ class Stopper:
         self._empty = 0
         if now < self._ask_at:
             return False
-        self._seen.update((one.pid, one.start) for one in found.values())
+        self._seen.update((stat.pid, stat.start) for stat in found.values())
         if now < self.deadline and self._stuck_alone(found, now):
-            for one in found.values():  # the launcher, which does not count as forced
-                send(ProcessId(self._boot, one.pid, one.start), signal.SIGKILL)
+            for stat in found.values():  # the launcher, which does not count as forced
+                send(ProcessId(self._boot, stat.pid, stat.start), signal.SIGKILL)
         elif now >= self.deadline:
             self._kill(found)
             if now >= self.deadline + UNKILLABLE_S:
@@ -136,7 +136,7 @@ class Stopper:
         return self.done
 
     def _ask(self, found: Dict[int, Stat]) -> None:
-        everyone = [ProcessId(self._boot, one.pid, one.start) for one in found.values()]
+        everyone = [ProcessId(self._boot, stat.pid, stat.start) for stat in found.values()]
         launcher = [who for who in everyone if who == self._launcher]
         known = self._ranks()
         if self._by_launcher is None:
@@ -168,9 +168,9 @@ class Stopper:
         return now - since > STUCK_LAUNCHER_S and (ticks - before) / TICKS < STUCK_LAUNCHER_SHARE * (now - since)
 
     def _kill(self, found: Dict[int, Stat]) -> None:
-        for one in found.values():
-            if send(ProcessId(self._boot, one.pid, one.start), signal.SIGKILL):
-                self._killed.add((one.pid, one.start))
+        for stat in found.values():
+            if send(ProcessId(self._boot, stat.pid, stat.start), signal.SIGKILL):
+                self._killed.add((stat.pid, stat.start))
         self._proof.kill()
 
 

@@ -405,7 +405,7 @@ class Supervisor:
         keep = [os.getpid(), *processes.living(self.guardian), *self._spare()]
         found = processes.members(self.order["cookie"], [os.getpid()], keep, group=self._launching.group)
         late = self._spare()  # started during the look
-        return {pid: one for pid, one in found.items() if pid not in late}
+        return {pid: stat for pid, stat in found.items() if pid not in late}
 
     def _spare(self) -> List[int]:
         """Return the children that are not the job's: replacement guardian, keeper, and helper programs."""
