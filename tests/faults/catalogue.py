@@ -130,7 +130,7 @@ FAULTS = (
     ),
     Fault(
         "the exit record is written twice",
-        (Edit(f"{WORKER}/machine/fs.py", "        os.link(aside, path)\n", "        os.rename(aside, path)\n"),),
+        (Edit(f"{WORKER}/machine/fs.py", "        os.link(draft, path)\n", "        os.rename(draft, path)\n"),),
         ("tests/worker/record/test_records.py::test_the_exit_record_is_written_once",),
     ),
     Fault(
