@@ -13,9 +13,9 @@ import stat
 import time
 from typing import Iterable, List, Mapping, Optional
 
+from ddpctl_worker.doctor.limits import DUMP_BYTES
 from ddpctl_worker.rules import flight
 
-MOST_BYTES = 4 << 20  # of a dump; one of 2000 collectives has about 1 MB
 STEMS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _PREFIX = "rank_"
 
@@ -44,12 +44,12 @@ def keep(stems: Iterable[str], ranks: Iterable[int], since: float, folder: str) 
 
 def too_large(folder: str) -> List[str]:
     """The dumps in ``folder`` that are neither fetched nor read."""
-    return ["%s: %s" % (path, _LARGE) for path in _all(folder) if os.path.getsize(path) > MOST_BYTES]
+    return ["%s: %s" % (path, _LARGE) for path in _all(folder) if os.path.getsize(path) > DUMP_BYTES]
 
 
 def kept(folder: str) -> List[str]:
     """The paths of all others."""
-    return [path for path in _all(folder) if os.path.getsize(path) <= MOST_BYTES]
+    return [path for path in _all(folder) if os.path.getsize(path) <= DUMP_BYTES]
 
 
 def of_rank(folder: str, rank: int, until: float = math.inf) -> Optional[List[flight.Entry]]:
@@ -66,7 +66,7 @@ def of_rank(folder: str, rank: int, until: float = math.inf) -> Optional[List[fl
     return flight.dumped(data)
 
 
-_LARGE = "larger than %d MiB" % (MOST_BYTES >> 20)
+_LARGE = "larger than %d MiB" % (DUMP_BYTES >> 20)
 
 
 def _all(folder: str) -> List[str]:
@@ -100,7 +100,7 @@ def _content(path: str) -> bytes:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
             raise ValueError("no file of this user's")
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
+        data = file.read(DUMP_BYTES + 1)
+    if len(data) > DUMP_BYTES:
         raise ValueError(_LARGE)
     return data

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ddpctl_worker.doctor.limits import BUSIER_PERCENT, CLOCK_SHARE, FREE_MEMORY_SHARE, HOTTER_DEGREES, SWAPPED_PAGES
 from ddpctl_worker.doctor.steps import median
 from ddpctl_worker.machine import fs
 
-BUSIER = 25.0  # percent of all processors, more than on the others
-SLOWER = 0.85  # of the others' clock
-LITTLE = 0.05  # of the memory
-PAGES = 50.0  # swapped in or out in a second
-HOTTER = 10.0  # degrees
 Facts = Mapping[str, Any]
 Gpus = Sequence[Mapping[str, Any]]
 
@@ -86,19 +82,19 @@ def differences(own: Facts, others: Sequence[Facts]) -> List[str]:
     """What may make a host slower than the others, for a person; empty where nothing stands out."""
     words = []
     busy, usual = own.get("busy"), _usual("busy", others)
-    if busy is not None and usual is not None and busy - usual >= BUSIER:
+    if busy is not None and usual is not None and busy - usual >= BUSIER_PERCENT:
         words.append("its processors are %d %% busy, those of the other hosts %d %%" % (round(busy), round(usual)))
     mhz, usual = own.get("mhz"), _usual("mhz", others)
-    if mhz is not None and usual and mhz < SLOWER * usual:
+    if mhz is not None and usual and mhz < CLOCK_SHARE * usual:
         words.append("its processors run at %d MHz, those of the other hosts at %d" % (round(mhz), round(usual)))
-    if own.get("free", 1.0) < LITTLE:
+    if own.get("free", 1.0) < FREE_MEMORY_SHARE:
         words.append("%d %% of its memory is free" % round(100 * own["free"]))
-    if own.get("pages", 0.0) >= PAGES:
+    if own.get("pages", 0.0) >= SWAPPED_PAGES:
         words.append("it swaps %d pages a second" % round(own["pages"]))
     degrees, usual = own.get("gpu_c"), _usual("gpu_c", others)
     if own.get("gpu_slowed"):
         words.append("a GPU is slowed down by heat or power (%d °C)" % round(degrees or 0.0))
-    elif degrees is not None and usual is not None and degrees - usual >= HOTTER:
+    elif degrees is not None and usual is not None and degrees - usual >= HOTTER_DEGREES:
         words.append("a GPU is at %d °C, those of the other hosts at %d °C" % (round(degrees), round(usual)))
     return words
 

@@ -30,19 +30,24 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker.doctor import process, server, stacks
+from ddpctl_worker.doctor.limits import (
+    CHILD_FRAMES,
+    LAST_RECORD_S,
+    LOOK_DEADLINE_S,
+    LOOK_S,
+    MOST_CHILDREN,
+    MOST_THREADS,
+    MOST_WAITED_FOR,
+    SAMPLES,
+    SERVER_S,
+    THREAD_FRAMES,
+)
 from ddpctl_worker.doctor.stacks import Stacks
 from ddpctl_worker.facts import gpu
 from ddpctl_worker.machine import proc
 from ddpctl_worker.rules import flight, frames
 from ddpctl_worker.rules.verdict import BUSY_BYTES, BUSY_CPU
 
-INTERVAL_S = 1.0
-SAMPLES = 4  # of the stack in that time
-DEADLINE_S = 2.0
-MOMENT_S = 0.2  # for the record of a rank that is about to be stopped
-MOST_CHILDREN = 4  # whose stacks are read
-MOST_PROCESSES = 16  # the same for a rank that waits for processes that it has started
-MOST_THREADS = 8
 NO_RECORD = "no record of its collectives"
 HELD = ("stopped", "traced")  # such a process answers nothing
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -94,10 +99,10 @@ class Looks:
         return [dict(one, **_on_gpu(use.get(int(one["pid"])))) for one in (each.told() for each in self._each)]
 
 
-def look(subjects: Sequence[Subject], tools: Tools, interval: float = INTERVAL_S) -> List[Dict[str, Any]]:
-    """Look at all of them at once; takes ``interval`` seconds and, where one does not answer, DEADLINE_S more."""
+def look(subjects: Sequence[Subject], tools: Tools, interval: float = LOOK_S) -> List[Dict[str, Any]]:
+    """Look at all of them at once; takes ``interval`` seconds and, where one does not answer, LOOK_DEADLINE_S more."""
     looks = Looks(subjects, tools, interval)
-    looks.run(interval + DEADLINE_S)
+    looks.run(interval + LOOK_DEADLINE_S)
     return looks.told()
 
 
@@ -105,7 +110,7 @@ def _on_gpu(use: Optional[gpu.Use]) -> Dict[str, Any]:
     return {} if use is None else {"gpu": use.percent, "gpu_mb": use.memory_mb}
 
 
-def record_of(folder: str, pid: int, seconds: float = server.ASK_S) -> Optional[List[flight.Entry]]:
+def record_of(folder: str, pid: int, seconds: float = SERVER_S) -> Optional[List[flight.Entry]]:
     """A rank's last collectives; None where it has no server, or does not answer."""
     answer = server.ask(folder, pid, "fr_trace_json", seconds)
     return None if answer is None else flight.entries(answer)
@@ -155,7 +160,7 @@ class _Looking(threading.Thread):
         self._keep(found)
         self._known["now"] = time.time()
         stopped = found.state in HELD
-        self._keep_record(None, None if stopped else record_of(self._tools.folder, pid, MOMENT_S), stopped)
+        self._keep_record(None, None if stopped else record_of(self._tools.folder, pid, LAST_RECORD_S), stopped)
         self._keep_stacks([self._by_py_spy(pid)])
 
     def _follow(self) -> None:
@@ -255,7 +260,7 @@ class _Looking(threading.Thread):
         if _passes(samples, recorded="groups" in self._known):
             self._known["moved"] = True
         rest = [one for one in last.threads or () if not one.main][:MOST_THREADS]
-        self._known["threads"] = [{"name": one.name, "stack": one.frames[:12]} for one in rest]
+        self._known["threads"] = [{"name": one.name, "stack": one.frames[:THREAD_FRAMES]} for one in rest]
         if self._interval:
             self._known["children"] = self._children()
 
@@ -311,11 +316,11 @@ class _Looking(threading.Thread):
         waits = frames.reason(self._known.get("stack")) == frames.FOR_PROCESS
         direct = sorted(proc.children_of(self._subject.pid))
         rest = [pid for pid in process.below(self._subject.pid) if pid not in direct]
-        return [*direct, *rest][: MOST_PROCESSES if waits else MOST_CHILDREN]
+        return [*direct, *rest][: MOST_WAITED_FOR if waits else MOST_CHILDREN]
 
     def _child(self, pid: int) -> "Optional[_Child]":
         main, one = self._by_py_spy(pid).main, process.vital(pid)
-        return _Child(one, main.frames[:24]) if main is not None and one is not None else None
+        return _Child(one, main.frames[:CHILD_FRAMES]) if main is not None and one is not None else None
 
 
 class _Child(NamedTuple):

@@ -7,9 +7,9 @@ import struct
 import time
 from typing import Dict, List, NamedTuple, Optional
 
+from ddpctl_worker.doctor.limits import MOST_DESCENDANTS
 from ddpctl_worker.machine import proc
 
-MOST_BELOW = 256  # processes below a rank that are looked at
 STATES = {
     "R": "running",
     "S": "sleeping",
@@ -69,7 +69,7 @@ def below(pid: int) -> List[int]:
     """Everything that ``pid`` has started, and they."""
     found: List[int] = []
     todo = proc.children_of(pid)
-    while todo and len(found) < MOST_BELOW:
+    while todo and len(found) < MOST_DESCENDANTS:
         one = todo.pop()
         found.append(one)
         todo.extend(proc.children_of(one))

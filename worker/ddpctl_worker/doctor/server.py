@@ -7,12 +7,11 @@ import socket
 import time
 from typing import Optional
 
+from ddpctl_worker.doctor.limits import SERVER_S
 from ddpctl_worker.machine.desk import read_all
 
-ASK_S = 0.5  # an answer takes a millisecond; a stopped process gives none
 
-
-def ask(folder: str, pid: int, handler: str, seconds: float = ASK_S) -> Optional[bytes]:
+def ask(folder: str, pid: int, handler: str, seconds: float = SERVER_S) -> Optional[bytes]:
     """The body of its answer; None when there is no server, no answer in time, or not the whole of it."""
     until = time.monotonic() + seconds
     try:

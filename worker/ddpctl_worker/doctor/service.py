@@ -12,8 +12,9 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ddpctl_worker.doctor import dumps, look
+from ddpctl_worker.doctor.limits import ANSWER_BYTES, READ_DUMPS_S, SENT_ENTRIES
 from ddpctl_worker.doctor.look import Subject, Tools
-from ddpctl_worker.doctor.watch import ENTRIES, shortened
+from ddpctl_worker.doctor.watch import shortened
 from ddpctl_worker.machine import fs, processes
 from ddpctl_worker.machine.desk import ask
 from ddpctl_worker.record import ranks
@@ -24,8 +25,6 @@ from ddpctl_worker.rules import flight
 from ddpctl_worker.wire.channel import Channel
 from ddpctl_worker.wire.contract import TERMINAL
 
-READ_S = 5.0  # for the dumps of a node; one of 2000 collectives takes 0.1 to 0.6 s
-MOST = 3 << 20  # bytes of an answer: a message to the controller may have 4 MiB
 SHORTENED = "the look at it is shortened: with all of it the node's answer is too long"
 
 
@@ -51,7 +50,7 @@ def doctor(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 def _add_dumps(paths: RunPaths, looks: List[Dict[str, Any]]) -> None:
     """torch's own dumps, for ranks whose last look has no collectives: of NCCL's a healthy job is not asked."""
-    until = time.monotonic() + READ_S
+    until = time.monotonic() + READ_DUMPS_S
     for one in looks:
         if one.get("groups"):
             continue
@@ -62,7 +61,7 @@ def _add_dumps(paths: RunPaths, looks: List[Dict[str, Any]]) -> None:
             one["missing"] = [*(one.get("missing") or ()), text]
             continue
         if found:
-            one.update(groups=flight.to_json(found, ENTRIES), dumped=True)
+            one.update(groups=flight.to_json(found, SENT_ENTRIES), dumped=True)
             one["missing"] = [line for line in one.get("missing") or () if line != look.NO_RECORD]
 
 
@@ -70,7 +69,7 @@ def _list(value: Any) -> List[Dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-def fitting(looks: List[Dict[str, Any]], most: int = MOST) -> List[Dict[str, Any]]:
+def fitting(looks: List[Dict[str, Any]], most: int = ANSWER_BYTES) -> List[Dict[str, Any]]:
     """The looks in ``most`` bytes: whole, shortened, or without stacks and collectives."""
     for less in (dict, shortened, _barely):
         made = [less(one) for one in looks]

@@ -20,21 +20,23 @@ import math
 from statistics import NormalDist
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 
-from ddpctl_worker.doctor.steps import STEPS, Collectives, Entries, Step, median
-
-WINDOWS = (32, 48)  # steps
-QUARTERS = 4
-BLOCKS = 8  # whose means show noise that lasts longer than a step
-OWN_BLOCKS = 0.75  # how much of a rank's own noise of blocks counts: 8 blocks measure it badly
-EVEN = 0.2  # of the mean share: every quarter of the window shows as much
-RECENT = 24  # steps: what is no longer there in them has ended
-MIN_SHARE = 0.03  # of the step; a tenth of a step that all wait for measures 5 to 10 % of it
-OWN_SHARE = 0.015  # which may not be a wait for another rank; measured: 3 % or more, below 1.2 % for a rank that waits
-CHANCE = 0.001  # of naming any rank of a balanced job in the first window
-PAUSE = 3.0  # times the usual largest lag: a longer lag is a pause
-MIN_PAUSES = 8
-SILENT_S = 60.0  # a group without news for so long, while others have some, says nothing about now
-TINY_S = 1e-9
+from ddpctl_worker.doctor.limits import (
+    BLOCKS,
+    CHANCE,
+    GROUP_SILENT_S,
+    KEPT_STEPS,
+    LAG_SHARE,
+    MIN_PAUSES,
+    OWN_BLOCKS_WEIGHT,
+    OWN_LAG_SHARE,
+    PAUSE_FACTOR,
+    QUARTER_SHARE,
+    QUARTERS,
+    RECENT_STEPS,
+    TINY_S,
+    WINDOWS,
+)
+from ddpctl_worker.doctor.steps import Collectives, Entries, Step, median
 
 
 class _Bounds(NamedTuple):
@@ -64,7 +66,7 @@ class SlowRanks:
         self._collectives.add(reports)
         found: Dict[int, Dict[str, Any]] = {}
         for group in self._collectives.groups():
-            if self._collectives.newest - group.newest <= SILENT_S:
+            if self._collectives.newest - group.newest <= GROUP_SILENT_S:
                 for one in _slow(list(group.steps), group.count, errors):
                     if one["rank"] not in found or one["lag_ms"] > found[one["rank"]]["lag_ms"]:
                         found[one["rank"]] = one
@@ -73,12 +75,12 @@ class SlowRanks:
 
 def _slow(steps: List[Step], count: int, errors: Mapping[int, float]) -> List[Dict[str, Any]]:
     """The slow ranks of a group with these last steps, of ``count`` in all."""
-    windows = {STEPS, *WINDOWS, min(len(steps), max(WINDOWS))}
+    windows = {KEPT_STEPS, *WINDOWS, min(len(steps), max(WINDOWS))}
     for window in sorted((one for one in windows if min(WINDOWS) <= one <= len(steps)), reverse=True):
         found = _always(steps[-window:], count, errors)
         if found:
             return found
-    return _paused(steps, count, errors) if len(steps) == STEPS else []
+    return _paused(steps, count, errors) if len(steps) == KEPT_STEPS else []
 
 
 def _always(steps: List[Step], count: int, errors: Mapping[int, float]) -> List[Dict[str, Any]]:
@@ -86,7 +88,7 @@ def _always(steps: List[Step], count: int, errors: Mapping[int, float]) -> List[
     ranks = _ranks(steps)
     if len(ranks) < 2:
         return []
-    limit = PAUSE * _usual(steps)
+    limit = PAUSE_FACTOR * _usual(steps)
     lags = {rank: [_clip(step.lags[rank], limit) for step in steps] for rank in ranks}
     noise, bounds, found = _noise(lags), _bounds(len(ranks), count), []
     stricter = math.sqrt(max(1.0, max(WINDOWS) / len(steps)))  # noise that lasts fills a short window
@@ -94,12 +96,13 @@ def _always(steps: List[Step], count: int, errors: Mapping[int, float]) -> List[
         error = _clock_error(rank, ranks, errors)
         own = sum(_clip(step.own[rank], limit) - error for step in steps) / _seconds(steps)
         late = [lag - error for lag in lags[rank]]
-        spread = max(noise, _deviation(lags[rank]) / math.sqrt(len(steps)), OWN_BLOCKS * _batch(lags[rank])) + TINY_S
+        single = _deviation(lags[rank]) / math.sqrt(len(steps))
+        spread = max(noise, single, OWN_BLOCKS_WEIGHT * _batch(lags[rank])) + TINY_S
         if (
-            own >= OWN_SHARE
-            and min(_quarters(late, steps)) > EVEN * sum(late) / _seconds(steps)
-            and sum(late[-RECENT:]) >= OWN_SHARE * _seconds(steps[-RECENT:])
-            and sum(late) >= MIN_SHARE * _seconds(steps)
+            own >= OWN_LAG_SHARE
+            and min(_quarters(late, steps)) > QUARTER_SHARE * sum(late) / _seconds(steps)
+            and sum(late[-RECENT_STEPS:]) >= OWN_LAG_SHARE * _seconds(steps[-RECENT_STEPS:])
+            and sum(late) >= LAG_SHARE * _seconds(steps)
             and _mean(late) >= bounds.deviations * stricter * spread
             and _chance(_times_last(rank, steps), len(steps), len(ranks)) <= bounds.chance
         ):
@@ -110,14 +113,14 @@ def _always(steps: List[Step], count: int, errors: Mapping[int, float]) -> List[
 def _paused(steps: List[Step], count: int, errors: Mapping[int, float]) -> List[Dict[str, Any]]:
     """Ranks that make the others wait long, not in every step but again and again."""
     ranks = _ranks(steps)
-    limit, bounds, found = PAUSE * _usual(steps), _bounds(len(ranks), count), []
+    limit, bounds, found = PAUSE_FACTOR * _usual(steps), _bounds(len(ranks), count), []
     pauses = [step for step in steps if step.lags.get(step.last, 0.0) > limit]
     for rank in ranks:
         times, error = _times_last(rank, pauses), _clock_error(rank, ranks, errors)
         cost = [max(0.0, step.own[rank] - error) if step.last == rank else 0.0 for step in steps]
         if (
             times >= MIN_PAUSES
-            and min(_quarters(cost, steps)) >= MIN_SHARE
+            and min(_quarters(cost, steps)) >= LAG_SHARE
             and _chance(times, len(pauses), len(ranks)) <= bounds.chance
         ):
             found.append(_named(rank, [step for step in pauses if step.last == rank], len(steps)))

@@ -10,15 +10,12 @@ import os
 import time
 from typing import List, NamedTuple, Optional
 
+from ddpctl_worker.doctor.limits import PY_SPY_BYTES, PY_SPY_S, SIGNAL_LOOK_S, SIGNAL_S, STACK_BYTES, STACK_FILE_BYTES
 from ddpctl_worker.machine import proc, tool
 from ddpctl_worker.rules import frames
 from ddpctl_worker.rules.frames import Thread
 
-PY_SPY_S = 1.0
 STACK_SIGNAL = 40
-ANSWER_S = 0.3
-_TAIL = 64 << 10
-_MOST = 256 << 10  # bytes of stacks in one file; then it is emptied
 
 
 class Stacks(NamedTuple):
@@ -36,7 +33,7 @@ def by_py_spy(program: str, pid: int, seconds: float = PY_SPY_S) -> Stacks:
     """What py-spy reads of a process, without a pause for it."""
     argv = [program, "dump", "--nonblocking", "--json", "--locals", "--pid", str(pid)]
     try:
-        said = tool.run(argv, seconds, replace_env={"LC_ALL": "C", "PATH": os.defpath}, limit=4 << 20)
+        said = tool.run(argv, seconds, replace_env={"LC_ALL": "C", "PATH": os.defpath}, limit=PY_SPY_BYTES)
     except OSError as error:
         return Stacks(None, "py-spy cannot be run: %s" % (error.strerror or error))
     if said["timed_out"]:
@@ -65,24 +62,24 @@ def by_signal(folder: str, pid: int) -> Stacks:
     if not _holds(pid, path):
         return Stacks(None, "the rank has closed the file for its stack")
     try:
-        if os.stat(path).st_size > _MOST:  # the rank appends to it, wherever its end is
+        if os.stat(path).st_size > STACK_FILE_BYTES:  # the rank appends to it, wherever its end is
             os.truncate(path, 0)
         before = os.stat(path).st_size
         os.kill(pid, STACK_SIGNAL)
-        until = time.monotonic() + ANSWER_S
+        until = time.monotonic() + SIGNAL_S
         while time.monotonic() < until:
-            time.sleep(0.01)
+            time.sleep(SIGNAL_LOOK_S)
             if os.stat(path).st_size > before:
-                time.sleep(0.01)  # it writes line by line
+                time.sleep(SIGNAL_LOOK_S)  # it writes line by line
                 break
         with open(path, "rb") as file:
-            file.seek(max(before, os.stat(path).st_size - _TAIL))
-            text = file.read(_TAIL).decode("utf-8", "replace")
+            file.seek(max(before, os.stat(path).st_size - STACK_BYTES))
+            text = file.read(STACK_BYTES).decode("utf-8", "replace")
     except OSError as error:
         return Stacks(None, "its stack could not be had: %s" % (error.strerror or error))
     found = frames.from_faulthandler(text)
     if found is None:
-        return Stacks(None, "the rank did not write its stack within %g s" % ANSWER_S)
+        return Stacks(None, "the rank did not write its stack within %g s" % SIGNAL_S)
     return Stacks([Thread("MainThread", True, False, found, {})])
 
 

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
+from ddpctl_worker.doctor.limits import (
+    GLANCE_FRESH_S,
+    IDLE_BYTES,
+    IDLE_CPU,
+    LONGER_FACTOR,
+    LOOK_AGAIN_S,
+    MOST_LOOK_AGAIN_S,
+    QUIET_SHARE,
+)
 from ddpctl_worker.rules.verdict import BUSY_BYTES, BUSY_CPU, BUSY_FACTOR, MOVING_FACTOR
-
-AGAIN_S, MOST_S = 5.0, 60.0  # from one close look to the next in the same pause: at least and at most
-RARER = 0.1  # and this share of the time for which they have found nothing stuck
-LONGER = 1.5  # a pause must be this many times as long as any before
-IDLE_CPU = 3.0  # percent of a core; less is no work
-IDLE_BYTES = 4 << 10  # in a second
-FRESH_S = 15.0  # what a rank showed longer ago says nothing
 
 
 class _Known:
@@ -33,7 +35,7 @@ class _Known:
         self.work = 0  # as far as it may excuse a pause: 2 it reads or writes, 1 it computes
 
     def fresh(self, now: float) -> bool:
-        return now - self.seen < FRESH_S
+        return now - self.seen < GLANCE_FRESH_S
 
 
 class Stall:
@@ -51,7 +53,7 @@ class Stall:
     @property
     def limit(self) -> float:
         """Seconds after which a pause is no ordinary one any more."""
-        return max(self._stall, LONGER * self.longest)
+        return max(self._stall, LONGER_FACTOR * self.longest)
 
     def paused_since(self, now: float) -> Optional[float]:
         """Since when nothing moves, where that is no ordinary pause any more; else None."""
@@ -100,7 +102,7 @@ class Stall:
             return False
         if not self._ranks or now < self._look_at:
             return False
-        self._looked, self._look_at = now, now + AGAIN_S
+        self._looked, self._look_at = now, now + LOOK_AGAIN_S
         return True
 
     def looked(self, now: float, stuck: bool, ends: Iterable[float]) -> bool:
@@ -114,13 +116,13 @@ class Stall:
             return True
         self._excused = now if self._excused is None else self._excused
         quiet = now - self._excused
-        pause = min(MOST_S, max(AGAIN_S, RARER * quiet))
+        pause = min(MOST_LOOK_AGAIN_S, max(LOOK_AGAIN_S, QUIET_SHARE * quiet))
         self._look_at = min([self._looked + pause, *(now + end for end in ends if end > 0)])
         return self._held_up(now) and quiet < self.limit
 
     def _look_soon(self) -> None:
         self._excused = None
-        self._look_at = min(self._look_at, self._looked + AGAIN_S)
+        self._look_at = min(self._look_at, self._looked + LOOK_AGAIN_S)
 
     def _fresh(self, now: float) -> List[_Known]:
         return [one for one in self._ranks.values() if one.fresh(now)]
@@ -140,7 +142,7 @@ def excuses_end(waited: float, limit: float, looks: Sequence[Dict[str, Any]]) ->
     ends = [factor * limit - waited for factor in (BUSY_FACTOR, MOVING_FACTOR)]
     sleepers = [one for look in looks for one in (look, *(look.get("children") or ()))]
     sleeps = [float(one["sleep_s"]) for one in sleepers if one.get("sleep_s") is not None]
-    return ends + [sleep for sleep in sleeps if sleep > AGAIN_S]
+    return ends + [sleep for sleep in sleeps if sleep > LOOK_AGAIN_S]
 
 
 def _work(glance: Dict[str, Any]) -> int:

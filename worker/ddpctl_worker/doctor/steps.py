@@ -18,16 +18,18 @@ import math
 from collections import deque
 from typing import Deque, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-Entries = Mapping[str, Sequence[Tuple[int, float]]]  # group -> (sequence number, arrival in Unix seconds)
+from ddpctl_worker.doctor.limits import (
+    GAP_FLOOR_S,
+    KEPT_COLLECTIVES,
+    KEPT_STEPS,
+    MIN_GAPS,
+    MOST_GROUPS,
+    MOST_PERIOD,
+    PERIOD_FLOOR,
+    PERIOD_SLACK,
+)
 
-KEPT = 300  # collectives of a group that are kept until every rank has reported them
-GROUPS = 8
-STEPS = 192
-MAX_PERIOD = 100  # collectives in a step, at most
-MIN_GAPS = 24  # fewer say nothing about the period
-PERIOD_SLACK = 1.3  # a multiple of the period fits as well: the smallest within this factor of the best is taken
-PERIOD_FLOOR = 0.05  # and within this difference of logarithms
-LOG_S = 1e-3  # gaps below 1 ms are alike
+Entries = Mapping[str, Sequence[Tuple[int, float]]]  # group -> (sequence number, arrival in Unix seconds)
 
 
 class Step(NamedTuple):
@@ -79,7 +81,7 @@ class Collectives:
 
     def _group(self, name: str) -> ProcessGroup:
         if name not in self._groups:
-            if len(self._groups) >= GROUPS:
+            if len(self._groups) >= MOST_GROUPS:
                 del self._groups[min(self._groups, key=lambda one: self._groups[one].newest)]
             self._groups[name] = ProcessGroup()
         return self._groups[name]
@@ -89,14 +91,14 @@ class ProcessGroup:
     """The collectives of one process group."""
 
     def __init__(self) -> None:
-        self.steps: Deque[Step] = deque(maxlen=STEPS)
+        self.steps: Deque[Step] = deque(maxlen=KEPT_STEPS)
         self.count = 0  # steps so far, also those that are no longer kept
         self.newest = -math.inf  # the last arrival, Unix seconds
         self._open: Dict[int, Dict[int, float]] = {}  # sequence number -> rank -> arrival
         self._heads: Dict[int, int] = {}  # rank -> its highest sequence number
         self._done = -1
         self._before: Optional[Tuple[int, float]] = None  # sequence number and median arrival of the last collective
-        self._gaps: Deque[float] = deque(maxlen=KEPT)
+        self._gaps: Deque[float] = deque(maxlen=KEPT_COLLECTIVES)
         self._period: Optional[int] = None
         self._fresh = 0  # gaps since that was found
         self._rows: List[_Row] = []  # not yet a step
@@ -109,7 +111,7 @@ class ProcessGroup:
                 self._open.setdefault(seq, {})[rank] = at
             self._heads[rank] = max(self._heads.get(rank, -1), seq)
             self.newest = max(self.newest, at)
-        for seq in sorted(self._open)[:-KEPT]:
+        for seq in sorted(self._open)[:-KEPT_COLLECTIVES]:
             del self._open[seq]
 
     def ready(self) -> List[Tuple[int, Dict[int, float]]]:
@@ -146,7 +148,7 @@ class ProcessGroup:
                 self.steps.append(_step(self._earlier, rows, self._end))
                 self.count += 1
             self._earlier, self._end = rows, rows[-1].middle
-        del self._rows[:-KEPT]
+        del self._rows[:-KEPT_COLLECTIVES]
 
     def _steps_period(self) -> Optional[int]:
         """The number of collectives in a step. It takes most of the time of a judgement, so it is found again when a
@@ -191,8 +193,8 @@ def period(gaps: Sequence[float]) -> Optional[int]:
     """
     if len(gaps) < MIN_GAPS:
         return None
-    logs = [math.log(max(gap, 0.0) + LOG_S) for gap in gaps]
-    most = min(MAX_PERIOD, len(logs) // 3)
+    logs = [math.log(max(gap, 0.0) + GAP_FLOOR_S) for gap in gaps]
+    most = min(MOST_PERIOD, len(logs) // 3)
     misfit = {shift: median(abs(b - a) for a, b in _pairs(logs, shift)) for shift in range(1, most + 1)}
     bound = PERIOD_SLACK * min(misfit.values()) + PERIOD_FLOOR
     return next(shift for shift in misfit if misfit[shift] <= bound)

@@ -15,27 +15,35 @@ from typing import Any, Callable, Collection, Deque, Dict, List, Mapping, Option
 from ddpctl_worker.doctor import look, process
 from ddpctl_worker.doctor.hosts import HostFacts, differences
 from ddpctl_worker.doctor.hung import Hung, Waits, find_hung
+from ddpctl_worker.doctor.limits import (
+    GLANCE_RANKS,
+    GLANCE_S,
+    KEPT_COLLECTIVES,
+    LOOK_S,
+    MOST_GLANCE_S,
+    MOST_GROUPS,
+    MOST_LISTED,
+    MOST_MESSAGES,
+    OTHER_LOOKS_S,
+    REPEAT_S,
+    REST_FACTOR,
+    SEARCH_AFTER_S,
+    SENT_CHILD_FRAMES,
+    SENT_ENTRIES,
+    SENT_FRAMES,
+    SLOW_REPORT_S,
+    WAKE_S,
+)
 from ddpctl_worker.doctor.look import Looks, Subject, Tools
 from ddpctl_worker.doctor.polling import Polling
 from ddpctl_worker.doctor.slow import SlowRanks
 from ddpctl_worker.doctor.stall import Stall, excuses_end
-from ddpctl_worker.doctor.steps import GROUPS, KEPT
 from ddpctl_worker.machine import notes, processes
 from ddpctl_worker.machine.clocks import Offset
 from ddpctl_worker.machine.notes import note, trace
 from ddpctl_worker.machine.system import CLOCK, HostClock
 from ddpctl_worker.rules import flight, verdict
 
-GLANCE_S, MOST_S = 2.5, 10.0  # from one glance to the next: at least and at most
-PATIENCE_S = 4.0  # for the looks of the other nodes
-SHARE = 200  # the time to the next glance, or judgement of speed, against what the last one took of a processor
-FIGURES_S = 60.0  # from one report of a slow rank to the next, where only the figures have changed
-REPEAT_S = 10.0  # from one report to the next that says the same
-RANKS_A_WORD = 8  # in a glance for the hub: a rank takes up to 12 KB, a line of the gang's 256 KB
-SETTLE_S = 2.0  # from the first time-out to the search for its cause: ranks that waited for it, too, end by then
-MOST_LISTED = 100  # groups, suspects, and what could not be found out, in a diagnosis
-MOST_WAITING = 4096  # messages of the other nodes
-FRAMES, ENTRIES = 24, 60  # of each rank, in a look for another node or for the record
 Say = Callable[[Dict[str, Any]], None]
 
 
@@ -112,7 +120,7 @@ class RunWatch:
 
     def hear(self, host: str, message: Dict[str, Any]) -> None:
         """A word of another node's watch. Never waits: a node that says too much is not heard."""
-        if len(self._inbox) < MOST_WAITING:
+        if len(self._inbox) < MOST_MESSAGES:
             self._inbox.append((host, message))
             self._came.set()
 
@@ -129,10 +137,10 @@ class RunWatch:
         """
         self._failed = frozenset(failed)
         if self._search_at is None and self._decides:
-            self._searching, self._search_at = True, self._clock.now() + SETTLE_S
+            self._searching, self._search_at = True, self._clock.now() + SEARCH_AFTER_S
             self.hear(self._host, {"what": "search"})  # to wake up
 
-    def look(self, interval: float = look.INTERVAL_S, *, asked: bool = False) -> List[Dict[str, Any]]:
+    def look(self, interval: float = LOOK_S, *, asked: bool = False) -> List[Dict[str, Any]]:
         """A close look at this node's ranks, now. From any thread. ``asked``: by a person."""
         tools = self._tools._replace(nccl=asked, asked=asked, stuck=self.diagnosis is not None)
         return self.whole(look.look(self._subjects(), tools, interval))
@@ -160,14 +168,14 @@ class RunWatch:
                 if repr(error) != told:
                     told = repr(error)
                     note("doctor: %s" % trace(error))
-                self._clock.sleep(1.0)
+                self._clock.sleep(WAKE_S)
 
     def _turn(self) -> None:
         now = self._clock.now()
         if now >= self._glance_at:
             cost = time.thread_time()
             self._glance(now)
-            self._glance_at = now + min(MOST_S, max(GLANCE_S, SHARE * (time.thread_time() - cost)))
+            self._glance_at = now + min(MOST_GLANCE_S, max(GLANCE_S, REST_FACTOR * (time.thread_time() - cost)))
         if self._decides and now >= self._judge_at + (GLANCE_S if self._unheard else 0.0):
             self._judge_speed(now)
         if self._searching and now >= (self._search_at or 0.0):
@@ -177,7 +185,7 @@ class RunWatch:
                 self._searching, self._over = False, self._last
         if self._decides and self._stall.due(self._clock.now(), diagnosed=self.diagnosis is not None):
             self._examine()
-        found = self._next(max(0.01, min(1.0, self._glance_at - self._clock.now())))
+        found = self._next(max(0.01, min(WAKE_S, self._glance_at - self._clock.now())))
         if found is not None:
             self._take(*found)
 
@@ -208,9 +216,9 @@ class RunWatch:
             self._facts_of[self._host] = facts
             self._feed(self._host, found)
         elif self._hosts:  # also when all ranks of this node have ended
-            parts = [*range(0, len(found), RANKS_A_WORD)] or [0]
+            parts = [*range(0, len(found), GLANCE_RANKS)] or [0]
             for part in parts:
-                some = dict(list(found.items())[part : part + RANKS_A_WORD])
+                some = dict(list(found.items())[part : part + GLANCE_RANKS])
                 word = {"what": "glance", "ranks": some, "host": facts, "more": part != parts[-1]}
                 self._say(dict(word, reported=self._report.get("reported")))
 
@@ -279,7 +287,7 @@ class RunWatch:
     def _judge_speed(self, now: float) -> None:
         """Who is slow, once every host has said what is new, and GLANCE_S later where one has not.
 
-        Seldom where there are many ranks: it takes at most one part in SHARE of a core.
+        Seldom where there are many ranks: it takes at most one part in REST_FACTOR of a core.
         """
         cost = time.thread_time()
         self._unheard = set(self._hosts)
@@ -296,9 +304,9 @@ class RunWatch:
             others = [facts for host, facts in self._facts_of.items() if host != one["host"]]
             one["why"] = differences(self._facts_of.get(one["host"]) or {}, others)
             one.update(lag_ms=round(one["lag_ms"], 1), last_share=round(one["last_share"], 2))
-        self._judge_at = now + SHARE * (time.thread_time() - cost)
+        self._judge_at = now + REST_FACTOR * (time.thread_time() - cost)
         others_now = [one["rank"] for one in slow] != [one["rank"] for one in self.slow]
-        if others_now or (now >= self._slow_told + FIGURES_S and _differ(slow, self.slow)):
+        if others_now or (now >= self._slow_told + SLOW_REPORT_S and _differ(slow, self.slow)):
             self._slow_told = now
             self._tell(self.diagnosis, slow)
 
@@ -342,7 +350,7 @@ class RunWatch:
     def _others(self, waiting: "set[str]") -> List[Dict[str, Any]]:
         """The looks of the hosts in ``waiting``; those that did not finish their answer in time stay in it."""
         looks: List[Dict[str, Any]] = []
-        until = self._clock.now() + PATIENCE_S
+        until = self._clock.now() + OTHER_LOOKS_S
         while waiting and not self._over and self._clock.now() < until:
             found = self._next(max(0.01, until - self._clock.now()))
             if found is None:
@@ -451,23 +459,23 @@ class Unjudged:
         groups = self.ranks.setdefault(rank, {})
         for name, arrivals in new.items():
             if arrivals:
-                kept = groups.setdefault(name, deque(maxlen=KEPT))
+                kept = groups.setdefault(name, deque(maxlen=KEPT_COLLECTIVES))
                 kept.extend((int(seq), float(at) - ahead) for seq, at in arrivals)
-        while len(groups) > GROUPS:
+        while len(groups) > MOST_GROUPS:
             del groups[min(groups, key=lambda name: groups[name][-1][1])]
 
     @property
     def full(self) -> bool:
         """Whether arrivals of some rank had to be dropped, or the next ones will."""
-        return any(len(kept) == KEPT for groups in self.ranks.values() for kept in groups.values())
+        return any(len(kept) == KEPT_COLLECTIVES for groups in self.ranks.values() for kept in groups.values())
 
 
 def shortened(one: Dict[str, Any]) -> Dict[str, Any]:
     """A look for another node or for the record: the last entries, the innermost frames."""
     made = dict(one)
     if one.get("groups"):
-        made["groups"] = flight.to_json(flight.from_json(one["groups"]), ENTRIES)
+        made["groups"] = flight.to_json(flight.from_json(one["groups"]), SENT_ENTRIES)
     for name in ("threads", "children"):
-        made[name] = [dict(each, stack=each["stack"][:8]) for each in one.get(name) or ()]
-    made["stack"] = one["stack"][:FRAMES] if one.get("stack") else None
+        made[name] = [dict(each, stack=each["stack"][:SENT_CHILD_FRAMES]) for each in one.get(name) or ()]
+    made["stack"] = one["stack"][:SENT_FRAMES] if one.get("stack") else None
     return made
