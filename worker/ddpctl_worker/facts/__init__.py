@@ -12,6 +12,7 @@ import os
 import pwd
 from typing import Any, Callable, Dict, Optional
 
+from ddpctl_worker.facts.limits import LEAST_PROGRAM_S, PROGRAM_MARGIN_S
 from ddpctl_worker.machine.fs import read_number
 
 Fact = Callable[[Dict[str, Any], Dict[str, Any]], Any]
@@ -39,6 +40,11 @@ def ask(name: str, params: Dict[str, Any], context: Dict[str, Any]) -> Any:
     module = importlib.import_module("ddpctl_worker.facts." + QUESTIONS[name])
     fact: Fact = getattr(module, name)
     return fact(params, context)
+
+
+def program_seconds(context: Dict[str, Any]) -> float:
+    """Return how long a program may run that answers a question: it must end before the question's deadline."""
+    return max(LEAST_PROGRAM_S, float(context["deadline"]) - PROGRAM_MARGIN_S)
 
 
 def user_name(uid: Optional[int] = None) -> str:

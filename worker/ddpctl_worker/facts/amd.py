@@ -7,13 +7,13 @@ import os
 from typing import Any, Dict, List
 
 from ddpctl_worker.facts import user_name
+from ddpctl_worker.facts.limits import LEAST_VRAM_BYTES
 from ddpctl_worker.machine.fs import read_number, read_text
 
 _VENDOR = "0x1002"
 _CARDS = ("0x0380", "0x1200")  # display controller without a display, processing accelerator: no desktop's graphics
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
 _DRM = "/sys/class/drm"
-_LEAST_VRAM = 4 << 30  # a processor's own graphics have less; nobody trains on them
 
 
 def amd_gpus(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
@@ -42,7 +42,7 @@ def gpus(root: str = _NODES, drm: str = _DRM) -> List[Dict[str, Any]]:
         minor = values.get("drm_render_minor", 0)
         device = "%s/renderD%d/device" % (drm, minor)
         total = read_number(device + "/mem_info_vram_total")
-        if total is not None and total < _LEAST_VRAM:
+        if total is not None and total < LEAST_VRAM_BYTES:
             continue
         found.append(
             {

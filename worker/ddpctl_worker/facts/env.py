@@ -12,6 +12,7 @@ import sysconfig
 from typing import Any, Dict, List, Optional
 
 import ddpctl_worker
+from ddpctl_worker.facts.limits import LIBRARY_CACHE_BYTES, VARIABLE_LETTERS
 from ddpctl_worker.machine.fs import read_text
 
 _DIST = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*)(-py[\d.]+)?\.(dist|egg)-info$")
@@ -22,8 +23,6 @@ _NAMES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
     | {"LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME"}
 )
-_TEXT_LIMIT = 4096
-_CACHE_LIMIT = 16 << 20
 # Where Amazon's installer and its documentation put the plugin for EFA.
 _PLUGIN_FOLDERS = (
     "/opt/amazon/ofi-nccl/lib",
@@ -143,7 +142,9 @@ def environment(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, An
     libnccl that LD_LIBRARY_PATH would put before torch's own, NCCL's network plugins that a process finds, and those
     that are installed elsewhere."""
     variables = {
-        name: value[:_TEXT_LIMIT] for name, value in os.environ.items() if name in _NAMES or name.startswith(_PREFIXES)
+        name: value[:VARIABLE_LETTERS]
+        for name, value in os.environ.items()
+        if name in _NAMES or name.startswith(_PREFIXES)
     }
     path = params.get("library_path") or os.environ.get("LD_LIBRARY_PATH", "")
     own = params.get("conf_file") or os.environ.get("NCCL_CONF_FILE") or "~/.nccl.conf"
@@ -158,7 +159,7 @@ def environment(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, An
 
 def settings(name: str) -> List[str]:
     """The lines of a configuration file that say something."""
-    text = read_text(os.path.expanduser(name), limit=_TEXT_LIMIT)
+    text = read_text(os.path.expanduser(name), limit=VARIABLE_LETTERS)
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     return [line for line in lines if line]
 
@@ -168,7 +169,7 @@ def cached(name: str) -> List[str]:
     pattern = rb"/[\x21-\x7e]*/" + re.escape(name.encode()) + rb"[\x21-\x7e]*"
     try:
         with open("/etc/ld.so.cache", "rb") as file:
-            return sorted({path.decode() for path in re.findall(pattern, file.read(_CACHE_LIMIT))})
+            return sorted({path.decode() for path in re.findall(pattern, file.read(LIBRARY_CACHE_BYTES))})
     except OSError:
         return []
 

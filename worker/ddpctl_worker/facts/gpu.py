@@ -6,9 +6,9 @@ import math
 import os
 from typing import Dict, NamedTuple, Optional
 
+from ddpctl_worker.facts.limits import GPU_USE_S
 from ddpctl_worker.machine import tool
 
-SECONDS = 2.0  # nvidia-smi may take a second, and may hang
 _APPS = ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits"]
 _USE = ["nvidia-smi", "--query-gpu=uuid,utilization.gpu", "--format=csv,noheader,nounits"]
 
@@ -24,7 +24,7 @@ def by_pid() -> Dict[int, Use]:
     """What each process uses; empty without an NVIDIA GPU, and where nvidia-smi gives no answer in time."""
     if not os.path.exists("/dev/nvidiactl"):
         return {}
-    said = [tool.tool(argv, SECONDS) for argv in (_APPS, _USE)]
+    said = [tool.tool(argv, GPU_USE_S) for argv in (_APPS, _USE)]
     texts = [one["stdout"] if one is not None and one["code"] == 0 else "" for one in said]
     return read(texts[0], texts[1])
 

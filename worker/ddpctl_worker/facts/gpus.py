@@ -8,14 +8,13 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpctl_worker.facts import amd
 from ddpctl_worker.facts.gpu import number, rows
+from ddpctl_worker.facts.limits import GPU_COMMAND_LETTERS, KNOWN_PROCESSES, NVIDIA_SMI_S
 from ddpctl_worker.facts.nvml import SLOWED, Nvml, NvmlError
 from ddpctl_worker.facts.processes import owner
 from ddpctl_worker.machine import proc, tool
 from ddpctl_worker.machine.fs import read_number, read_text
 from ddpctl_worker.wire.contract import ENV_JOB, ENV_RUN
 
-TOOL_S = 5.0  # for nvidia-smi
-COMMAND = 60  # characters of a command line
 _FIELDS = (
     "uuid,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw,power.limit,"
     "clocks_throttle_reasons.active"
@@ -63,7 +62,7 @@ class Gpus:
             return {"pid": pid, "user": None, "command": None, "job": None, "run": None, "rank": None}
         key = (pid, stat.start)
         if key not in self._known:
-            if len(self._known) > 1000:
+            if len(self._known) > KNOWN_PROCESSES:
                 self._known.clear()
             self._known[key] = _describe(pid)
         return self._known[key]
@@ -75,7 +74,7 @@ def _describe(pid: int) -> Dict[str, Any]:
     return {
         "pid": pid,
         "user": owner(pid),
-        "command": proc.command_line(pid, COMMAND),
+        "command": proc.command_line(pid, GPU_COMMAND_LETTERS),
         "job": marks.get(ENV_JOB),
         "run": run,
         "rank": int(rank) if run and rank.isdecimal() and len(rank) < 7 else None,
@@ -86,9 +85,9 @@ def by_tool() -> Seen:
     """What nvidia-smi says; raises ValueError where it gives no answer."""
     told = []
     for query in ("--query-gpu=" + _FIELDS, "--query-compute-apps=gpu_uuid,pid,used_memory"):
-        said = tool.run(["nvidia-smi", query, _FORM], TOOL_S)
+        said = tool.run(["nvidia-smi", query, _FORM], NVIDIA_SMI_S)
         if said["code"] != 0:
-            late = "no answer within %g s" % TOOL_S
+            late = "no answer within %g s" % NVIDIA_SMI_S
             raise ValueError("nvidia-smi: %s" % (late if said["timed_out"] else tool.last_words(said)))
         told.append(said["stdout"])
     return of_tables(*told)

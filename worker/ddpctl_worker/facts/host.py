@@ -11,7 +11,7 @@ import stat
 import tempfile
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpctl_worker.facts import number, user_name
+from ddpctl_worker.facts import number, program_seconds, user_name
 from ddpctl_worker.machine import tool
 from ddpctl_worker.machine.fs import read_text
 from ddpctl_worker.machine.proc import boot_id
@@ -171,9 +171,7 @@ def login(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     }
     if found["systemd"]:
         properties = ["KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers", "RemoveIPC"]
-        found["busctl"] = tool.tool(
-            ["busctl", "get-property", *_LOGIND, *properties], timeout=max(1.0, context["deadline"] - 1.0)
-        )
+        found["busctl"] = tool.tool(["busctl", "get-property", *_LOGIND, *properties], timeout=program_seconds(context))
     return found
 
 
@@ -183,7 +181,7 @@ def shell(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     if "SSH_CONNECTION" not in os.environ:
         return {"shell": program, "ran": False, "printed": "", "seconds": 0.0}
     env = {name: value for name, value in os.environ.items() if name != "SHLVL"}  # bash reads ~/.bashrc at level 0
-    result = tool.run([program, "-c", ":"], timeout=max(1.0, context["deadline"] - 1.0), replace_env=env)
+    result = tool.run([program, "-c", ":"], timeout=program_seconds(context), replace_env=env)
     return {
         "shell": program,
         "ran": True,

@@ -9,10 +9,11 @@ import os
 import sys
 from typing import Any, Dict, List, Optional
 
+from ddpctl_worker.facts import program_seconds
+from ddpctl_worker.facts.limits import MOST_GIDS
 from ddpctl_worker.machine import tool
 from ddpctl_worker.machine.fs import read_number, read_text
 
-_MOST_GIDS = 256  # as many as an adapter of Mellanox' has
 _ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"
 CLASS = "/sys/class/infiniband"
 # NCCL looks for the first two, since 2.23 for the third as well.
@@ -100,7 +101,7 @@ def access(device: str) -> Optional[str]:
 def libibverbs(context: Dict[str, Any]) -> Dict[str, Any]:
     """``error``: why it cannot be loaded; ``devices``: those that it opens; ``mtus``: the active MTU of their first
     port."""
-    result = tool.run([sys.executable, "-I", "-c", PROGRAM], timeout=max(1.0, context["deadline"] - 1.0))
+    result = tool.run([sys.executable, "-I", "-c", PROGRAM], timeout=program_seconds(context))
     try:
         found: Dict[str, Any] = json.loads(result["stdout"].splitlines()[-1])
         return found
@@ -113,7 +114,7 @@ def libibverbs(context: Dict[str, Any]) -> Dict[str, Any]:
 def gids(folder: str) -> List[Dict[str, Any]]:
     """The entries in use: index, address, type (``RoCE v2``, ``IB/RoCE v1``) and interface."""
     found = []
-    for path in sorted(glob.glob(folder + "/gids/*"), key=lambda name: int(os.path.basename(name)))[:_MOST_GIDS]:
+    for path in sorted(glob.glob(folder + "/gids/*"), key=lambda name: int(os.path.basename(name)))[:MOST_GIDS]:
         index = os.path.basename(path)
         gid = read_text(path).strip()
         if gid and gid != _ZERO:

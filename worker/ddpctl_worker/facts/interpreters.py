@@ -13,9 +13,9 @@ import sys
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ddpctl_worker.facts.env import module_version, site_folders
+from ddpctl_worker.facts.limits import MOST_INTERPRETERS
 from ddpctl_worker.machine.fs import read_text
 
-MOST = 64  # interpreters that are reported; those that have torch first
 _HOME = (
     "venv",
     ".venv",
@@ -60,7 +60,7 @@ def interpreters(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, A
         seen[key] = {"path": shown, "version": "3." + minor, "torch": version, "default": default}
     found = sorted(seen.values(), key=lambda one: (one["torch"] is None, not one["default"]))
     modules = bool(os.environ.get("MODULESHOME") or os.environ.get("LMOD_CMD"))
-    return {"pythons": found[:MOST], "modules": modules or any(os.path.exists(path) for path in _MODULES)}
+    return {"pythons": found[:MOST_INTERPRETERS], "modules": modules or any(os.path.exists(path) for path in _MODULES)}
 
 
 def _candidates(home: str) -> Iterator[str]:

@@ -10,16 +10,14 @@ import sys
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
+from ddpctl_worker.facts import program_seconds
 from ddpctl_worker.facts.env import site_folders
+from ddpctl_worker.facts.limits import COUNT_S, HASHED_BYTES, MOST_FILES, SCRIPT_BYTES
 from ddpctl_worker.facts.torch import cache_file, fingerprint, remember, stamp
 from ddpctl_worker.machine import tool
 from ddpctl_worker.machine.fs import read_optional, read_text
 from ddpctl_worker.machine.proc import boot_id
 
-_MOST_FILES = 20000
-_WALK_S = 2.0
-_TEXT_LIMIT = 256 * 1024
-_HASH_LIMIT = 64 << 20
 _CODE = (".py", ".pyx", ".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".sh", ".cu", ".cpp")
 _SKIPPED = frozenset({".git", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".pytest_cache"})
 _MARK = "DDPCTL-MODULES "
@@ -83,8 +81,8 @@ def script(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     if not os.path.isfile(where):
         return {"path": where, "exists": os.path.exists(where), "sha256": None, "text": None}
     with open(where, "rb") as file:
-        data = file.read(_HASH_LIMIT)
-    text = data[:_TEXT_LIMIT].decode("utf-8", "replace")
+        data = file.read(HASHED_BYTES)
+    text = data[:SCRIPT_BYTES].decode("utf-8", "replace")
     return {"path": where, "exists": True, "sha256": hashlib.sha256(data).hexdigest(), "text": text}
 
 
@@ -93,12 +91,12 @@ def tree(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     root = absolute(params["path"], None)
     digest = hashlib.sha256()
     count, size, complete = 0, 0, True
-    until = time.monotonic() + _WALK_S
+    until = time.monotonic() + COUNT_S
     for name, status in _files(root):
         if not name.endswith(_CODE):
             continue
         count, size = count + 1, size + status.st_size
-        if count > _MOST_FILES or size > _HASH_LIMIT or time.monotonic() > until:
+        if count > MOST_FILES or size > HASHED_BYTES or time.monotonic() > until:
             complete = False
             break
         with open(name, "rb") as file:
@@ -136,10 +134,10 @@ def absolute(name: str, workdir: Optional[str]) -> str:
 
 def _count(root: str) -> Dict[str, Any]:
     count, size = 0, 0
-    until = time.monotonic() + _WALK_S
+    until = time.monotonic() + COUNT_S
     for _, status in _files(root):
         count, size = count + 1, size + status.st_size
-        if count >= _MOST_FILES or time.monotonic() > until:
+        if count >= MOST_FILES or time.monotonic() > until:
             return {"files": count, "bytes": size, "complete": False}
     return {"files": count, "bytes": size, "complete": True}
 
@@ -181,7 +179,7 @@ def modules(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
         return {"failed": [], "error": None, "cached": True}
     said = tool.run(
         [python, "-c", PROGRAM, *statements],
-        timeout=max(1.0, context["deadline"] - 1.0),
+        timeout=program_seconds(context),
         env=dict(env, OMP_NUM_THREADS="1"),
         cwd="/",
     )

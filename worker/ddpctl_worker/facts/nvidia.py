@@ -12,7 +12,9 @@ import struct
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpctl_worker.facts.processes import SHOWN, owner
+from ddpctl_worker.facts import program_seconds
+from ddpctl_worker.facts.limits import COMMAND_LETTERS, KERNEL_LINES, LEAST_SMI_S, PROGRAM_MARGIN_S, UNKNOWN_FIELDS
+from ddpctl_worker.facts.processes import owner
 from ddpctl_worker.machine import proc, tool
 from ddpctl_worker.machine.fs import read_text
 from ddpctl_worker.wire.contract import ENV_JOB, ENV_RUN
@@ -23,7 +25,6 @@ _BRIDGE = "0x0680"  # an NVSwitch
 _MODULES = ("nvidia", "nvidia_uvm", "nvidia_drm", "nvidia_peermem", "nv_peer_mem", "nouveau")
 WSL_CUDA = "/usr/lib/wsl/lib/libcuda.so.1"
 _BAD_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
-_MOST_BAD_FIELDS = 12
 _OLD_REASONS = "clocks_throttle_reasons."
 _NEW_REASONS = "clocks_event_reasons."
 
@@ -41,7 +42,6 @@ REMAPPED = "gpu_uuid,remapped_rows.correctable,remapped_rows.uncorrectable,remap
 _EXTENDED = 0x100
 _ACS = 0x000D
 _INTERESTING = re.compile(r"NVRM: .*Xid|fallen off the bus|RmInitAdapter failed|nvidia-nvswitch\d*: SXid.*\bFatal")
-_MOST = 100
 _Log = Tuple[Optional[List[str]], Optional[str], Optional[str]]  # lines, where they come from, why there are none
 
 
@@ -106,7 +106,7 @@ def nvidia_smi(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[Dict
     """
     if tool.find("nvidia-smi") is None:
         return None
-    until = time.monotonic() + context["deadline"] - 1.0
+    until = time.monotonic() + context["deadline"] - PROGRAM_MARGIN_S
     found: Dict[str, Any] = {"gpu": _query_gpu(until), "apps": None, "remapped": None, "list": None, "processes": []}
     found["program"] = tool.find("nvidia-smi")
     if found["gpu"]["code"] != 0:
@@ -120,13 +120,13 @@ def nvidia_smi(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[Dict
 
 
 def _smi(arguments: List[str], until: float) -> Dict[str, Any]:
-    return tool.run(["nvidia-smi", *arguments], timeout=max(0.5, until - time.monotonic()))
+    return tool.run(["nvidia-smi", *arguments], timeout=max(LEAST_SMI_S, until - time.monotonic()))
 
 
 def _query_gpu(until: float) -> Dict[str, Any]:
     """The table, without the fields that this driver does not know."""
     fields = FIELDS.split(",")
-    for _ in range(_MOST_BAD_FIELDS):
+    for _ in range(UNKNOWN_FIELDS):
         result = _smi(["--query-gpu=" + ",".join(fields), "--format=csv"], until)
         bad = _BAD_FIELD.search(result["stdout"] + result["stderr"])
         if not bad or bad.group(1) not in fields:
@@ -164,7 +164,7 @@ def describe(pid: int) -> Dict[str, Any]:
     return {
         "pid": pid,
         "user": owner(pid),
-        "command": proc.command_line(pid, SHOWN) if owner(pid) else None,
+        "command": proc.command_line(pid, COMMAND_LETTERS) if owner(pid) else None,
         "job": marks.get(ENV_JOB),
         "run": marks.get(ENV_RUN),
     }
@@ -174,7 +174,7 @@ def fabric_manager(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[
     """The NVSwitch fabric manager: systemctl's word and its version; None on a machine without NVSwitches."""
     if not any(kind.startswith(_BRIDGE) for _, kind in pci_devices()):
         return None
-    timeout = max(0.5, (context["deadline"] - 1.0) / 2)
+    timeout = max(LEAST_SMI_S, (context["deadline"] - PROGRAM_MARGIN_S) / 2)
     return {
         "active": tool.tool(["systemctl", "is-active", "nvidia-fabricmanager"], timeout),
         "version": tool.tool(["nv-fabricmanager", "--version"], timeout),
@@ -235,7 +235,7 @@ def kernel_log(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[Dict
     """
     if not pci_devices():
         return None
-    timeout = max(1.0, context["deadline"] - 1.0)
+    timeout = program_seconds(context)
     lines, source, error = _from_device()
     programs = [["dmesg"], ["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-monotonic"]]
     if os.getuid() != 0:
@@ -246,7 +246,7 @@ def kernel_log(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[Dict
     matching = [line for line in lines or [] if _INTERESTING.search(line)]
     return {
         "source": source,
-        "lines": matching[-_MOST:],
+        "lines": matching[-KERNEL_LINES:],
         "total": len(matching),
         "error": error if lines is None else None,
         "uptime": time.clock_gettime(time.CLOCK_BOOTTIME),

@@ -8,11 +8,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Dict, List, Optional
 
+from ddpctl_worker.facts.limits import GPU_PROCESSES
+
 LIBRARY, OF_WSL = "libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1"
 _OK, _MORE = 0, 7  # NVML_SUCCESS, NVML_ERROR_INSUFFICIENT_SIZE
 _CORE = 0  # NVML_TEMPERATURE_GPU
 _TEXT = 96  # bytes of a name
-_MOST = 256  # processes on a GPU
 _NOT_KNOWN = (1 << 64) - 1
 # nvmlClocksThrottleReasonHwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown
 SLOWED = 0x8 | 0x20 | 0x40 | 0x80
@@ -105,10 +106,10 @@ class Nvml:
         listing = next((name for name in _LISTS if hasattr(self._library, name)), None)
         if listing is None:
             return {}
-        entries: Any = ((_OldHolder if listing == _LISTS[-1] else _Holder) * _MOST)()
-        count = ctypes.c_uint(_MOST)
+        entries: Any = ((_OldHolder if listing == _LISTS[-1] else _Holder) * GPU_PROCESSES)()
+        count = ctypes.c_uint(GPU_PROCESSES)
         code = getattr(self._library, listing)(handle, ctypes.byref(count), entries)
-        found = entries[: min(count.value, _MOST)] if code in (_OK, _MORE) else []
+        found = entries[: min(count.value, GPU_PROCESSES)] if code in (_OK, _MORE) else []
         return {one.pid: None if one.memory == _NOT_KNOWN else one.memory for one in found if one.pid}
 
     def _check(self, code: int) -> None:

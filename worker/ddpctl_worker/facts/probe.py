@@ -18,12 +18,9 @@ import time
 from typing import Any, Dict, List, Optional, Set
 
 from ddpctl_worker import facts
+from ddpctl_worker.facts.limits import DEFAULT_DEADLINE_S, MOST_DEADLINE_S, REAP_S
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST
-
-DEFAULT_DEADLINE_S = 5.0
-MAX_DEADLINE_S = 300.0
-REAP_S = 0.5  # how long a killed child may take to go; one that is stuck in the kernel is left behind
 
 Answer = Dict[str, Any]
 
@@ -67,7 +64,7 @@ def ask_all(questions: List[Dict[str, Any]], context: Dict[str, Any]) -> Dict[st
 
 
 def _deadline(question: Dict[str, Any]) -> float:
-    return min(float(question.get("deadline") or DEFAULT_DEADLINE_S), MAX_DEADLINE_S)
+    return min(float(question.get("deadline") or DEFAULT_DEADLINE_S), MOST_DEADLINE_S)
 
 
 def _gather(reader: int, deadlines: Dict[str, float], started: float) -> "tuple[Dict[str, Answer], bool]":

@@ -8,19 +8,18 @@ import socket
 from typing import Any, Dict, List, Optional, Set
 
 from ddpctl_worker.facts import user_name
+from ddpctl_worker.facts.limits import COMMAND_LETTERS, MOST_LEFTOVERS
 from ddpctl_worker.machine import net, proc
 from ddpctl_worker.machine.fs import read_number
 from ddpctl_worker.machine.notes import boottime
 from ddpctl_worker.wire.contract import ENV_JOB, ENV_JOB_ID, ENV_RUN
 
-_MOST = 200
 _MARKS = ("DDPCTL_COOKIE", "TORCHELASTIC_RUN_ID")
 _SHOWN = (ENV_JOB, ENV_JOB_ID, ENV_RUN, "TORCHELASTIC_RUN_ID", "RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 # How the worker shows in a command line: started by the bootstrap, or as a module.
 _SUPERVISOR = (b"ddpctl=json.loads", b"ddpctl_worker")
 _STATES = {"01": "established", "02": "syn-sent", "06": "time-wait", "08": "close-wait", "0A": "listening"}
 UNPRIVILEGED = 1024  # the first port that anybody may have, where the kernel does not say
-SHOWN = 300  # characters of a command line
 
 
 def port(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
@@ -88,7 +87,7 @@ def holders(inodes: Set[int]) -> Dict[int, Dict[str, Any]]:
             marks = proc.variables(pid)
             found[inode] = {
                 "pid": pid,
-                "command": proc.command_line(pid, SHOWN),
+                "command": proc.command_line(pid, COMMAND_LETTERS),
                 "job": marks.get(ENV_JOB),
                 "run": marks.get(ENV_RUN),
             }
@@ -110,7 +109,7 @@ def leftovers(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]
             {
                 "pid": pid,
                 "user": owner(pid),
-                "command": proc.command_line(pid, SHOWN),
+                "command": proc.command_line(pid, COMMAND_LETTERS),
                 "age_s": age(pid),
                 "supervised": any(is_supervisor(one) for one in chain),
                 "launched": any(any(mark in proc.variables(one) for mark in _MARKS) for one in chain)
@@ -119,7 +118,7 @@ def leftovers(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]
                 "variables": {key: marks[key] for key in _SHOWN if key in marks},
             }
         )
-    return {"processes": found[:_MOST], "total": len(found)}
+    return {"processes": found[:MOST_LEFTOVERS], "total": len(found)}
 
 
 def ancestors(pid: int) -> List[int]:

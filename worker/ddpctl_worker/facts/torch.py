@@ -13,7 +13,9 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
+from ddpctl_worker.facts import program_seconds
 from ddpctl_worker.facts.env import libraries, module_version, site_folders
+from ddpctl_worker.facts.limits import DRIVER_S, KEPT_ENVIRONMENTS, LEAST_PROGRAM_S, PROGRAM_MARGIN_S
 from ddpctl_worker.machine import tool
 from ddpctl_worker.machine.fs import read_optional, read_text, write_json
 from ddpctl_worker.machine.proc import boot_id
@@ -63,8 +65,6 @@ sys.__stdout__.write("\nDDPCTL-DEVICES " + json.dumps(out) + "\n")
 """
 
 _DEVICES_MARK = "DDPCTL-DEVICES "
-KEEP = 8  # environments remembered
-SEEN_S = 15.0  # how long the driver's library may take; most of it is the driver's own start
 # Runs in a process of its own, with the job's search paths. Prints one JSON line.
 PROGRAM = r"""
 import json, sys, time, warnings
@@ -134,7 +134,7 @@ def gpu_devices(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, An
     """``seen`` with ``params["env"]``, the job's variables."""
     env = {str(k): str(v) for k, v in (params.get("env") or {}).items()}
     torch = module_version(site_folders(env.get("PYTHONPATH")), "torch") or {}
-    return seen(env, torch.get("hip"), torch.get("path"), max(1.0, context["deadline"] - 1.0))
+    return seen(env, torch.get("hip"), torch.get("path"), program_seconds(context))
 
 
 def seen(env: Dict[str, str], hip: Optional[str], torch: Optional[str], timeout: float) -> Dict[str, Any]:
@@ -176,7 +176,7 @@ def torch_import(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, A
     ``live`` is what the driver's library says now (``devices.seen``; None: a build for processors), ``devices`` how
     many GPUs torch sees. When the driver sees another number than torch did, torch is imported again.
     """
-    until = time.monotonic() + context["deadline"] - 1.0
+    until = time.monotonic() + context["deadline"] - PROGRAM_MARGIN_S
     env = {str(k): str(v) for k, v in (params.get("env") or {}).items()}
     key = fingerprint(env)
     cache = cache_file("torch_import", context)
@@ -190,7 +190,7 @@ def torch_import(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, A
             return dict(value, live=live, cached=True)
     result = tool.run(
         [sys.executable, "-c", PROGRAM],
-        timeout=max(1.0, until - time.monotonic()),
+        timeout=max(LEAST_PROGRAM_S, until - time.monotonic()),
         env=dict(env, OMP_NUM_THREADS="1"),
         cwd="/",
     )
@@ -204,7 +204,7 @@ def _live(env: Dict[str, str]) -> Optional[Dict[str, Any]]:
     torch = module_version(site_folders(env.get("PYTHONPATH")), "torch") or {}
     if not (torch.get("cuda") or torch.get("hip")):
         return None
-    return seen(env, torch.get("hip"), torch.get("path"), SEEN_S)
+    return seen(env, torch.get("hip"), torch.get("path"), DRIVER_S)
 
 
 def _value(result: Dict[str, Any]) -> Dict[str, Any]:
@@ -249,7 +249,7 @@ def cache_file(name: str, context: Dict[str, Any]) -> str:
 
 def remember(path: str, known: Dict[str, Any], key: str, value: Dict[str, Any]) -> None:
     """A node whose disk is full simply does not remember."""
-    newest = sorted(known.items(), key=lambda item: -item[1].get("time", 0))[: KEEP - 1]
+    newest = sorted(known.items(), key=lambda item: -item[1].get("time", 0))[: KEPT_ENVIRONMENTS - 1]
     with contextlib.suppress(OSError):
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         write_json(path, dict(newest, **{key: {"time": time.time(), "value": value}}), durable=False)

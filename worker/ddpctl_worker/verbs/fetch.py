@@ -18,10 +18,9 @@ from ddpctl_worker.record.logs import Reader
 from ddpctl_worker.record.paths import RunPaths, base_of, checkpoint_dir
 from ddpctl_worker.record.record import named_by
 from ddpctl_worker.run.launcher import folders_of, place, working_folder
+from ddpctl_worker.verbs.limits import CHUNK_BYTES
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import NO_SUCH_CHECKPOINT
-
-CHUNK = 1 << 20
 
 
 def fetch(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
@@ -119,7 +118,7 @@ class _Sender:
         self._channel.send({"file": info})
         left = size - offset
         while left and not self._channel.closed.is_set():
-            piece = file.read(min(CHUNK, left)) or b"\0" * min(CHUNK, left)
+            piece = file.read(min(CHUNK_BYTES, left)) or b"\0" * min(CHUNK_BYTES, left)
             self._channel.send({"chunk": True}, piece)
             left -= len(piece)
         self.files += 1
@@ -130,7 +129,7 @@ def _begins(file: IO[bytes], known: List[Any]) -> bool:
     """Whether the file begins with what the other side has of it: then it has grown, and is not another one."""
     sha, left = hashlib.sha256(), known[0]
     while left:
-        piece = file.read(min(CHUNK, left))
+        piece = file.read(min(CHUNK_BYTES, left))
         if not piece:
             return False
         sha.update(piece)

@@ -8,9 +8,7 @@ import time
 from typing import Any, Callable, NamedTuple, Optional
 
 from ddpctl_worker.machine import notes
-
-SHARE = 0.003  # of a core, for each gauge: what costs more is read less often
-LATE_S = 6.0  # a reading that takes longer is called late
+from ddpctl_worker.verbs.limits import GAUGE_SHARE, READING_LATE_S
 
 
 class Reading(NamedTuple):
@@ -44,11 +42,11 @@ class Gauge:
     def result(self, patience: float) -> Reading:
         """The newest reading; waits ``patience`` seconds for one that is under way, but not for one that is late."""
         began = self._began
-        if began is not None and time.monotonic() - began < LATE_S:
+        if began is not None and time.monotonic() - began < READING_LATE_S:
             self._done.wait(patience)
         began = self._began
         took = 0.0 if began is None else time.monotonic() - began
-        return Reading(self._value, round(took, 1) if took >= LATE_S else None)
+        return Reading(self._value, round(took, 1) if took >= READING_LATE_S else None)
 
     def _run(self) -> None:
         while self._asked.wait():
@@ -58,7 +56,7 @@ class Gauge:
                 self._value = self._read()
             except Exception as error:
                 notes.note("top: %s: %r" % (self._name, error))
-            self._due_at = time.monotonic() + (_cost() - before) / SHARE
+            self._due_at = time.monotonic() + (_cost() - before) / GAUGE_SHARE
             self._began = None
             self._done.set()
 

@@ -17,11 +17,8 @@ from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.status import last_sign
 from ddpctl_worker.store.install import MARKER
 from ddpctl_worker.store.remove import is_over, left_of, take
+from ddpctl_worker.verbs.limits import DAY_S, GC_WAIT_S, UNUSED_S
 from ddpctl_worker.wire.channel import Channel
-
-FRESH_S = 3600.0  # younger than this it may just be on its way into use, whatever is asked for
-DAY = 86400.0
-PATIENCE_S = 10.0
 
 
 class Unused(NamedTuple):
@@ -46,8 +43,8 @@ def gc(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     days = float(request.get("days", 7))
     # Nobody installs meanwhile, and no other gc is at work: hosts may share a base_dir, and take turns.
     lock = os.path.join(fs.own_folder(base, "envs"), fs.ENVS)
-    with fs.alone(lock, channel, float(request.get("patience", PATIENCE_S))):
-        finder = Finder(base, request["host"], days * DAY)
+    with fs.alone(lock, channel, float(request.get("patience", GC_WAIT_S))):
+        finder = Finder(base, request["host"], days * DAY_S)
         items = list(finder.items())
         freed = 0
         for item in items if request.get("delete") else []:
@@ -76,7 +73,7 @@ class Finder:
 
     def __init__(self, base: str, host: str, max_age: float) -> None:
         self._base, self._host, self._now = base, host, time.time()
-        self._max_age = max(max_age, FRESH_S)
+        self._max_age = max(max_age, UNUSED_S)
         self._wheels: Set[str] = set()  # of environments that stay
         self._codes: Set[str] = set()  # of runs that stay
         self._live_since: Optional[float] = None  # when the oldest live run was asked for
@@ -97,7 +94,7 @@ class Finder:
 
     def _in_use(self, path: str) -> bool:
         """Whether what is touched at every start was touched for a run that is live."""
-        return self._live_since is not None and self._now - self._age(path) > self._live_since - FRESH_S
+        return self._live_since is not None and self._now - self._age(path) > self._live_since - UNUSED_S
 
     def _age(self, path: str) -> float:
         try:
@@ -150,7 +147,7 @@ class Finder:
         for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "envs", "[0-9a-f]*"))):
             marker = os.path.join(path, MARKER)
             if path.endswith(".tmp") or not os.path.exists(marker):
-                if self._age(path) > FRESH_S:
+                if self._age(path) > UNUSED_S:
                     going.append((path, self._age(path)))
                 continue
             # The marker is touched whenever the environment is used for a start.
@@ -172,7 +169,7 @@ class Finder:
         for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "store", "[0-9a-f]*"))):
             name = os.path.basename(path)
             if name.endswith(".part"):
-                if self._age(path) > FRESH_S and not _is_locked(path):
+                if self._age(path) > UNUSED_S and not _is_locked(path):
                     yield self._item("part", path)
                 continue
             if name in self._wheels or name in self._codes or not self._old(path):
@@ -192,7 +189,7 @@ class Finder:
     def _cache(self) -> Iterator[Unused]:
         """What uv unpacked, where no environment that stays has a file of it. (Installations are locked out.)"""
         for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "uv-cache", "archive-*", "*"))):
-            if self._age(path) > FRESH_S and not any(info.st_ino in self._staying for info in files_of(path)):
+            if self._age(path) > UNUSED_S and not any(info.st_ino in self._staying for info in files_of(path)):
                 yield self._item("cache", path)
 
     def _leftovers(self) -> Iterator[Unused]:
@@ -218,7 +215,7 @@ class Finder:
     def _broken_off(self, pattern: str) -> Iterator[Unused]:
         """What a start, a stop or a transfer that was killed left below base_dir."""
         for path in sorted(glob.glob(os.path.join(glob.escape(self._base), pattern))):
-            if self._age(path) > FRESH_S:
+            if self._age(path) > UNUSED_S:
                 yield self._item("part", path)
 
 

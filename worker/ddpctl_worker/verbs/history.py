@@ -13,15 +13,17 @@ from ddpctl_worker.machine import fs
 from ddpctl_worker.record import record
 from ddpctl_worker.record.metrics import MOST_NAMES, files_of, is_finite, numbers_of, opened
 from ddpctl_worker.rules.thinned import LEAST, Thinned
+from ddpctl_worker.verbs.limits import (
+    ANSWER_POINTS,
+    METRICS_BYTES,
+    METRICS_LINE_BYTES,
+    METRICS_PARTS,
+    MOST_ATTEMPTS,
+    SERIES_POINTS,
+)
 from ddpctl_worker.wire.channel import Channel
 
-POINTS = 500  # of one series
-ALL_POINTS = 40_000  # of an answer, which takes about a megabyte
-ATTEMPTS = 200  # the newest ones
-READ_BYTES = 128 << 20  # of all files together, two million lines or so: of more, parts are read that are spread evenly
-LINE_BYTES = 1 << 20  # of a longer line nothing is read
 EXACT = 1 << 53  # below it every whole number is a float
-PARTS = 64  # of a file that is not read as a whole
 LAUNCH = ("argv", "cwd", "torch", "environment", "created", "launcher")  # of run.json
 AXES = ("step", "epoch")  # what says how far a rank was; the first one that its first line has
 
@@ -34,14 +36,14 @@ def history(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """
     os.nice(10)  # ranks may be at work here
     paths, run = record.named_by(request)
-    own = [*paths.attempts()[-ATTEMPTS:]] or [paths]
+    own = [*paths.attempts()[-MOST_ATTEMPTS:]] or [paths]
     numbers = [str(one.attempt or record.attempt_of(run)) for one in own]
     files = {number: files_of(one) for number, one in zip(numbers, own)}  # noqa: B905  (Python 3.8)
     gpus = {number: fs.read_optional(one.gpus) for number, one in zip(numbers, own)}  # noqa: B905
-    share = READ_BYTES // max(1, sum(map(len, files.values())))
+    share = METRICS_BYTES // max(1, sum(map(len, files.values())))
     ranks = {number: {rank: RankSeries(path, share) for rank, path in found.items()} for number, found in files.items()}
     most = sum(len(one.series) for found in ranks.values() for one in found.values())
-    points = min(POINTS, max(LEAST, ALL_POINTS // max(1, most)))
+    points = min(SERIES_POINTS, max(LEAST, ANSWER_POINTS // max(1, most)))
     return {
         "launch": {name: run.get(name) for name in LAUNCH},
         "network": fs.read_optional(paths.network) or None,
@@ -78,9 +80,9 @@ class RankSeries:
             for begin, end in _parts(size, most):
                 file.seek(begin)
                 if begin:
-                    file.readline(LINE_BYTES)  # the rest of a line whose beginning is not read
+                    file.readline(METRICS_LINE_BYTES)  # the rest of a line whose beginning is not read
                 while file.tell() < end:
-                    line = file.readline(LINE_BYTES)
+                    line = file.readline(METRICS_LINE_BYTES)
                     if not line:  # it has become shorter meanwhile
                         break
                     yield line
@@ -95,7 +97,7 @@ class RankSeries:
             if not is_finite(value):
                 self._note(name)
             elif name in self.series or len(self.series) < MOST_NAMES:
-                self.series.setdefault(name, Thinned(POINTS)).add(self._at, _sendable(value))
+                self.series.setdefault(name, Thinned(SERIES_POINTS)).add(self._at, _sendable(value))
 
     def _note(self, name: str) -> None:
         """A loss that is no number any more is the first thing that a person wants to know."""
@@ -120,8 +122,9 @@ def _parts(size: int, most: int) -> List[Tuple[int, int]]:
     """Where to read: the whole file, or parts of it with the beginning and the end among them."""
     if size <= most:
         return [(0, size)]
-    length = max(1, most // PARTS)
-    return [(begin, begin + length) for begin in ((size - length) * part // (PARTS - 1) for part in range(PARTS))]
+    length = max(1, most // METRICS_PARTS)
+    begins = [(size - length) * part // (METRICS_PARTS - 1) for part in range(METRICS_PARTS)]
+    return [(begin, begin + length) for begin in begins]
 
 
 def _sendable(value: float) -> float:

@@ -13,13 +13,9 @@ from ddpctl_worker.record.logs import Batch, Reader, backwards, segments
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.record import named_by
 from ddpctl_worker.record.status import node_status, refuse_elsewhere
+from ddpctl_worker.verbs.limits import JUDGE_RUN_S, LINE_SEARCH_S, LOG_FRAME_BYTES, LOG_POLL_S
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST, STALE, TERMINAL
-
-POLL_S = 0.04
-JUDGE_S = 2.0  # how often a quiet run without an exit record is looked at: its supervisor may be dead
-READ_BYTES = 256 << 10  # of the log, in one frame
-SEARCH_S = 2.0  # of CPU time, for a pattern in one line
 
 
 def tail(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
@@ -68,7 +64,7 @@ class _Wanted:
     def _found(self, text: str) -> bool:
         """A search that takes very long is ended: the timer's signal interrupts it, which nothing else could do."""
         assert self._search is not None
-        signal.setitimer(signal.ITIMER_VIRTUAL, SEARCH_S)
+        signal.setitimer(signal.ITIMER_VIRTUAL, LINE_SEARCH_S)
         try:
             return self._search(text) is not None
         finally:
@@ -85,7 +81,7 @@ def _search(pattern: str) -> Any:
 
 def _too_long(_number: int, _frame: Any) -> None:
     hint = "write a simpler pattern: one without a repeat inside a repeat, such as (a+)+"
-    raise WorkerError(BAD_REQUEST, "the pattern takes more than %g s for one line" % SEARCH_S, hint)
+    raise WorkerError(BAD_REQUEST, "the pattern takes more than %g s for one line" % LINE_SEARCH_S, hint)
 
 
 class _Follow:
@@ -105,7 +101,7 @@ class _Follow:
         now = time.monotonic()
         if now < self._judge_at:
             return False
-        self._judge_at = now + JUDGE_S
+        self._judge_at = now + JUDGE_RUN_S
         refuse_elsewhere(self._paths)  # its end may never be seen from here
         status = node_status(self._paths)
         stale = status["state"] == STALE or bool(status["note"])
@@ -134,9 +130,9 @@ def _stream(reader: Reader, offset: int, wanted: _Wanted, follow: Optional[_Foll
     ahead: Optional[Batch] = None
     while not channel.closed.is_set():
         over = follow is None or follow.over()  # before the read: what was written until now will be seen
-        batch = ahead or reader.read(offset, READ_BYTES)
+        batch = ahead or reader.read(offset, LOG_FRAME_BYTES)
         offset = batch.offset
-        ahead = reader.read(offset, READ_BYTES) if batch.records else None
+        ahead = reader.read(offset, LOG_FRAME_BYTES) if batch.records else None
         if ahead is not None and not ahead.records:
             ahead = None
         lines = _columns(batch, wanted)
@@ -146,7 +142,7 @@ def _stream(reader: Reader, offset: int, wanted: _Wanted, follow: Optional[_Foll
         if not batch.records:
             if over:
                 break
-            time.sleep(POLL_S)
+            time.sleep(LOG_POLL_S)
     return offset
 
 
@@ -209,7 +205,7 @@ def at_time(folder: str, reader: Reader, since: float) -> int:
             break
         offset = segment.start
     while True:
-        batch = reader.read(offset, READ_BYTES)
+        batch = reader.read(offset, LOG_FRAME_BYTES)
         if not batch.records:
             return batch.offset
         for end, line in batch.records:

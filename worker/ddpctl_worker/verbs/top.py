@@ -7,14 +7,12 @@ from typing import Any, Dict
 
 from ddpctl_worker.facts.gpus import Gpus
 from ddpctl_worker.record.paths import base_of
-from ddpctl_worker.verbs.gauge import LATE_S, Gauge
+from ddpctl_worker.verbs.gauge import Gauge
+from ddpctl_worker.verbs.limits import FIRST_PULSE_S, PULSE_S, READING_LATE_S, READING_WAIT_S
 from ddpctl_worker.verbs.topmachine import Machine
 from ddpctl_worker.verbs.toprows import Runs
 from ddpctl_worker.wire.channel import Channel
 
-EVERY_S = 2.0
-FIRST_S = 0.5  # shares of processor time need two looks
-PATIENCE_S = 0.5  # for a file system or a driver, before the frame is sent without it
 # What changes with every look at a run is in the pulse, not in its status.
 _AGES = ("heartbeat_age_s", "last_output_age_s", "survivors")
 
@@ -30,19 +28,20 @@ def top(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     for gauge in gauges.values():
         gauge.start()
     told: Dict[str, Any] = {}  # run -> its status as last sent
+    patience = READING_LATE_S if request.get("once") else READING_WAIT_S
     machine.read()
     for gauge in gauges.values():
         gauge.ask()
-    channel.closed.wait(FIRST_S)
+    channel.closed.wait(FIRST_PULSE_S)
     while not channel.closed.is_set():
         begun = time.monotonic()
         for gauge in gauges.values():
             gauge.ask()
-        readings = {name: gauge.result(LATE_S if request.get("once") else PATIENCE_S) for name, gauge in gauges.items()}
+        readings = {name: gauge.result(patience) for name, gauge in gauges.items()}
         _send(channel, machine.read(), readings, told)
         if request.get("once"):
             break
-        channel.closed.wait(max(0.0, begun + EVERY_S - time.monotonic()))
+        channel.closed.wait(max(0.0, begun + PULSE_S - time.monotonic()))
     return {}
 
 

@@ -18,14 +18,11 @@ from ddpctl_worker.record.logs import segments
 from ddpctl_worker.record.metrics import LAST_BYTES, Values, files_of, read_from
 from ddpctl_worker.record.paths import RunPaths, job_id, run_paths, runs_dir
 from ddpctl_worker.record.status import status_or_fault
+from ddpctl_worker.verbs.limits import COMING_RUN_S, LOG_END_BYTES, LOST_RUN_S, MOST_RUNS
 from ddpctl_worker.wire import contract
 from ddpctl_worker.wire.channel import WorkerError
 
-MOST = 100  # runs; the newest ones
-LOST_S = 60.0  # between two looks at a run that is over and has no exit record
-COMING_S = 600.0  # how long a folder of a run may be there before this host's part of it is
 SHOWN = ("step", "epoch", "loss", "samples_per_s")
-LOG_BYTES = 64 << 10  # of the end of a log, to see which rank wrote last
 _HEAD = re.compile(rb'^\{"t":([0-9]+\.[0-9]+),"r":([0-9]{1,7}),', re.MULTILINE)
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -47,7 +44,7 @@ class Runs:
         """run -> ``status`` (a NodeStatus) and ``pulse``: ages, and the ranks; empty once it is over."""
         self._find()
         found = {}
-        for run in sorted({*self._live, *self._ended}, reverse=True)[:MOST]:
+        for run in sorted({*self._live, *self._ended}, reverse=True)[:MOST_RUNS]:
             one = self._live.get(run)
             status = self._ended.get(run) if one is None else one.status()
             if status is None:  # removed
@@ -75,7 +72,7 @@ class Runs:
             self._coming.update(dict.fromkeys(names - self._names, time.monotonic()))
             self._names, self._listed = names, changed
         for run in sorted(self._coming, reverse=True):
-            if self._take(run) or time.monotonic() - self._coming[run] > COMING_S:
+            if self._take(run) or time.monotonic() - self._coming[run] > COMING_RUN_S:
                 del self._coming[run]
 
     def _take(self, run: str) -> bool:
@@ -127,7 +124,7 @@ class _Live:
         if time.monotonic() >= self._look_at:
             self._status = status_or_fault(self.paths)
             if self._status is not None and self._status["state"] in contract.TERMINAL:
-                self._look_at = time.monotonic() + LOST_S
+                self._look_at = time.monotonic() + LOST_RUN_S
         return self._status
 
     def pulse(self, status: Dict[str, Any]) -> Dict[str, Any]:
@@ -224,8 +221,8 @@ class _Log:
         if size == before:
             return
         with open(path, "rb") as file:
-            file.seek(max(before, size - LOG_BYTES))
-            data = file.read(LOG_BYTES)
+            file.seek(max(before, size - LOG_END_BYTES))
+            data = file.read(LOG_END_BYTES)
         whole = data.rfind(b"\n") + 1
         self._read = (path, size - (len(data) - whole))
         self._last.update({match[2].decode(): float(match[1]) for match in _HEAD.finditer(data[:whole])})

@@ -2,7 +2,7 @@
 
 ``ddpctl fetch`` leaves them on the node. A file counts if it has changed since the supervisor took the run on: the code
 was in place by then. Hidden files, Python's caches and symbolic links do not count. The look is cut off after
-MOST_LOOKED names or LOOK_S seconds: the working folder may be a home folder, or on a slow disk.
+MOST_ENTRIES names or UNTRACKED_S seconds: the working folder may be a home folder, or on a slow disk.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from ddpctl_worker.record.paths import RunPaths, base_of
 from ddpctl_worker.record.record import named_by
 from ddpctl_worker.run.launcher import folders_of, place
 from ddpctl_worker.verbs.fetch import printable
+from ddpctl_worker.verbs.limits import LARGEST_FILES, MOST_ENTRIES, UNTRACKED_S
 from ddpctl_worker.wire.channel import Channel
 
-MOST_LOOKED = 20_000  # names
-LOOK_S = 1.0
-MOST_NAMED = 3  # of the files, the largest
 _CACHES = frozenset({"__pycache__"})
 
 
@@ -39,7 +37,7 @@ def untracked(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     covering = list(_parts_below(root, (place(os.path.expanduser(str(one)), folders_of(paths)) for one in wanted)))
     walk = _Walk(root, since, covering, os.path.realpath(base_of(request)))
     found = [(info.st_size, name) for name, info in walk.files()]
-    largest = heapq.nlargest(MOST_NAMED, found)
+    largest = heapq.nlargest(LARGEST_FILES, found)
     return {
         "folder": root,
         "files": len(found),
@@ -83,13 +81,13 @@ class _Walk:
 
     def files(self) -> Iterator[Tuple[str, os.stat_result]]:
         """The files that no output covers: their names below ``root``."""
-        until, looked = time.monotonic() + LOOK_S, 0
+        until, looked = time.monotonic() + UNTRACKED_S, 0
         folders: Deque[Tuple[str, ...]] = deque([()])
         while folders:
             parts = folders.popleft()
             for entry in self._entries(parts):
                 looked += 1
-                if looked > MOST_LOOKED or time.monotonic() > until:
+                if looked > MOST_ENTRIES or time.monotonic() > until:
                     self.whole = False
                     return
                 name = (*parts, entry.name)
