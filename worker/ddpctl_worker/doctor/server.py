@@ -12,7 +12,7 @@ from ddpctl_worker.machine.desk import read_all
 
 
 def ask(folder: str, pid: int, handler: str, seconds: float = SERVER_S) -> Optional[bytes]:
-    """The body of its answer; None when there is no server, no answer in time, or not the whole of it."""
+    """Return the body of the answer, or ``None`` without a server or without a complete answer in time."""
     until = time.monotonic() + seconds
     try:
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -39,5 +39,5 @@ def _body(answer: bytes) -> Optional[bytes]:
     for line in lines[1:]:
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"content-length" and value.strip() != b"%d" % len(body):
-            return None  # it ended in the middle
+            return None  # the answer was cut off
     return body
