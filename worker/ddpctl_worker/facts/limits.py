@@ -12,12 +12,12 @@ LEAST_SMI_S = 0.5  # the same for each of the several calls of nvidia-smi and sy
 # --- GPUs
 GPU_USE_S = 2.0  # nvidia-smi may take a second, and may hang
 NVIDIA_SMI_S = 5.0  # the same for the table of ``top``, which may come later
-DRIVER_S = 15.0  # for the driver's library; most of it is the driver's own start
-UNKNOWN_FIELDS = 12  # that an old nvidia-smi may refuse, one in a call
+DRIVER_S = 15.0  # for the driver's library; the driver's own start takes most of the time
+UNKNOWN_FIELDS = 12  # that an old nvidia-smi may refuse; each call refuses a single field
 GPU_PROCESSES = 256  # on a GPU
 KNOWN_PROCESSES = 1000  # that are remembered with their owner and command
-KERNEL_LINES = 100  # about GPU faults, the last ones
-LEAST_VRAM_BYTES = 4 << 30  # a processor's own graphics have less; nobody trains on them
+KERNEL_LINES = 100  # the last lines about GPU faults
+LEAST_VRAM_BYTES = 4 << 30  # a processor's own graphics have less, and no job trains there
 MOST_GIDS = 256  # as many as an adapter of Mellanox' has
 
 # --- processes
@@ -26,7 +26,7 @@ COMMAND_LETTERS, GPU_COMMAND_LETTERS = 300, 60  # of a command line; in the tabl
 
 # --- software
 MOST_INTERPRETERS = 64  # that are reported; interpreters with torch come first
-KEPT_ENVIRONMENTS = 8  # whose imports are remembered
+KEPT_ENVIRONMENTS = 8  # with a remembered import
 VARIABLE_LETTERS = 4096  # of a variable's value; bytes of a configuration file
 LIBRARY_CACHE_BYTES = 16 << 20  # of /etc/ld.so.cache
 

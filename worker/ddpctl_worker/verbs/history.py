@@ -1,7 +1,7 @@
-"""The history verb: what a report says of a run beyond its status, from this node's files.
+"""The history verb: the parts of a report beyond the status, from this node's files.
 
-The metrics of a long training are millions of lines. They are read here, and what is sent is a few hundred points of
-each name, attempt and rank.
+The metrics of a long training have millions of lines. They are read here, and a few hundred points are sent for each
+name, attempt and rank.
 """
 
 from __future__ import annotations
@@ -23,45 +23,50 @@ from ddpctl_worker.verbs.limits import (
 )
 from ddpctl_worker.wire.channel import Channel
 
-EXACT = 1 << 53  # below it every whole number is a float
+EXACT = 1 << 53  # every smaller whole number is exact as a float
 LAUNCH = ("argv", "cwd", "torch", "environment", "created", "launcher")  # of run.json
-AXES = ("step", "epoch")  # what says how far a rank was; the first one that its first line has
+AXES = ("step", "epoch")  # how far a rank was; the first of these names in its first line counts
 
 
 def history(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: ``launch``, what was started here; ``network``, what preflight saw of it; ``attempts``: number ->
-    rank -> its series; ``gpus``: number -> how busy they were (run/gpuwatch.py).
+    """Answer with ``launch`` and ``network`` of the run, and ``attempts`` and ``gpus`` by attempt number.
 
-    A rank's ``axis`` is what its points' x is: step, epoch, or line. ``sampled``: its file was too long to be read.
+        launch     the command that was started here
+        network    preflight's facts about the network
+        attempts   rank -> its series
+        gpus       the load of the GPUs (run/gpuwatch.py)
+
+    A rank's ``axis`` names the x of its points: step, epoch, or line. ``sampled``: its file was too long to be read as
+    a whole.
     """
-    os.nice(10)  # ranks may be at work here
+    os.nice(10)  # ranks may be working on this host
     paths, run = record.named_by(request)
     own = [*paths.attempts()[-MOST_ATTEMPTS:]] or [paths]
-    numbers = [str(one.attempt or record.attempt_of(run)) for one in own]
-    files = {number: files_of(one) for number, one in zip(numbers, own)}  # noqa: B905  (Python 3.8)
-    gpus = {number: fs.read_optional(one.gpus) for number, one in zip(numbers, own)}  # noqa: B905
+    numbers = [str(part.attempt or record.attempt_of(run)) for part in own]
+    files = {number: files_of(part) for number, part in zip(numbers, own)}  # noqa: B905  (Python 3.8)
+    gpus = {number: fs.read_optional(part.gpus) for number, part in zip(numbers, own)}  # noqa: B905
     share = METRICS_BYTES // max(1, sum(map(len, files.values())))
     ranks = {number: {rank: RankSeries(path, share) for rank, path in found.items()} for number, found in files.items()}
-    most = sum(len(one.series) for found in ranks.values() for one in found.values())
+    most = sum(len(series.series) for found in ranks.values() for series in found.values())
     points = min(SERIES_POINTS, max(LEAST, ANSWER_POINTS // max(1, most)))
     return {
         "launch": {name: run.get(name) for name in LAUNCH},
         "network": fs.read_optional(paths.network) or None,
         "gpus": {number: seen for number, seen in gpus.items() if seen},
         "attempts": {
-            number: {rank: one.to_json(points) for rank, one in found.items()} for number, found in ranks.items()
+            number: {rank: series.to_json(points) for rank, series in found.items()} for number, found in ranks.items()
         },
     }
 
 
 class RankSeries:
-    """One rank's file of metrics: a series for each name."""
+    """The file of metrics of a rank: a series for each name."""
 
     def __init__(self, path: str, most: int) -> None:
         self.axis = ""
         self.sampled = False
         self.series: Dict[str, Thinned] = {}
-        self._not_finite: Dict[str, List[float]] = {}  # name -> how often it was no number, and the first x of that
+        self._not_finite: Dict[str, List[float]] = {}  # name -> count of values that are not finite, and the first x
         self._at = 0.0
         number = 0
         for line in self._lines(path, most):
@@ -80,10 +85,10 @@ class RankSeries:
             for begin, end in _parts(size, most):
                 file.seek(begin)
                 if begin:
-                    file.readline(METRICS_LINE_BYTES)  # the rest of a line whose beginning is not read
+                    file.readline(METRICS_LINE_BYTES)  # the rest of a line that began before this part
                 while file.tell() < end:
                     line = file.readline(METRICS_LINE_BYTES)
-                    if not line:  # it has become shorter meanwhile
+                    if not line:  # the file has become shorter
                         break
                     yield line
 
@@ -100,7 +105,7 @@ class RankSeries:
                 self.series.setdefault(name, Thinned(SERIES_POINTS)).add(self._at, _sendable(value))
 
     def _note(self, name: str) -> None:
-        """A loss that is no number any more is the first thing that a person wants to know."""
+        """Count a value that is not finite: the first question about a failed training."""
         if name in self._not_finite or len(self._not_finite) < MOST_NAMES:
             self._not_finite.setdefault(name, [0, self._at])[0] += 1
 
@@ -109,17 +114,17 @@ class RankSeries:
         return {
             "axis": self.axis or "line",
             "sampled": self.sampled,
-            "series": {name: self._one(name, points) for name in names},
+            "series": {name: self._series_to_json(name, points) for name in names},
         }
 
-    def _one(self, name: str, points: int) -> Dict[str, Any]:
+    def _series_to_json(self, name: str, points: int) -> Dict[str, Any]:
         thinned = self.series.get(name) or Thinned(points)
         count, at = self._not_finite.get(name, (0, None))
         return {"points": thinned.points(points), "count": thinned.count, "not_finite": count, "not_finite_at": at}
 
 
 def _parts(size: int, most: int) -> List[Tuple[int, int]]:
-    """Where to read: the whole file, or parts of it with the beginning and the end among them."""
+    """Return the ranges to read: the whole file, or parts that include its beginning and end."""
     if size <= most:
         return [(0, size)]
     length = max(1, most // METRICS_PARTS)
@@ -128,5 +133,5 @@ def _parts(size: int, most: int) -> List[Tuple[int, int]]:
 
 
 def _sendable(value: float) -> float:
-    """A message has no whole numbers of any size."""
+    """Return the value as a float if it is too large for an exact whole number in a message."""
     return value if abs(value) < EXACT else float(value)

@@ -17,15 +17,15 @@ FIRST_PULSE_S = 0.5  # until the first: a share of processor time needs two look
 READING_WAIT_S = 0.5  # for a file system or a driver, before the pulse is sent without it
 GAUGE_SHARE = 0.003  # of a core, for each gauge: an expensive reading comes less often
 READING_LATE_S = 6.0  # a reading that takes longer is called late
-MOST_RUNS = 100  # the newest
+MOST_RUNS = 100  # the newest runs
 LOST_RUN_S = 60.0  # between two looks at a run that is over without an exit record: each reads all of /proc
-COMING_RUN_S = 600.0  # from the appearance of a run's folder to that of this host's part: later ones are not shown
+COMING_RUN_S = 600.0  # from the appearance of a run's folder to that of this host's part: a later part is not shown
 LOG_END_BYTES = 64 << 10  # of a log, to see which rank wrote last
 
 # --- history
 SERIES_POINTS = 500  # of one series
 ANSWER_POINTS = 40_000  # of all series together: about a megabyte
-MOST_ATTEMPTS = 200  # the newest
+MOST_ATTEMPTS = 200  # the newest attempts
 METRICS_BYTES = 128 << 20  # of all files together, about two million lines; of more, parts at even distances are read
 METRICS_PARTS = 64  # of a file that is not read as a whole
 METRICS_LINE_BYTES = 1 << 20  # a longer line is not read

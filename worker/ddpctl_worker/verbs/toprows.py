@@ -1,6 +1,6 @@
-"""The runs of this host as their records say, and what each rank does: from small files and /proc.
+"""The runs of this host from their records, and the state of each rank, from small files and /proc.
 
-The folder of runs is listed when it has changed. A run that has ended is looked at once; of a file that grows only the
+To be cheap, the folder of runs is listed only after a change, an ended run is read once, and of a growing file only the
 new end is read.
 """
 
@@ -29,37 +29,37 @@ _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 class Runs:
-    """What is not over, and the newest run of every job."""
+    """The runs that are not over, and the newest run of every job."""
 
     def __init__(self, base: str, host: str) -> None:
         self._base, self._host = base, host
-        self._listed: Optional[int] = None  # mtime of the folder of runs at its last listing
-        self._names: Set[str] = set()  # every run that has been seen
+        self._listed: Optional[int] = None  # mtime of the runs' folder at its last listing
+        self._names: Set[str] = set()  # every known run
         self._coming: Dict[str, float] = {}  # run -> when its folder was first seen without this host's part
         self._jobs: Dict[str, str] = {}  # job -> its newest run
         self._ended: Dict[str, Dict[str, Any]] = {}  # run -> its last status
         self._live: Dict[str, _Live] = {}
 
     def read(self) -> Dict[str, Any]:
-        """run -> ``status`` (a NodeStatus) and ``pulse``: ages, and the ranks; empty once it is over."""
+        """Return run -> ``status`` (a NodeStatus) and ``pulse`` (ages and ranks; empty once the run is over)."""
         self._find()
         found = {}
         for run in sorted({*self._live, *self._ended}, reverse=True)[:MOST_RUNS]:
-            one = self._live.get(run)
-            status = self._ended.get(run) if one is None else one.status()
+            live = self._live.get(run)
+            status = self._ended.get(run) if live is None else live.status()
             if status is None:  # removed
                 self._forget(run)
                 continue
             over = status["state"] in contract.TERMINAL
-            if not over or one is None or run in self._jobs.values():
-                found[run] = {"status": status, "pulse": {} if one is None or over else one.pulse(status)}
-            if over and one is not None and os.path.exists(one.paths.exit):
+            if not over or live is None or run in self._jobs.values():
+                found[run] = {"status": status, "pulse": {} if live is None or over else live.pulse(status)}
+            if over and live is not None and os.path.exists(live.paths.exit):
                 del self._live[run]
                 self._ended[run] = status
         return found
 
     def _find(self) -> None:
-        """Runs that have come or gone since the last look."""
+        """Find runs that have come or gone since the last call."""
         root = runs_dir(self._base)
         try:
             changed = os.stat(root).st_mtime_ns
@@ -76,7 +76,7 @@ class Runs:
                 del self._coming[run]
 
     def _take(self, run: str) -> bool:
-        """Whether this host's part of the run is there, or never will be."""
+        """Return whether this host's part of the run is there, or will never be there."""
         try:
             paths = run_paths(self._base, run, self._host)
         except WorkerError:
@@ -109,7 +109,7 @@ class _Seen(NamedTuple):
 
 
 class _Live:
-    """One run that may not be over."""
+    """A run that may not be over."""
 
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
@@ -120,7 +120,10 @@ class _Live:
         self._look_at = 0.0
 
     def status(self) -> Optional[Dict[str, Any]]:
-        """None: it is gone. One that is over without an exit record is rarely looked at: that means all of /proc."""
+        """Return the status, or ``None`` if the run was removed.
+
+        A run that is over without an exit record is rarely read, because its status takes a look at all of /proc.
+        """
         if time.monotonic() >= self._look_at:
             self._status = status_or_fault(self.paths)
             if self._status is not None and self._status["state"] in contract.TERMINAL:
@@ -128,14 +131,14 @@ class _Live:
         return self._status
 
     def pulse(self, status: Dict[str, Any]) -> Dict[str, Any]:
-        """What changes all the time."""
+        """Return the values that change all the time."""
         attempts = self.paths.attempts()
         part = self.paths.of_attempt(int(status["attempt"])) if attempts else self.paths
         numbers = {name: status.get(name) for name in ("heartbeat_age_s", "last_output_age_s")}
         return dict(numbers, ranks=self._ranks(part))
 
     def _ranks(self, part: RunPaths) -> Dict[str, Dict[str, Any]]:
-        """By rank; the key "" holds the metrics where the ranks of this node share a file."""
+        """Return the state by rank. The key "" holds the metrics if the ranks of this node share a file."""
         metrics = self._values(part)
         ages = self._log.ages()
         seen, found = {}, {}
@@ -160,14 +163,13 @@ class _Live:
 
 
 def _listed(part: RunPaths) -> Dict[str, Tuple[int, int]]:
-    """rank -> pid and start time of its process, as its supervisor saw it last."""
+    """Return pid and start time of each rank, as the supervisor saw it last."""
     ranks = fs.read_optional(part.processes).get("ranks")
     pairs = ranks.items() if isinstance(ranks, dict) else ()
     return {rank: (int(pair[0]), int(pair[1])) for rank, pair in pairs if isinstance(pair, list) and len(pair) == 2}
 
 
 def _percent(before: Optional[_Seen], now: _Seen) -> Optional[float]:
-    """Of a core."""
     if before is None or now.at <= before.at:
         return None
     return round(100.0 * (now.ticks - before.ticks) * _TICK_S / (now.at - before.at), 1)
@@ -179,7 +181,7 @@ def _resident(pid: int) -> Optional[float]:
 
 
 class _Grown:
-    """The last values in a file of metrics; only what is new in it is read."""
+    """The last values in a file of metrics. Only the new part of the file is read."""
 
     def __init__(self, path: str) -> None:
         self._path, self._offset, self._size = path, -LAST_BYTES, -1
@@ -199,12 +201,12 @@ class _Grown:
 
 
 class _Log:
-    """When each rank wrote last, from the ends of the log as it grows."""
+    """The time of each rank's last output, from the end of the growing log."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._last: Dict[str, float] = {}  # rank -> wall clock
-        self._read: Tuple[str, int] = ("", 0)  # file, and its size then
+        self._read: Tuple[str, int] = ("", 0)  # the file that was read last, and its size then
 
     def ages(self) -> Dict[str, float]:
         with contextlib.suppress(OSError):
