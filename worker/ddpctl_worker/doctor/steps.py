@@ -3,13 +3,14 @@
 A collective ends when its last rank has entered it. So a slow rank makes all other ranks wait, and every rank's steps
 take as long as the slow rank's. Only the order of the arrivals shows which rank is slow.
 
-1. The *lag* of a rank in a collective is its arrival minus the median arrival of the other ranks. 2. Buckets that
-follow each other show the same delay again. A rank may also be late because it waited for another rank in the
-collective before (gloo's broadcast is a tree: a rank waits for the ranks to which it sends). So a lag counts at most
-from the time at which all ranks had entered the rank's previous collective. 3. DDP has several collectives in a step,
-and only the collectives after the delay show it. The number of collectives in a step is the period of the times between
-them. Each step is represented by the collective in which a single rank made the other ranks wait longest: in it only
-the rank with the original delay is late, and no rank that waited for that rank.
+1. The *lag* of a rank in a collective is its arrival minus the median arrival of the other ranks.
+2. Buckets that follow each other show the same delay again. A rank may also be late because it waited for another rank
+   in the collective before (gloo's broadcast is a tree: a rank waits for the ranks to which it sends). So a lag counts
+   at most from the time at which all ranks had entered the rank's previous collective.
+3. DDP has several collectives in a step, and only the collectives after the delay show it. The number of collectives in
+   a step is the period of the times between them. Each step is represented by the collective in which a single rank
+   made the other ranks wait longest: in it only the rank with the original delay is late, and no rank that waited for
+   that rank.
 """
 
 from __future__ import annotations
