@@ -1,4 +1,4 @@
-"""The verbs of the worker: reads a request, does it, answers; then the next one, or it ends."""
+"""The entry of the worker: reads a request, serves it, and answers; then reads the next request, or ends."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ddpctl_worker.wire.contract import AGAIN, BAD_REQUEST, BUG, READY
 
 Verb = Callable[[Dict[str, Any], Channel], Dict[str, Any]]
 
-# verb -> its module. That is imported only when its verb is asked for: a status call on a busy node should not pay for
-# the mesh. The function has the verb's name.
+# verb -> its module; the function has the verb's name. A module is imported only for its verb: a status call on a busy
+# node should not pay for the mesh.
 VERBS = {
     "begin": "agent.begin",
     "ask_checkpoint": "run.ask",
@@ -49,21 +49,21 @@ VERBS = {
     "tail": "verbs.tail",
     "top": "verbs.top",
 }
-# Something follows the request; they read the channel themselves.
+# Verbs with a body after the request; they read it from the channel.
 TAKE_A_BODY = {"echo", "restore", "spread", "store_put"}
 
 
 def main() -> int:
-    """Serve requests on stdin and stdout; 0 when they were answered, even with an error."""
+    """Serve requests on stdin and stdout. Returns 0 if they were answered, even with an error."""
     umask = os.umask(0o077)
     channel = Channel(os.dup(0), os.dup(1))
     channel.login_umask = umask
-    # From here on a stray print or a child's output must not reach the protocol.
+    # From here on a stray print or a child's output cannot reach the protocol.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     line = channel.read_line()
     while line and _again(line):
-        child = os.fork()  # what a verb does to its process ends with it
+        child = os.fork()  # a verb may change its process, so each has its own
         if not child:
             answer(line, channel)
             sys.stderr.flush()
@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def _again(line: bytes) -> bool:
-    """Whether another request may follow. A line that is no request is for ``answer`` to refuse."""
+    """Return whether another request may follow. ``answer`` refuses a line that is not a request."""
     try:
         return json.loads(line).get(AGAIN) is True
     except (ValueError, AttributeError):
@@ -85,7 +85,7 @@ def _again(line: bytes) -> bool:
 
 
 def answer(line: bytes, channel: Channel) -> None:
-    """Serve one request."""
+    """Serve a request and send its result or error."""
     try:
         result = serve(json.loads(line), channel)
     except WorkerError as error:
@@ -100,7 +100,7 @@ def answer(line: bytes, channel: Channel) -> None:
 
 
 def serve(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """Find the verb and run it."""
+    """Find the verb and run it. Raises WorkerError."""
     name = request.get("verb")
     if name not in VERBS:
         raise WorkerError(BAD_REQUEST, "this worker has no verb %r" % (name,))

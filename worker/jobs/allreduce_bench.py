@@ -1,24 +1,24 @@
 """How fast do these ranks exchange data? Collectives over message sizes, as a table and as JSON lines.
 
-Small messages show the latency, large ones the bandwidth. With NCCL the data lies on the GPU, with gloo on the host.
-Rank 0 prints a row as soon as it is measured, and at the end one line of JSON for each:
+Small messages show the latency, large messages the bandwidth. With NCCL the data is on the GPU, with gloo on the host.
+Rank 0 prints a row as soon as it is measured, and at the end a line of JSON for each row:
 
     {"op": "all_reduce", "backend": "nccl", "bytes": 4096, "world_size": 4, "time_us": 81.3, "algbw_gb_s": 0.05,
      "busbw_gb_s": 0.075}
 
-``bytes`` is S, the size of the whole tensor: what a rank gets, and for reduce_scatter what it gives. It is rounded up
-until it divides among the ranks. ``time_us`` is the slowest rank's median. Bandwidths are in 10^9 bytes a second: algbw
-is S / time, busbw what the busiest link carries at the least / time. With one rank busbw is 0.
+``bytes`` is S, the size of the whole tensor: the tensor that a rank receives, or gives in a reduce_scatter. It is
+rounded up to a multiple for all ranks. ``time_us`` is the slowest rank's median. Bandwidths are in 10^9 bytes a second:
+algbw is S / time, busbw is the least load of the busiest link / time. With a single rank busbw is 0.
 
-``--pairs`` measures the network between nodes: all_reduce between each two of them, by the processes with local rank 0.
-In a round every node has one partner, so that no pair disturbs another. Each pair gives one line of JSON, in the order
-of their ranks; then all nodes together give a line of the first kind for each message size:
+``--pairs`` measures the network between nodes: all_reduce between each two nodes, by the processes with local rank 0.
+In a round every node has one partner, so that no pair disturbs another. Each pair gives a line of JSON, in the order of
+the ranks. Then all nodes together give a line of the first kind for each message size:
 
     {"pair": ["node0", "node1"], "ranks": [0, 2], "latency_us": 52.1, "bytes": 67108864, "time_us": 61234.0,
      "busbw_gb_s": 1.096}
 
-``latency_us`` is the shortest time of --min_bytes, the other three are of --max_bytes. A node's name is $DDPCTL_HOST,
-without it the host's. Other lines, which do not begin with ``{``, are for people.
+``latency_us`` is the shortest time of --min_bytes; the other three values are of --max_bytes. A node's name is
+$DDPCTL_HOST, or else the host's. All other lines, which do not begin with ``{``, are for people.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-FACTOR = 4  # from one message size to the next
+FACTOR = 4  # between two message sizes
 FLOAT_BYTES = 4
-Line = Dict[str, Any]  # one of the JSON lines
+Line = Dict[str, Any]  # a line of JSON
 
 
 class Team(NamedTuple):
-    """The ranks that measure together, and this one's place among them."""
+    """The ranks that measure together, and the place of this rank among them."""
 
-    group: Any  # None: all ranks of the launch
+    group: Any  # empty: all ranks of the launch
     rank: int
     size: int
     device: torch.device
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description="Bandwidth and latency of the collectives.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -64,7 +64,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--min_bytes", type=byte_count, default="8", metavar="SIZE", help="smallest message: 8, 4K, 1M ...")
     add("--max_bytes", type=byte_count, default="64M", metavar="SIZE", help="largest message")
     add("--iters", type=common.whole(1), default=20, metavar="N", help="timed runs of each; the median counts")
-    add("--warmup", type=common.whole(0), default=5, metavar="N", help="runs before those")
+    add("--warmup", type=common.whole(0), default=5, metavar="N", help="runs before the timed runs")
     add("--budget", type=float, default=5.0, metavar="SECONDS", help="for a size: fewer runs where they take longer")
     add("--pairs", action="store_true", help="all_reduce between each two nodes instead")
     common.add_options(parser)
@@ -72,7 +72,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def byte_count(text: str) -> int:
-    """A number of bytes: 8, 4K, 64M or 2G, in powers of 1024."""
+    """Return a number of bytes: 8, 4K, 64M or 2G, in powers of 1024."""
     found = re.fullmatch(r"([0-9]+)([KMG]?)", text.upper())
     if not found or not int(found[1]):
         raise argparse.ArgumentTypeError(f"{text!r} is no size: give bytes such as 8, 4K, 64M or 2G")
@@ -80,7 +80,7 @@ def byte_count(text: str) -> int:
 
 
 def message_sizes(least: int, most: int, ranks: int) -> list[int]:
-    """From ``least`` by FACTOR to ``most``, which is always one of them, each rounded up by ``fit``."""
+    """Return the sizes from ``least`` by FACTOR, and ``most``, each rounded up by ``fit``."""
     sizes = [most]
     while least < most:
         sizes.append(least)
@@ -89,19 +89,19 @@ def message_sizes(least: int, most: int, ranks: int) -> list[int]:
 
 
 def fit(size: int, ranks: int) -> int:
-    """This number of bytes, rounded up to whole floats for each rank."""
+    """Return this number of bytes, rounded up to whole floats for each rank."""
     step = FLOAT_BYTES * max(1, ranks)
     return -(-size // step) * step
 
 
 def all_reduce(team: Team, whole: Tensor, part: Tensor, spare: Tensor) -> Tensor:
-    """Every rank gets the sum of all."""
+    """Give every rank the sum."""
     dist.all_reduce(whole, group=team.group)
     return whole
 
 
 def parameter_server(team: Team, whole: Tensor, part: Tensor, spare: Tensor) -> Tensor:
-    """The same sum by way of one rank: it takes in every other rank's tensor and sends each of them the result.
+    """Give every rank the sum by way of rank 0, which receives every rank's tensor and sends each rank the result.
 
     Rank 0's link carries S for each other rank, in and out: n - 1 times S. In a ring no link carries more than 2 S.
     """
@@ -118,16 +118,16 @@ def parameter_server(team: Team, whole: Tensor, part: Tensor, spare: Tensor) -> 
 
 
 def reduce_scatter(team: Team, whole: Tensor, part: Tensor, spare: Tensor) -> Tensor:
-    """Each rank gets one part of the sum: what a ring all_reduce does first."""
+    """Give each rank a part of the sum: the first half of a ring all_reduce."""
     newer = getattr(dist, "reduce_scatter_single", None)  # the name since torch 2.13
     (newer or dist.reduce_scatter_tensor)(part, whole, group=team.group)
     return part
 
 
 def all_gather(team: Team, whole: Tensor, part: Tensor, spare: Tensor) -> Tensor:
-    """Every rank gets the parts of all: what a ring all_reduce does then."""
+    """Give every rank the parts of all ranks: the second half of a ring all_reduce."""
     if dist.get_backend(team.group) == "gloo":
-        dist.all_gather(list(whole.chunk(team.size)), part, group=team.group)  # all that an old gloo has
+        dist.all_gather(list(whole.chunk(team.size)), part, group=team.group)  # an old gloo has nothing better
     else:
         newer = getattr(dist, "all_gather_single", None)
         (newer or dist.all_gather_into_tensor)(whole, part, group=team.group)
@@ -135,7 +135,7 @@ def all_gather(team: Team, whole: Tensor, part: Tensor, spare: Tensor) -> Tensor
 
 
 def broadcast(team: Team, whole: Tensor, part: Tensor, spare: Tensor) -> Tensor:
-    """Every rank gets what rank 0 has."""
+    """Give every rank the tensor of rank 0."""
     dist.broadcast(whole, 0, group=team.group)
     return whole
 
@@ -147,10 +147,10 @@ COLLECTIVES: Dict[str, Callable[[Team, Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def bus_factor(op: str, ranks: int) -> float:
-    """busbw / algbw: what the busiest link carries at least, as a multiple of S.
+    """Return busbw / algbw: the least load of the busiest link, as a multiple of S.
 
     From doc/PERFORMANCE.md of NVIDIA/nccl-tests. ``parameter_server`` has the factor of all_reduce, so that the two can
-    be compared: both give every rank the sum. One rank has no link: 0.
+    be compared: both give every rank the sum. A single rank has no link: 0.
     """
     if ranks == 1:
         return 0.0
@@ -159,18 +159,18 @@ def bus_factor(op: str, ranks: int) -> float:
 
 
 def bandwidths(op: str, size: int, ranks: int, seconds: float) -> tuple[float, float]:
-    """algbw and busbw in 10^9 bytes a second."""
+    """Return algbw and busbw in 10^9 bytes a second."""
     rate = size / seconds / 1e9
     return rate, rate * bus_factor(op, ranks)
 
 
 def value(rank: int, part: int) -> int:
-    """What a rank has in one part of its tensor. The sums are exact in float32 up to 3000 ranks."""
+    """Return a rank's value in a part of its tensor. The sums are exact in float32 up to 3000 ranks."""
     return rank + 1 + part
 
 
 def expected(op: str, rank: int, ranks: int) -> list[int]:
-    """The values, in equal parts, that a rank has to get."""
+    """Return the values, in equal parts, that a rank must receive."""
     every = range(ranks)
     if op == "broadcast":
         return [value(0, part) for part in every]
@@ -183,10 +183,10 @@ def expected(op: str, rank: int, ranks: int) -> list[int]:
 def measure(
     team: Team, op: str, size: int, args: argparse.Namespace, pick: Callable[[List[float]], float] = statistics.median
 ) -> float:
-    """Seconds that a run takes on the slowest rank: what ``pick`` makes of its runs. The first one's result is checked.
+    """Return the seconds of a run on the slowest rank: ``pick`` of its runs. The first run's result is checked.
 
     Raises:
-        JobError: it is wrong on some rank; every rank raises this.
+        JobError: the result is wrong on some rank; every rank raises this.
     """
     length = size // FLOAT_BYTES // team.size
     values = [float(value(team.rank, part)) for part in range(team.size)]
@@ -201,9 +201,9 @@ def measure(
     result = run()
     wrong = not bool((result.view(len(right), -1) == right[:, None]).all())
     first = torch.tensor([time.monotonic() - begun], dtype=torch.float64, device=team.device)
-    dist.all_reduce(first, dist.ReduceOp.MAX, group=team.group)  # every rank has to run as often
+    dist.all_reduce(first, dist.ReduceOp.MAX, group=team.group)  # every rank must run the same number of times
     for tensor in (whole, part):
-        tensor.zero_()  # the sum of zeros stays in range, run after run
+        tensor.zero_()  # a sum of zeros stays in range, run after run
     seconds = pick(times_s(run, *how_often(args, float(first)), team.device))
     verdict = torch.tensor([seconds, dist.get_rank() + 1 if wrong else 0], dtype=torch.float64, device=team.device)
     dist.all_reduce(verdict, dist.ReduceOp.MAX, group=team.group)
@@ -215,14 +215,14 @@ def measure(
 
 
 def how_often(args: argparse.Namespace, first_s: float) -> tuple[int, int]:
-    """Runs to warm up and runs to time: as many as fit the budget if all take as long as the first one; 1 at least."""
+    """Return the numbers of warm-up and timed runs that fit the budget if all take as long as the first; at least 1."""
     fit = int(args.budget / max(first_s, 1e-9))
     iters = max(1, min(args.iters, fit))
     return min(args.warmup, max(0, fit - iters)), iters
 
 
 def times_s(run: Callable[[], Tensor], warmup: int, iters: int, device: torch.device) -> List[float]:
-    """How long each of this rank's runs takes, in seconds."""
+    """Return the seconds of each of this rank's runs."""
     for _ in range(warmup):
         run()
     marks = [metrics.mark(device)]
@@ -235,10 +235,10 @@ def times_s(run: Callable[[], Tensor], warmup: int, iters: int, device: torch.de
 
 
 def measure_all(team: Team, args: argparse.Namespace) -> Iterator[Line]:
-    """Every collective with every size, each as soon as it is measured.
+    """Yield a line for every collective and size, as soon as it is measured.
 
     Raises:
-        Refused: the backend has none of them.
+        Refused: the backend has no collective of the list.
     """
     ops = [op for op in dict.fromkeys(args.collectives) if op != "reduce_scatter" or has_reduce_scatter(team)]
     if not ops:
@@ -258,7 +258,7 @@ def measure_all(team: Team, args: argparse.Namespace) -> Iterator[Line]:
 
 
 def has_reduce_scatter(team: Team) -> bool:
-    """Whether this backend can do it: gloo learned it after torch 1.13."""
+    """Return whether this backend has reduce_scatter. gloo in torch 1.13 lacks it."""
     whole = torch.zeros(team.size, device=team.device)
     try:
         reduce_scatter(team, whole, whole[:1].clone(), whole)
@@ -272,7 +272,7 @@ def has_reduce_scatter(team: Team) -> bool:
 
 
 def print_table(team: Team, lines: Iterator[Line]) -> None:
-    """A row for each line as it comes, then the latencies, then the lines themselves; on rank 0."""
+    """Print a row for each line as it comes, then the latencies, then all lines as JSON; on rank 0."""
     if team.rank:
         for _ in lines:
             pass
@@ -293,23 +293,24 @@ def print_table(team: Team, lines: Iterator[Line]) -> None:
 
 
 def rounds(count: int) -> Iterator[List[Tuple[int, int]]]:
-    """Who meets whom: each two of 0 to count - 1 once, nobody twice in a round, in as few rounds as can be.
+    """Yield rounds in which each two of 0 to count - 1 meet once, each at most once in a round, in the fewest rounds.
 
-    The circle method of tournaments: the first keeps its seat, all others move on by one after each round.
+    The circle method of tournaments: the first number stays in place, and all other numbers move on by a place after
+    each round.
     """
-    seats: List[int | None] = [*range(count), *([None] if count % 2 else [])]  # None: who sits opposite has no partner
-    for _ in range(len(seats) - 1):
-        half = len(seats) // 2
-        opposite = zip(seats[:half], seats[::-1])  # noqa: B905  (Python 3.8; the second half goes unused)
+    places: List[int | None] = [*range(count), *([None] if count % 2 else [])]  # opposite of None is no partner
+    for _ in range(len(places) - 1):
+        half = len(places) // 2
+        opposite = zip(places[:half], places[::-1])  # noqa: B905  (Python 3.8; the second half goes unused)
         yield [(min(a, b), max(a, b)) for a, b in opposite if a is not None and b is not None]
-        seats = [seats[0], seats[-1], *seats[1:-1]]
+        places = [places[0], places[-1], *places[1:-1]]
 
 
 def measure_pairs(place: common.Place, device: torch.device, args: argparse.Namespace) -> list[Line]:
-    """The JSON lines of every pair of nodes and then of all nodes together, on rank 0; none on the other ranks.
+    """Return the JSON lines of every pair of nodes and then of all nodes together, on rank 0; [] on the other ranks.
 
     Raises:
-        Refused: there is one node only.
+        Refused: there is only one node.
     """
     # Ranks wait in gloo: an NCCL barrier keeps the GPU busy, and gloo notices at once that another rank is gone.
     control = None
@@ -341,7 +342,7 @@ def measure_pairs(place: common.Place, device: torch.device, args: argparse.Name
 
 
 class Network(NamedTuple):
-    """What the nodes measure with."""
+    """The nodes, and the means to measure between them."""
 
     rank: int  # of this process
     hosts: dict[int, str]  # the nodes, by the rank that measures for each
@@ -350,21 +351,21 @@ class Network(NamedTuple):
     args: argparse.Namespace
 
     def names(self, ranks: Sequence[int]) -> str:
-        """The nodes of these ranks."""
+        """Return the nodes of these ranks as text."""
         return " with ".join(self.hosts[rank] for rank in ranks)
 
 
 def measure_together(net: Network, teams: list[list[int]]) -> list[Line]:
-    """Each of these teams measures its all_reduce, all at the same time: a line on the first rank of each.
+    """Measure the all_reduce of each of these teams at the same time. The first rank of each team returns its line.
 
     Raises:
         JobError: the nodes of a team do not reach each other, or a sum is wrong.
     """
     with team_of(net, teams) as team:
         seconds = []
-        # A few bytes take as long as the network at the least: what is more is the processors' other work.
+        # The shortest time of a few bytes is the network's latency; longer times include other work of the processors.
         for size, pick in ((net.args.min_bytes, min), (net.args.max_bytes, statistics.median)):
-            dist.barrier(group=net.control)  # no team measures its latency while another one fills the switch
+            dist.barrier(group=net.control)  # no team measures its latency while another team fills the switch
             if team:
                 with named(net, teams):
                     seconds.append(measure(team, "all_reduce", fit(size, team.size), net.args, pick))
@@ -379,22 +380,22 @@ def measure_together(net: Network, teams: list[list[int]]) -> list[Line]:
 
 @contextmanager
 def team_of(net: Network, teams: list[list[int]]) -> Iterator[Team | None]:
-    """This rank's team, with a process group of its own; None for a rank that is in none of them."""
+    """Yield this rank's team, with its own process group, or ``None`` if this rank is in no team."""
     mine = next((ranks for ranks in teams if net.rank in ranks), [])
-    with named(net, teams):  # not what follows: a barrier fails for a node of any other pair too
-        # Every rank makes every group, all in one order: right with every backend and every torch, and since torch 2.1
-        # it costs a rank that is not in the group nothing.
+    with named(net, teams):  # for this block only: the barrier below also fails for a node of another pair
+        # Every rank makes every group, in the same order: this works with every backend and every torch, and costs a
+        # rank outside the group nothing since torch 2.1.
         made = [dist.new_group(ranks, timeout=timedelta(seconds=net.args.timeout)) for ranks in teams]
     group = made[teams.index(mine)] if mine else None
     yield Team(group, mine.index(net.rank), len(mine), net.device) if mine else None
-    dist.barrier(group=net.control)  # no group is taken down while a member is still in it
+    dist.barrier(group=net.control)  # no group is destroyed while a member still uses it
     if mine:
         dist.destroy_process_group(group)
 
 
 @contextmanager
 def named(net: Network, teams: list[list[int]]) -> Iterator[None]:
-    """An error gets the names of the nodes in this rank's team."""
+    """Add the names of the nodes in this rank's team to an error."""
     try:
         yield
     except RuntimeError as error:
@@ -404,7 +405,7 @@ def named(net: Network, teams: list[list[int]]) -> Iterator[None]:
 
 
 def print_pairs(lines: list[Line]) -> None:
-    """A table, then the lines themselves."""
+    """Print a table, then the lines as JSON."""
     common.say(f"{'nodes':<40} {'latency us':>12} {'bytes':>12} {'time us':>12} {'busbw GB/s':>11}")
     for line in lines:
         nodes = " with ".join(line["pair"]) if "pair" in line else f"all {line['world_size']} together"
@@ -416,7 +417,7 @@ def print_pairs(lines: list[Line]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The whole measurement."""
+    """Run the whole measurement."""
     args = parse_args(argv)
     if args.min_bytes > args.max_bytes:
         raise common.Refused(f"--min_bytes {args.min_bytes} is more than --max_bytes {args.max_bytes}")

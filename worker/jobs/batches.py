@@ -1,7 +1,7 @@
-"""From the name of a data set to the batches of one rank: loading, sharing out, augmenting.
+"""Makes the batches of a rank from the name of a data set: loads, shares out, augments.
 
-All of it can be repeated: which images a step gets, and how they are moved and mirrored, follows from the seed, the
-epoch, the place in the epoch and the rank alone. So there is no state of a random generator to save for a resume.
+Every part is repeatable: the images of a step and their augmentation depend only on the seed, the epoch, the place in
+the epoch and the rank. So a resume needs no saved state of a random generator.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 MEAN = (0.4914, 0.4822, 0.4465)  # of CIFAR-10's red, green and blue
 DEVIATION = (0.2470, 0.2435, 0.2616)
-MARGIN = 4  # pixels by which a training image is moved at most
+MARGIN = 4  # a training image is moved by so many pixels at most
 
 Batch = Tuple[Tensor, Tensor]  # images uint8 (n, 3, 32, 32), labels int64 (n,)
 
 
 @contextmanager
 def one_of_node_first(place: Place) -> Iterator[None]:
-    """Local rank 0 of each node runs the body alone, then the others do.
+    """Let local rank 0 of each node run the body first, and then the other ranks.
 
-    What the first one reads from a slow disk the others then find in memory; what it unpacks is there for them. It
-    opens the barrier also when it fails: the others then find the same fault, instead of waiting for it.
+    The other ranks then find the data of a slow disk in memory, and unpacked files in place. Local rank 0 opens the
+    barrier also after a failure: the other ranks then find the same fault, and do not wait.
     """
     if place.local_rank != 0:
         wait_for_all(place.device)
@@ -45,11 +45,11 @@ def one_of_node_first(place: Place) -> Iterator[None]:
 
 
 def load(args: argparse.Namespace, place: Place) -> tuple[cifar10.Split, cifar10.Split]:
-    """The training and the test split.
+    """Return the training and the test split.
 
     Raises:
-        JobError: a data set is not there, or a node has another number of images: a rank with fewer steps would leave
-            the others waiting.
+        JobError: a data set is missing, or a node has another number of images (the other ranks would wait for a rank
+            with fewer steps).
     """
     with one_of_node_first(place):
         if args.data_dir == digits.DIGITS:
@@ -69,8 +69,8 @@ def load(args: argparse.Namespace, place: Place) -> tuple[cifar10.Split, cifar10
 class Sampler(DistributedSampler[Any]):
     """torch's DistributedSampler, which can also begin in the middle of an epoch.
 
-    It shuffles all images by seed and epoch, the same on every rank, and rank r of n takes every n-th one from r on.
-    So after a number of images of all ranks together (``begin``) what is left is the same for any world size.
+    It shuffles all images by seed and epoch, in the same way on every rank. Rank r of n takes every n-th image from r
+    on. So after ``begin`` images of all ranks together, the rest is the same for any world size.
     """
 
     begin = 0
@@ -80,7 +80,7 @@ class Sampler(DistributedSampler[Any]):
 
 
 def make_loader(split: cifar10.Split, args: argparse.Namespace, place: Place) -> DataLoader[Any]:
-    """Batches of this rank's share of the images."""
+    """Return batches of this rank's share of the images."""
     dataset = TensorDataset(torch.from_numpy(split.images), torch.from_numpy(split.labels))
     return DataLoader(
         dataset,
@@ -93,7 +93,7 @@ def make_loader(split: cifar10.Split, args: argparse.Namespace, place: Place) ->
 
 
 def groups(loader: DataLoader[Any], size: int) -> Iterator[List[Batch]]:
-    """The batches in lists of ``size``; the last list may be shorter."""
+    """Yield the batches in lists of ``size``; the last list may be shorter."""
     batches = iter(loader)
     while True:
         group = list(islice(batches, size))
@@ -103,20 +103,20 @@ def groups(loader: DataLoader[Any], size: int) -> Iterator[List[Batch]]:
 
 
 def generator_of(device: torch.device, *numbers: int) -> torch.Generator:
-    """Random numbers that follow from these ones (seed, epoch ...) alone."""
+    """Return random numbers that depend only on these numbers (seed, epoch ...)."""
     return torch.Generator(device).manual_seed(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
 
 def normalise(images: Tensor) -> Tensor:
-    """Pixels uint8 (n, 3, 32, 32) as float32 of mean 0 and deviation 1, near enough."""
+    """Return the pixels uint8 (n, 3, 32, 32) as float32, with a mean of about 0 and a deviation of about 1."""
     mean, deviation = (torch.tensor(value, device=images.device).view(1, 3, 1, 1) for value in (MEAN, DEVIATION))
     return (images.float() / 255 - mean) / deviation
 
 
 def augment(images: Tensor, generator: torch.Generator, mirror: bool = True) -> Tensor:
-    """Each of the images (n, 3, h, w) moved by up to MARGIN pixels each way over black, and half of them mirrored.
+    """Move each image (n, 3, h, w) by up to MARGIN pixels each way over black, and mirror half of the images.
 
-    Not to be mirrored is what then means something else: digits and letters.
+    Digits and letters must not be mirrored, because they change their meaning.
     """
     count, _, height, width = images.shape
     padded = functional.pad(images, (MARGIN, MARGIN, MARGIN, MARGIN))

@@ -1,14 +1,14 @@
-"""Checkpoints that outlive what happens to a training, and to the machine under it.
+"""Checkpoints that survive the end of the training, and of the machine, at any moment.
 
-Saving: rank 0 alone writes, under another name, and renames when every byte is on the disk. Whatever ends the process
-in between, no half file ever has the checkpoint's name. The one before it stays, as ``NAME.prev``.
+Saving: only rank 0 writes, under another name, and renames the file when every byte is on the disk. So the checkpoint's
+name never belongs to an incomplete file. The checkpoint before it stays as ``NAME.prev``.
 
-Resuming: rank 0 alone reads and sends the bytes to all, so the nodes need not share a disk. torch.save writes a zip
-archive with a checksum for each tensor, which torch.load does not look at: one wrong bit on the disk and a training
-silently continues from wrong weights. So the checksums are compared here before anything is loaded.
+Resuming: only rank 0 reads, and sends the bytes to all ranks, so the nodes need not share a disk. torch.save writes a
+zip archive with a checksum for each tensor, but torch.load does not check it: after a flipped bit on the disk a
+training would silently continue from wrong weights. So this module checks the checksums before it loads.
 
-    NAME            the newest               NAME.old        the newest of an earlier training, set aside by a new one
-    NAME.prev       the one before it        NAME.damaged    was found damaged
+    NAME            the newest               NAME.old        the newest of an earlier training, set aside
+    NAME.prev       the checkpoint before    NAME.damaged    was found damaged
     NAME.part       being written
 """
 
@@ -25,19 +25,19 @@ import torch
 import torch.distributed as dist
 from common import JobError, Place, Refused, say
 
-# Tensors, whole numbers, strings, and lists and dictionaries of them. A float goes into a tensor: torch 1.13 loads no
-# others where it runs no code.
+# Tensors, whole numbers, strings, and lists and dictionaries with such values. A float goes into a tensor: with
+# ``weights_only`` torch 1.13 loads no other floats.
 State = Dict[str, Any]
 
 
 def save(path: str, state: State) -> None:
-    """Put the state under this name, or leave what was there. For rank 0 alone.
+    """Write the state under this name, or leave the old file. For rank 0 only.
 
     Raises:
         JobError: the disk is full, or the folder cannot be written.
     """
     content = io.BytesIO()
-    torch.save(state, content)  # in memory first: the errors of a disk are then OSErrors, not torch's
+    torch.save(state, content)  # in memory first, so that an error of the disk is an OSError
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         with open(f"{path}.part", "wb") as file:
@@ -53,7 +53,7 @@ def save(path: str, state: State) -> None:
 
 
 def make_names_durable(folder: str) -> None:
-    """New names in a folder survive a power failure once the folder is on the disk too."""
+    """Make new names in a folder survive a power failure."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -62,7 +62,7 @@ def make_names_durable(folder: str) -> None:
 
 
 def start_anew(path: str) -> None:
-    """Set aside what an earlier training left, so that nobody resumes that one by mistake. For rank 0 alone."""
+    """Set aside the checkpoint of an earlier training, so that it is not resumed by mistake. For rank 0 only."""
     with suppress(FileNotFoundError):
         os.replace(path, f"{path}.old")
         say(f"{path} of an earlier training is now {path}.old")
@@ -72,9 +72,9 @@ def start_anew(path: str) -> None:
 
 
 def resume(path: str, place: Place) -> tuple[str, State] | None:
-    """The newest whole checkpoint of this name: which file it was (on rank 0), and its state. All ranks call this.
+    """Return the newest intact checkpoint: its file (on rank 0) and its state, or ``None``. All ranks call this.
 
-    A damaged one is named and the one before it taken. None if there is none.
+    If the newest checkpoint is damaged, a message names it, and the checkpoint before it counts.
     """
     name, content = newest(path) if place.rank == 0 else (path, None)
     content = share(content, place)
@@ -82,7 +82,7 @@ def resume(path: str, place: Place) -> tuple[str, State] | None:
 
 
 def load(path: str, place: Place) -> State:
-    """The state in exactly this file of rank 0's host. All ranks call this.
+    """Return the state in exactly this file of rank 0's host. All ranks call this.
 
     Raises:
         Refused: there is no such file, or it is damaged.
@@ -100,26 +100,26 @@ def load(path: str, place: Place) -> State:
 
 
 def newest(path: str) -> tuple[str, bytes | None]:
-    """Name and content of the newest whole checkpoint; the content is None if there is none."""
+    """Return name and content of the newest intact checkpoint; the content is ``None`` without a checkpoint."""
     with suppress(FileNotFoundError):
-        os.remove(f"{path}.part")  # of a process that was killed while it wrote
+        os.remove(f"{path}.part")  # left by a process that was killed while it wrote
     for name in (path, f"{path}.prev"):
         try:
             return name, read(name)
         except FileNotFoundError:
             continue
         except zipfile.BadZipFile as error:
-            os.replace(name, f"{name}.damaged")  # out of the way, or the next save would make it the previous one
+            os.replace(name, f"{name}.damaged")  # or the next save would rename it to .prev
             say(f"{name} is damaged ({error}), now {name}.damaged: looking for the one before it")
     return path, None
 
 
 def read(path: str) -> bytes:
-    """The content of a file that torch.save wrote.
+    """Return the content of a file that torch.save wrote.
 
     Raises:
-        OSError: it cannot be read.
-        zipfile.BadZipFile: it is not what was written; the message says in what.
+        OSError: the file cannot be read.
+        zipfile.BadZipFile: the file has changed; the message says where.
     """
     with open(path, "rb") as file:
         content = file.read()
@@ -134,7 +134,7 @@ def read(path: str) -> bytes:
 
 
 def share(content: bytes | None, place: Place) -> bytes | None:
-    """What rank 0 has, on every rank."""
+    """Return rank 0's content on every rank."""
     size = torch.tensor([-1 if content is None else len(content)], device=place.device)
     dist.broadcast(size, src=0)
     if int(size) < 0:
@@ -147,10 +147,10 @@ def share(content: bytes | None, place: Place) -> bytes | None:
 
 
 def parse(content: bytes, name: str, place: Place) -> State:
-    """The state in these bytes. ``weights_only``: a checkpoint is data, and must not run code.
+    """Return the state in these bytes. ``weights_only``: a checkpoint is data, and must not run code.
 
     Raises:
-        Refused: they are something else. Every rank has the same bytes and finds the same.
+        Refused: the bytes are not a state. Every rank has the same bytes and finds the same fault.
     """
     try:
         state = torch.load(io.BytesIO(content), map_location=place.device, weights_only=True)

@@ -1,8 +1,8 @@
-"""CIFAR-10 as arrays: the published folders read where they lie, or a small synthetic set of the same layout.
+"""CIFAR-10 as arrays: the published folders, read in place, or a small synthetic set of the same layout.
 
-Both published layouts are known by their file names: ``cifar-10-batches-py`` (pickles) and ``cifar-10-batches-bin``
-(records of one label byte and 3072 pixel bytes). Nothing is ever downloaded or written, so any number of processes may
-load at once.
+The file names distinguish the two published layouts: ``cifar-10-batches-py`` (pickles) and ``cifar-10-batches-bin``
+(records of a label byte and 3072 pixel bytes). Nothing is downloaded or written, so any number of processes may load at
+the same time.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Split(NamedTuple):
 
 
 def load(data_dir: str, seed: int, train_size: int | None, test_size: int | None) -> tuple[Split, Split]:
-    """The training and the test split, cut to these sizes (None: all there are, or the synthetic default).
+    """Return the training and the test split, cut to these sizes (``None``: all images, or the synthetic default).
 
     Raises:
-        JobError: the data set is not there, or is not CIFAR-10.
+        JobError: the data set is missing, or is not CIFAR-10.
     """
     if data_dir == SYNTHETIC:
         return synthetic(seed, 0, train_size), synthetic(seed, 1, test_size)
@@ -44,7 +44,7 @@ def load(data_dir: str, seed: int, train_size: int | None, test_size: int | None
 
 
 def find_layout(data_dir: str) -> tuple[str, str]:
-    """The folder at or below ``data_dir`` with a published layout, and what its file names end in: "" or ".bin"."""
+    """Return the folder with a published layout at or below ``data_dir``, and the suffix of its files: "" or ".bin"."""
     for name in FOLDERS:
         folder = os.path.join(data_dir, name)
         for suffix in ("", ".bin"):
@@ -57,7 +57,7 @@ def find_layout(data_dir: str) -> tuple[str, str]:
 
 
 def read_files(folder: str, suffix: str, names: tuple[str, ...], size: int | None) -> Split:
-    """The images of these files in order, as many files as ``size`` asks for."""
+    """Return the images of these files in order. Reads only as many files as ``size`` needs."""
     parts: list[Split] = []
     for name in names:
         if size is None or sum(len(part.labels) for part in parts) < size:
@@ -67,7 +67,7 @@ def read_files(folder: str, suffix: str, names: tuple[str, ...], size: int | Non
 
 
 def read_file(path: str) -> Split:
-    """One published file, either layout, checked."""
+    """Read and check a published file of either layout."""
     try:
         with open(path, "rb") as file:
             return from_records(read_records(file)) if path.endswith(".bin") else from_pickle(file)
@@ -78,23 +78,23 @@ def read_file(path: str) -> Split:
 
 
 def read_records(file: BinaryIO) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The binary layout: uint8 (n, 3073), a label and the pixels of an image in each row."""
+    """Read the binary layout: uint8 (n, 3073), a label and the pixels of an image in each row."""
     return np.frombuffer(file.read(), dtype=np.uint8).reshape(-1, 1 + PIXELS)
 
 
 def from_records(records: np.ndarray[Any, np.dtype[np.uint8]]) -> Split:
-    """Labels and images of records uint8 (n, 3073)."""
+    """Return labels and images of records uint8 (n, 3073)."""
     return checked(records[:, 1:], records[:, 0])
 
 
 def from_pickle(file: BinaryIO) -> Split:
-    """The pickle layout: a dictionary of ``data`` uint8 (n, 3072) and ``labels``, a list of n."""
+    """Read the pickle layout: a dictionary of ``data`` uint8 (n, 3072) and ``labels``, a list of n."""
     batch = CifarUnpickler(file, encoding="latin1").load()
     return checked(batch["data"], np.asarray(batch["labels"]))
 
 
 def checked(pixels: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> Split:
-    """Pixels (n, 3072) and labels (n,) as a Split, once they are what they should be."""
+    """Return pixels (n, 3072) and labels (n,) as a Split, after a check of types, shapes and values."""
     if pixels.dtype != np.uint8 or pixels.shape != (len(labels), PIXELS) or labels.dtype.kind not in "iu":
         raise ValueError(f"{pixels.dtype} pixels {pixels.shape} with {labels.dtype} labels {labels.shape}")
     if len(labels) and not (labels.min() >= 0 and labels.max() < CLASSES):
@@ -103,17 +103,17 @@ def checked(pixels: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> Split
 
 
 def old_dtype(name: str, align: object = False, copy: object = False) -> np.dtype[Any]:
-    """``numpy.dtype`` as old pickles call it, with 0 and 1 where numpy now wants booleans."""
+    """Return ``numpy.dtype`` for old pickles, which pass 0 and 1 for booleans."""
     return np.dtype(name, bool(align), bool(copy))
 
 
 def old_bytes(text: str, encoding: str) -> bytes:
-    """Python 3 spells bytes like this in a pickle that Python 2 can read."""
+    """Return bytes that Python 3 has pickled for Python 2."""
     return text.encode("latin1")
 
 
 class CifarUnpickler(pickle.Unpickler):
-    """Builds plain values and numpy arrays, and refuses every other name: a pickle may otherwise run any code."""
+    """Builds plain values and numpy arrays, and refuses every other name: a pickle could otherwise run any code."""
 
     KNOWN: ClassVar[dict[tuple[str, str], Any]] = {
         ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
@@ -124,23 +124,23 @@ class CifarUnpickler(pickle.Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Called for each name that the pickle asks for."""
+        """Return the object for a name in the pickle."""
         if (module, name) not in self.KNOWN:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR-10 file does")
         return self.KNOWN[module, name]
 
 
 def synthetic(seed: int, part: int, size: int | None) -> Split:
-    """Part 0 (to train with) or 1 (to test with) of the synthetic set."""
+    """Return part 0 (training) or 1 (test) of the synthetic set."""
     return from_records(synthetic_records(seed, part, SYNTHETIC_SIZES[part] if size is None else size))
 
 
 def synthetic_records(seed: int, part: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """``count`` labelled images as uint8 (count, 3073), the same bytes on every machine for a seed and a part.
+    """Return ``count`` labelled images as uint8 (count, 3073), the same bytes on every machine for a seed and a part.
 
     Each class is a pattern of 4x4 coloured tiles, the same in every part of a seed. An image shows the pattern of its
-    class moved by up to 8 pixels each way, with a contrast of its own, under noise about as strong as the pattern.
-    Whole numbers only, so that no rounding differs.
+    class, moved by up to 8 pixels each way and with its own contrast, under noise about as strong as the pattern. All
+    numbers are whole, so that rounding cannot differ.
     """
     tiles = np.random.RandomState([seed, 7]).randint(-48, 49, size=(CLASSES, 3, 4, 4))
     patterns = tiles.repeat(8, axis=2).repeat(8, axis=3)

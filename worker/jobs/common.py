@@ -1,7 +1,7 @@
-"""What every job here does in the same way: find its place, join the process group, say things, and end.
+"""The common parts of every job: find this process's place, join the process group, print, and end.
 
-A job reads ``$RANK``, ``$LOCAL_RANK`` and ``$WORLD_SIZE``, which torch's launcher sets in each process. Started without
-a launcher it is one process alone, so every script also runs as plain ``python SCRIPT``.
+A job reads ``$RANK``, ``$LOCAL_RANK`` and ``$WORLD_SIZE``, which torch's launcher sets in each process. Without a
+launcher a job is a single process, so every script also runs as plain ``python SCRIPT``.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 
 class JobError(RuntimeError):
-    """The job cannot continue; the message says why and what to do, in one line."""
+    """The job cannot continue. The message gives the reason and the next step, in a line."""
 
 
 class Refused(JobError):
-    """Every rank finds the same fault in what was asked for and raises this; rank 0 alone prints it."""
+    """A fault in the request. Every rank finds the same fault and raises this; only rank 0 prints it."""
 
 
 class Place(NamedTuple):
-    """Which of all processes this one is, and the device that it computes on."""
+    """This process's place among all processes, and its device."""
 
     rank: int
     local_rank: int
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 
 def whole(least: int, most: int = 2**63 - 1) -> Any:
-    """A parser of whole numbers in a range, for argparse."""
+    """Return a parser of whole numbers in a range, for argparse."""
 
     def parse(text: str) -> int:
         number = int(text)
@@ -52,7 +52,7 @@ def whole(least: int, most: int = 2**63 - 1) -> Any:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that every job takes."""
+    """Add the options that every job takes."""
     add = parser.add_argument
     add("--backend", choices=("auto", "nccl", "gloo"), default="auto", help="auto is nccl with CUDA, gloo without")
     add("--timeout", type=whole(1), default=1800, metavar="SECONDS", help="longest wait for the other processes")
@@ -60,15 +60,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def say(text: str) -> None:
-    """One line on stdout, at once and in one piece: print() may write the newline apart, after another rank's line."""
+    """Print a line at once and in one piece: print() may write the newline later, after another rank's line."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def join(args: argparse.Namespace) -> Place:
-    """Join the process group of this launch: the first thing that every rank does.
+    """Join the process group of this launch, as the first thing that every rank does.
 
-    The timeout is that of every later collective: a rank that never comes is an error after it, not a hang.
+    The timeout applies to every later collective: if a rank never comes, the other ranks fail after it and do not hang.
 
     Raises:
         JobError: there is no device for this rank.
@@ -86,14 +86,14 @@ def join(args: argparse.Namespace) -> Place:
     return Place(dist.get_rank(), local_rank, dist.get_world_size(), device)
 
 
-# The process group lives as long as the process. A DDP model holds it too, and where the model goes last, its end joins
-# gloo's threads without letting go of Python's lock, which one of them may be waiting for: with torch 1.13 one in seven
-# trainings on a busy machine had ended and never exited.
+# Keeps the process group alive as long as the process. A DDP model holds the group as well. If the model is freed last,
+# it joins gloo's threads without releasing Python's lock, for which a thread may be waiting: with torch 1.13, one in
+# seven trainings on a busy machine finished but never exited.
 _kept: List[Any] = []
 
 
 def choose_device(backend: str, local_rank: int) -> torch.device:
-    """This process's own GPU, or the CPU where there is none.
+    """Return this process's own GPU, or the CPU without CUDA.
 
     Raises:
         JobError: NCCL without CUDA, or more processes than GPUs. (With gloo several processes may share a GPU.)
@@ -111,12 +111,12 @@ def choose_device(backend: str, local_rank: int) -> torch.device:
 
 
 def wait_for_all(device: torch.device) -> None:
-    """A barrier: returns when every rank has called it."""
+    """Return once every rank has called this (a barrier)."""
     dist.barrier(device_ids=[device.index] if dist.get_backend() == "nccl" else None)
 
 
 def gather(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The values of every rank, of one shape on all, stacked by rank: (world size, ...), on the CPU."""
+    """Return every rank's values, stacked by rank: (world size, ...), on the CPU. All shapes must be equal."""
     mine = values.detach().to(device if dist.get_backend() == "nccl" else "cpu").contiguous()
     rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, mine)
@@ -124,23 +124,23 @@ def gather(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class SaveRequest:
-    """Whether somebody wants a checkpoint now: ``ddpctl checkpoint`` and ``ddpctl kill --save`` send SIGUSR1.
+    """A request for a checkpoint: ``ddpctl checkpoint`` and ``ddpctl kill --save`` send SIGUSR1.
 
-    The signal reaches the ranks at different moments, maybe in different steps. So it only sets a flag, and the ranks
-    agree after each step: if one of them has it, all save that step.
+    The signal reaches the ranks at different times, and maybe in different steps. So it only sets a flag, and the ranks
+    agree after each step: if the flag of any rank is set, all ranks save that step.
     """
 
     def __init__(self) -> None:
         self._asked = False
         signal.signal(signal.SIGUSR1, self._note)
-        # The flags travel over gloo, from the CPU: NCCL would have each step wait until the GPU has computed it.
+        # The flags travel over gloo, from the CPU: with NCCL each step would wait for the GPU's computation.
         self._group = dist.new_group(backend="gloo") if dist.get_backend() == "nccl" else None
 
     def _note(self, *_: object) -> None:
         self._asked = True
 
     def agreed(self) -> bool:
-        """Whether all ranks save now; every rank calls this after every step."""
+        """Return whether all ranks save now. Every rank calls this after every step."""
         flag = torch.tensor(int(self._asked))
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
         if flag:
@@ -149,14 +149,14 @@ class SaveRequest:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run the job to its end. ``record`` leaves an exception where torch's launcher finds it and names the rank."""
+    """Run the job to its end. ``record`` stores an exception for torch's launcher, which then names the rank."""
     name = os.path.splitext(os.path.basename(sys.argv[0]))[0]
     try:
         record(main)()
         leave(0)
     except Refused as error:
         if os.environ.get("RANK", "0") != "0":
-            time.sleep(1)  # rank 0 speaks first: a launcher ends all its ranks as soon as one has ended
+            time.sleep(1)  # rank 0 prints first: a launcher ends all its ranks as soon as a rank has ended
             give_up("")
         give_up(f"{name}: {error}")
     except (JobError, OSError) as error:
@@ -166,14 +166,14 @@ def run(main: Callable[[], None]) -> None:
 
 
 def give_up(reason: str) -> NoReturn:
-    """Ends this process at once: an orderly exit would wait for ranks that wait for this one."""
+    """End this process at once: an orderly exit would wait for ranks that wait for this rank."""
     if reason:
         print(reason, file=sys.stderr, flush=True)
     leave(1)
 
 
 def leave(status: int) -> NoReturn:
-    """Ends this process without Python's own clean-up, in which threads of torch can hang or abort it."""
+    """End this process without Python's clean-up, in which torch's threads can hang or abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     for child in multiprocessing.active_children():

@@ -1,8 +1,8 @@
-"""Handwritten digits: a small real data set that needs no download, since scikit-learn's package holds it.
+"""Handwritten digits: a small real data set that needs no download, because scikit-learn's package holds it.
 
 1797 grey images of 8x8 pixels with values 0 to 16, made from forms that 43 people filled in (E. Alpaydin, C. Kaynak:
-Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998). Here they become what CIFAR-10's
-images are: three planes of 32x32 bytes.
+Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998). This module gives them the form of
+CIFAR-10's images: three planes of 32x32 bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TRAIN = 1437  # images to train with; the other 360 are for the test
 
 
 def load(seed: int, train_size: int | None, test_size: int | None) -> tuple[Split, Split]:
-    """The training and the test split, drawn by the seed and cut to these sizes (None: all there are).
+    """Return the training and the test split, drawn by the seed and cut to these sizes (``None``: all images).
 
     Raises:
         JobError: this Python has no scikit-learn.
@@ -41,7 +41,7 @@ def load(seed: int, train_size: int | None, test_size: int | None) -> tuple[Spli
 
 
 def as_colour(grey: np.ndarray) -> np.ndarray:  # type: ignore[type-arg,unused-ignore]
-    """Values 0 to 16 of (n, 8, 8) as uint8 (n, 3, 32, 32): each pixel becomes a square, the same in all planes."""
+    """Return values 0 to 16 of (n, 8, 8) as uint8 (n, 3, 32, 32): each pixel becomes a square in all planes."""
     scale = SIDE // grey.shape[1]
     large = (grey * 255 / 16).astype(np.uint8).repeat(scale, axis=1).repeat(scale, axis=2)
     return np.ascontiguousarray(large[:, None].repeat(3, axis=1))

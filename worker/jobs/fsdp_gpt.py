@@ -1,10 +1,10 @@
-"""Trains a small GPT on Python's own sources under FSDP2: every rank holds a share of the model, not all of it.
+"""Trains a small GPT on Python's own sources under FSDP2: every rank holds a share of the model, not the whole.
 
 Under DDP every rank holds all parameters, all gradients, and AdamW's two moments of each parameter. FSDP ("fully
-sharded data parallel") cuts each parameter along its first dimension into one shard a rank, and with it its gradient
-and moments. Before a block of the model computes, the ranks gather its parameters; after it, they let them go. The
-backward pass gathers them again, then averages the gradients over the ranks and leaves each rank its own shard (a
-reduce-scatter). What is computed stays the same, and so do the losses: compare ``--parallel ddp``.
+sharded data parallel") cuts each parameter, its gradient and its moments along the first dimension into a shard for
+each rank. Before a block of the model computes, the ranks gather its parameters; after it, they free these. The
+backward pass gathers the parameters again, then averages the gradients over the ranks and leaves each rank its own
+shard (a reduce-scatter). The computation stays the same, and so do the losses: compare ``--parallel ddp``.
 
 The checkpoint is in shards as well: sharded_checkpoint.py. Needs torch 2.6 or newer, and numpy.
 """
@@ -33,13 +33,13 @@ if NEW_ENOUGH:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
-ALPHABET = "\n" + "".join(map(chr, range(32, 127)))  # printable ASCII; all else is left out of the text
+ALPHABET = "\n" + "".join(map(chr, range(32, 127)))  # printable ASCII; all other characters are left out of the text
 LONGEST_GRADIENT = 1.0  # norm over all parameters; a longer gradient is scaled down to it
-PROMPT, WRITTEN = "def ", 48  # what the trained model continues, and for how many characters
+PROMPT, WRITTEN = "def ", 48  # the trained model continues this prompt for so many characters
 
 
 class Trainer(NamedTuple):
-    """All that a step needs."""
+    """The state that a step needs."""
 
     args: argparse.Namespace
     place: Place
@@ -50,12 +50,12 @@ class Trainer(NamedTuple):
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     shown = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(description="A small GPT, trained under FSDP2 or DDP.", formatter_class=shown)
     add = parser.add_argument
-    add("--parallel", choices=("fsdp", "ddp"), default="fsdp", help="who holds the parameters")
-    add("--steps", type=whole(1), default=200, metavar="N", help="steps in all, those before a resume too")
+    add("--parallel", choices=("fsdp", "ddp"), default="fsdp", help="how the ranks hold the parameters")
+    add("--steps", type=whole(1), default=200, metavar="N", help="steps in all, also before a resume")
     add("--batch_size", type=whole(1), default=32, metavar="N", help="sequences a step, of all ranks together")
     add("--context", type=whole(1), default=64, metavar="N", help="characters of a sequence")
     add("--layers", type=whole(1), default=4, metavar="N", help="blocks of the model")
@@ -78,14 +78,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def default_model_dir() -> str:
-    """Where checkpoints outlive the run, else where ddpctl collects what a run makes, else a folder here."""
+    """Return the folder for checkpoints that outlive the run, else ddpctl's folder for outputs, else a folder here."""
     return os.environ.get("DDPCTL_CHECKPOINT_DIR") or os.environ.get("DDPCTL_OUTPUT_DIR") or "saved_models"
 
 
 class Block(nn.Module):
     """Attention, then a network of two layers. Each reads a normalised copy of its input ("pre-norm") and adds to it.
 
-    Sources: "Attention Is All You Need" (Vaswani and others, 2017); the order is that of GPT-2 (Radford, 2019).
+    Sources: "Attention Is All You Need" (Vaswani et al., 2017); the order is that of GPT-2 (Radford, 2019).
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -101,7 +101,7 @@ class Block(nn.Module):
         return x + self.network(self.norm_2(x))  # type: ignore[no-any-return,unused-ignore]
 
     def attend(self, x: Tensor) -> Tensor:
-        """Each place of a sequence takes from itself and those before it, never from what it has to predict."""
+        """Let each place of a sequence read itself and the places before it, but no character that comes later."""
         batch, length, width = x.shape
         split = self.project_in(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)
@@ -129,10 +129,10 @@ class GPT(nn.Module):
 
 
 def spread(model: nn.Module, args: argparse.Namespace, place: Place) -> nn.Module:
-    """The model over all ranks, under FSDP or DDP.
+    """Return the model over all ranks, under FSDP or DDP.
 
-    Each block is sharded by itself, so that one block at a time is whole on a rank; the last call takes what is left
-    (embeddings and norm). The model is made in full first, which is fine while it fits: a larger one is made on
+    Each block is sharded separately, so that a rank holds a single whole block at a time. The last call shards the rest
+    (embeddings and norm). The model is made in full first, which works while it fits: a larger model is made on
     ``torch.device("meta")``, sharded, and filled afterwards.
     """
     if args.parallel == "ddp":
@@ -144,22 +144,24 @@ def spread(model: nn.Module, args: argparse.Namespace, place: Place) -> nn.Modul
 
 
 def prepare(args: argparse.Namespace, place: Place) -> Trainer:
-    """Everything in place for the first step."""
+    """Prepare the first step."""
     if args.batch_size % place.world_size:
         raise Refused(f"--batch_size {args.batch_size} is not a multiple of the world size, {place.world_size}")
     request = SaveRequest()
     text = load_text(args, place)
-    torch.manual_seed(args.seed)  # FSDP, unlike DDP, does not copy rank 0's weights: all ranks must make the same ones
+    torch.manual_seed(
+        args.seed
+    )  # unlike DDP, FSDP does not copy rank 0's weights: all ranks must make the same weights
     model = spread(GPT(args.context, args.layers, args.width, args.heads).to(place.device), args, place)
-    optimizer = torch.optim.AdamW(model.parameters(), args.learning_rate)  # after sharding: it has to hold the shards
+    optimizer = torch.optim.AdamW(model.parameters(), args.learning_rate)  # after sharding, so that it holds the shards
     return Trainer(args, place, text, model, optimizer, request)
 
 
 def load_text(args: argparse.Namespace, place: Place) -> Tensor:
-    """Rank 0's text, on every rank, int64 (n,).
+    """Return rank 0's text on every rank, int64 (n,).
 
-    Nodes with different versions of Python have different sources. Sending one megabyte is less trouble than a launch
-    that is refused for that. (A data set too large to send has to be on every node; then compare its hash.)
+    Nodes with different versions of Python have different sources. Sending a megabyte is simpler than refusing the
+    launch. (A data set that is too large to send must be on every node; then compare its hash.)
     """
     raw, error = from_rank_0(read_sources(args.text_bytes) if place.rank == 0 else None)
     if error:
@@ -172,7 +174,7 @@ def load_text(args: argparse.Namespace, place: Place) -> Tensor:
 
 
 def read_sources(size: int) -> tuple[bytes, str]:
-    """The first bytes of Python's own modules, by name, and what is wrong, or ""."""
+    """Return the first bytes of Python's own modules, by name, and the error, or ""."""
     folder, text = os.path.dirname(os.__file__), b""
     try:
         for name in sorted(name for name in os.listdir(folder) if name.endswith(".py")):
@@ -184,10 +186,10 @@ def read_sources(size: int) -> tuple[bytes, str]:
 
 
 def batch_of(trainer: Trainer, step: int) -> tuple[Tensor, Tensor]:
-    """This rank's share of a step's sequences, and the same one character later; both int64 (share, context).
+    """Return this rank's share of a step's sequences, and the same a character later; both int64 (share, context).
 
-    All ranks draw the places of the whole batch, from seed and step alone, and each takes its own. So a resumed run
-    sees what an uninterrupted one does, on any number of ranks.
+    All ranks draw the places of the whole batch, from seed and step only, and each rank takes its own. So a resumed run
+    sees the same batches as an uninterrupted run, on any number of ranks.
     """
     args, place = trainer.args, trainer.place
     starts = np.random.default_rng([args.seed, step]).integers(len(trainer.text) - args.context, size=args.batch_size)
@@ -197,12 +199,12 @@ def batch_of(trainer: Trainer, step: int) -> tuple[Tensor, Tensor]:
 
 
 def train_step(trainer: Trainer, step: int) -> tuple[float, float]:
-    """One step of the optimizer: the mean loss of all ranks, in nats a character, and the norm of the gradient."""
+    """Run a step of the optimizer. Returns the mean loss of all ranks, in nats a character, and the gradient's norm."""
     inputs, targets = batch_of(trainer, step)
     trainer.optimizer.zero_grad()
     loss = functional.cross_entropy(trainer.model(inputs).flatten(0, 1), targets.flatten())
     loss.backward()  # type: ignore[no-untyped-call,unused-ignore]
-    # Of sharded gradients (DTensors) this takes the norm over all ranks. One made from local shards would be too small.
+    # With sharded gradients (DTensors) this is the norm over all ranks. A norm over local shards would be too small.
     norm = nn.utils.clip_grad_norm_(trainer.model.parameters(), LONGEST_GRADIENT)
     trainer.optimizer.step()
     mean = loss.detach() / trainer.place.world_size
@@ -211,7 +213,7 @@ def train_step(trainer: Trainer, step: int) -> tuple[float, float]:
 
 
 def train(trainer: Trainer, checkpoints: Checkpoints, done: int) -> None:
-    """The steps that are left."""
+    """Run the remaining steps."""
     args, place = trainer.args, trainer.place
     meter = Meter(trainer.model, tokens=args.context)
     for step in range(done + 1, args.steps + 1):
@@ -229,7 +231,7 @@ def train(trainer: Trainer, checkpoints: Checkpoints, done: int) -> None:
 
 
 def held(trainer: Trainer) -> str:
-    """What this rank keeps between two steps. Needs one step done: the moments do not exist before."""
+    """Describe the tensors that this rank keeps between two steps. Needs a finished step, which creates the moments."""
     parameters = list(trainer.model.parameters())
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     moments = [tensor for state in trainer.optimizer.state.values() for tensor in state.values()]
@@ -239,13 +241,13 @@ def held(trainer: Trainer) -> str:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that is here: its shard, or all of it."""
+    """Return the local part of a tensor: its shard, or the whole tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
 def write_on(trainer: Trainer) -> str:
-    """What the model makes of the prompt. Under FSDP a forward pass is a collective: all ranks have to call this."""
+    """Continue the prompt with the model. Under FSDP a forward pass is a collective: all ranks must call this."""
     dice = torch.Generator().manual_seed(trainer.args.seed)
     seen = torch.tensor([[ALPHABET.index(character) for character in PROMPT]])
     for _ in range(WRITTEN):
@@ -255,7 +257,7 @@ def write_on(trainer: Trainer) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The whole training."""
+    """Run the whole training."""
     args = parse_args(argv)
     if not NEW_ENOUGH:
         raise Refused(f"torch {torch.__version__} has no fully_shard: torch 2.6 or newer is needed")

@@ -1,7 +1,7 @@
-"""Do these processes find each other? Every rank joins the process group, adds up known numbers and times a larger sum.
+"""Do these processes find each other? Every rank joins the process group, adds known numbers, and times a larger sum.
 
-Started like any training script. Each rank prints a line as it enters each phase, so that the last line of a rank that
-hangs tells where; and at the end, or when a phase fails, one JSON object on one line. Exit status 0: all was right.
+Start it like a training script. Each rank prints a line when it enters a phase, so that the last line of a rank that
+hangs names the phase. At its end, or when a phase fails, a rank prints a JSON object on a line. Exit status 0: success.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Report = Dict[str, Any]
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("--backend", choices=("auto", "nccl", "gloo"), default="auto", help="auto is nccl with CUDA, gloo without")
     add("--timeout", type=float, default=60.0, metavar="SECONDS", help="longest wait in each phase")
     add("--size_mb", type=float, default=8.0, metavar="MB", help="size of the larger sum, 10^6 bytes")
-    add("--repeats", type=int, default=3, metavar="N", help="how often; the best one counts")
+    add("--repeats", type=int, default=3, metavar="N", help="runs; the best counts")
     add("--local_rank", "--local-rank", type=int, default=0, metavar="N", help="$LOCAL_RANK goes before it")
     args = parser.parse_args(argv)
     if "RANK" not in os.environ:
@@ -44,7 +44,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def new_report(args: argparse.Namespace) -> Report:
-    """Who this is, with nothing done yet. ``phase`` is the one under way; ``seconds`` holds those that are over."""
+    """Return an empty report. ``phase`` is the present phase; ``seconds`` holds the finished phases."""
     cuda = torch.cuda.is_available()
     local_rank = int(os.environ.get("LOCAL_RANK", args.local_rank))
     return {
@@ -66,14 +66,14 @@ def new_report(args: argparse.Namespace) -> Report:
 
 
 def say(text: str) -> None:
-    """One line on stdout, at once and in one piece: print() may write the newline apart, after another rank's line."""
+    """Print a line at once and in one piece: print() may write the newline later, after another rank's line."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 @contextmanager
 def phase(report: Report, name: str) -> Iterator[None]:
-    """Announces a phase and times it."""
+    """Announce a phase and time it."""
     say(f"rank {report['rank']}: {name}")
     report["phase"] = name
     started = time.monotonic()
@@ -82,7 +82,7 @@ def phase(report: Report, name: str) -> Iterator[None]:
 
 
 def run_phases(report: Report, args: argparse.Namespace) -> None:
-    """All phases in order, each of them met by every rank."""
+    """Run all phases in order. Every rank takes part in each phase."""
     device = torch.device(report["device"])
     with phase(report, "init_process_group"):
         if device.type == "cuda":
@@ -100,7 +100,7 @@ def run_phases(report: Report, args: argparse.Namespace) -> None:
 
 
 def check_sum(rank: int, world_size: int, device: torch.device) -> None:
-    """Every rank gives its number plus one; all must get the sum of 1 to world_size."""
+    """Let every rank give its number plus one, and check that every rank gets the sum of 1 to world_size."""
     value = torch.tensor([rank + 1], device=device)
     dist.all_reduce(value)
     expected = world_size * (world_size + 1) // 2
@@ -109,7 +109,7 @@ def check_sum(rank: int, world_size: int, device: torch.device) -> None:
 
 
 def measure(size_mb: float, repeats: int, device: torch.device) -> float:
-    """Best rate of an all_reduce in MB/s: bytes of the tensor by seconds, whatever the links carry for it."""
+    """Return the best rate of an all_reduce in MB/s: bytes of the tensor by seconds, not bytes on the links."""
     data = torch.empty(max(1, int(size_mb * 1e6 / 4)), dtype=torch.float32, device=device)
     best = float("inf")
     for _ in range(max(1, repeats)):
@@ -124,7 +124,7 @@ def measure(size_mb: float, repeats: int, device: torch.device) -> float:
 
 @record
 def main(argv: Sequence[str] | None = None) -> None:
-    """The whole test; the report is printed however it ends."""
+    """Run the whole test, and print the report however it ends."""
     args = parse_args(argv)
     report = new_report(args)
     say("pid {pid} rank {rank} of {world_size} local_rank {local_rank} host {host}".format(**report))
@@ -142,4 +142,4 @@ if __name__ == "__main__":
         main()
     except Exception:
         traceback.print_exc()
-        os._exit(1)  # an orderly end would wait for ranks that wait for this one
+        os._exit(1)  # an orderly exit would wait for ranks that wait for this rank

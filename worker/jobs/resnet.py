@@ -1,9 +1,9 @@
 """ResNet-18 for 32x32 images, in plain torch, and torchvision's ResNets with the same stem.
 
-The layers and their names are those of torchvision's ``resnet18``, so the weights of either fit into the other, except
-for the stem: a 3x3 convolution of stride 1 and no pooling, as the ResNet paper has it for CIFAR-10. torchvision itself
-is not needed for it: its import costs a second in every process and fails beside a torch built for other hardware, and
-its ResNet-18 has no narrow form.
+The layers and their names match torchvision's ``resnet18``, so the weights fit in both directions, except for the stem:
+a 3x3 convolution of stride 1 without pooling, as in the ResNet paper for CIFAR-10. ResNet-18 does not need torchvision:
+its import costs a second in every process and fails beside a torch built for other hardware, and its ResNet-18 has no
+narrow form.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ FULL_WIDTH = 64  # channels of ResNet-18's first stage
 
 
 def make(arch: str, classes: int, width: int) -> nn.Module:
-    """A ResNet for images of 32x32 pixels: the one below, or torchvision's of this name.
+    """Return a ResNet for images of 32x32 pixels: the class below, or torchvision's network of this name.
 
-    torchvision's are made for 224x224: their stem leaves a quarter of each side, so a 32x32 image would be one pixel
-    in the last stage. It becomes that of the ResNet paper (He et al. 2015, 4.2): 3x3, stride 1, no pooling.
+    torchvision's networks are made for 224x224. Their stem leaves a quarter of each side, so a 32x32 image would be a
+    single pixel in the last stage. Their stem is replaced by the stem of the ResNet paper (He et al. 2015, 4.2): 3x3,
+    stride 1, no pooling.
 
     Raises:
         Refused: there is no such network, or no torchvision.
@@ -44,7 +45,7 @@ def make(arch: str, classes: int, width: int) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions with a way around them: (n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
+    """Two 3x3 convolutions and a shortcut: (n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -55,14 +56,14 @@ class Block(nn.Module):
         self.downsample = None if inputs == outputs else projection(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of both ways."""
+        """Return the sum of both paths."""
         around = x if self.downsample is None else self.downsample(x)
         through = functional.relu(self.bn1(self.conv1(x)))
         return functional.relu(self.bn2(self.conv2(through)) + around)
 
 
 class ResNet18(nn.Module):
-    """Images (n, 3, 32, 32) to scores (n, classes). The first stage has ``width`` channels: 64 make it ResNet-18."""
+    """Images (n, 3, 32, 32) to scores (n, classes). The first stage has ``width`` channels; ResNet-18 has 64."""
 
     def __init__(self, classes: int = 10, width: int = FULL_WIDTH) -> None:
         super().__init__()
@@ -78,17 +79,17 @@ class ResNet18(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores before the softmax."""
+        """Return scores before the softmax."""
         x = functional.relu(self.bn1(self.conv1(images)))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return torch.as_tensor(self.fc(x.mean(dim=(2, 3))))
 
 
 def stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """Two blocks, the first of which may halve the image."""
+    """Return two blocks. The first block may halve the image."""
     return nn.Sequential(Block(inputs, outputs, stride), Block(outputs, outputs, 1))
 
 
 def projection(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """The way around a block that changes the shape."""
+    """Return the shortcut of a block that changes the shape."""
     return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs))

@@ -1,13 +1,13 @@
 """Trains a ResNet on small images with DistributedDataParallel, the way it is written today.
 
-Every rank trains on its share of the images and DDP averages the gradients. Rank 0 also measures the accuracy, prints
-one line an epoch and writes the checkpoint. Read ``main`` first, then ``train_epoch`` and ``train_step``. The parts
-are in resnet_settings.py (the options), batches.py (who gets which images), resnet.py (the network), checkpoint.py and
-metrics.py.
+Every rank trains on its share of the images, and DDP averages the gradients. Rank 0 also measures the accuracy, prints
+a line for each epoch, and writes the checkpoint. Read ``main`` first, then ``train_epoch`` and ``train_step``. The
+parts are in resnet_settings.py (the options), batches.py (which rank gets which images), resnet.py (the network),
+checkpoint.py and metrics.py.
 
-SIGUSR1 (``ddpctl checkpoint``) has it save after the step under way.
-Killed and started again with ``--resume`` it continues with the step after its newest checkpoint, as if it had never
-stopped. Started by torchrun or ddpctl on every node; ``python resnet_ddp.py`` trains in one process. Needs torch 1.13.
+On SIGUSR1 (``ddpctl checkpoint``) it saves after the present step. Killed and started again with ``--resume``, it
+continues with the step after its newest checkpoint, as if it had never stopped. torchrun or ddpctl starts it on every
+node; ``python resnet_ddp.py`` trains in a single process. Needs torch 1.13.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ NEW = {"epoch": 0, "images": 0, "loss_sum": torch.zeros((), dtype=torch.float64)
 
 
 class Training(NamedTuple):
-    """All that an epoch needs."""
+    """The state that an epoch needs."""
 
     args: argparse.Namespace
     place: Place
     model: DistributedDataParallel
     forward: Callable[[Tensor], Tensor]  # the model, compiled if asked for
     optimizer: torch.optim.Optimizer
-    scaler: Any  # of the loss, for fp16; does nothing without
+    scaler: Any  # of the loss, for fp16; does nothing otherwise
     loader: DataLoader[Any]
     test: cifar10.Split
     meter: Meter
@@ -58,7 +58,7 @@ class Training(NamedTuple):
 
 
 def prepare(args: argparse.Namespace, place: Place) -> tuple[Training, checkpoint.State]:
-    """Everything in place for the next step, and the state that it continues from."""
+    """Prepare the next step. Returns the training, and the state from which it continues."""
     device = place.device
     request = SaveRequest()
     seed_everything(args.random_seed)
@@ -66,7 +66,7 @@ def prepare(args: argparse.Namespace, place: Place) -> tuple[Training, checkpoin
     model = resnet.make(args.arch, cifar10.CLASSES, args.width)
     if args.sync_bn:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call,unused-ignore]
-    model.to(device)  # before the optimizer is made, which keeps its own references
+    model.to(device)  # before the optimizer, which keeps its own references
     optimizer = torch.optim.SGD(model.parameters(), args.learning_rate, 0.9, weight_decay=5e-4, nesterov=True)
     scaler = make_scaler(args.amp == "fp16")
     path, state = find_state(args, place)
@@ -75,25 +75,26 @@ def prepare(args: argparse.Namespace, place: Place) -> tuple[Training, checkpoin
         say(describe(path, state))
     parallel = DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device.index])
     settle_buckets(parallel, device)
-    # Around DDP, not inside it: torch.compile then cuts the graph where DDP's buckets end, and they still overlap.
+    # Around DDP, not inside it: torch.compile then cuts the graph at the ends of DDP's buckets, which still overlap.
     forward = torch.compile(parallel) if args.compile else parallel
     loader = batches.make_loader(train, args, place)
     return Training(args, place, parallel, forward, optimizer, scaler, loader, test, Meter(parallel), request), state
 
 
 def settle_buckets(model: DistributedDataParallel, device: torch.device) -> None:
-    """One backward pass for nothing, so that a resumed training adds gradients up in the order of one never stopped.
+    """Run a backward pass without effect, so that a resumed training adds gradients in the same order as before.
 
-    After its first backward pass DDP rearranges its buckets. Where a gradient lies in a bucket decides in what order
-    an all-reduce of three or more ranks adds it up, so the last bits differ; many steps later also the loss does.
+    After its first backward pass DDP rearranges its buckets. The place of a gradient in a bucket decides the order in
+    which an all-reduce of three or more ranks adds it up. So the last bits would differ, and many steps later also the
+    loss.
     """
-    model.eval()  # batch norm then learns nothing from it
+    model.eval()  # batch norm then keeps its statistics
     model(torch.zeros(1, 3, cifar10.SIDE, cifar10.SIDE, device=device)).sum().backward()
     model.zero_grad(set_to_none=True)
 
 
 def seed_everything(seed: int) -> None:
-    """The same weights in every process, and the same run every time."""
+    """Make the weights the same in every process, and every run the same."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -102,14 +103,14 @@ def seed_everything(seed: int) -> None:
 
 
 def make_scaler(enabled: bool) -> Any:
-    """Keeps small gradients from becoming 0 in fp16, by a larger loss. bf16 has the range of float32 and needs none."""
+    """Return a scaler of the loss, which keeps small fp16 gradients from becoming 0. bf16 has the range of float32."""
     if hasattr(torch.amp, "GradScaler"):
         return torch.amp.GradScaler("cuda", enabled=enabled)
     return torch.cuda.amp.GradScaler(enabled=enabled)
 
 
 def find_state(args: argparse.Namespace, place: Place) -> tuple[str, checkpoint.State]:
-    """The state to continue from, or that of the start; and which file rank 0 has it from."""
+    """Return the file on rank 0 and the state from which to continue; or the state of the start."""
     path = checkpoint_path(args)
     if args.resume is None:
         if place.rank == 0:
@@ -121,7 +122,7 @@ def find_state(args: argparse.Namespace, place: Place) -> tuple[str, checkpoint.
 
 
 def describe(path: str, state: checkpoint.State) -> str:
-    """What a resumed training continues from."""
+    """Return a line about the state from which a training resumes."""
     if state is NEW:
         return f"no checkpoint {path}: epoch 1 is next"
     inside = f" and {state['images']} images of the next" if state["images"] else ""
@@ -131,7 +132,7 @@ def describe(path: str, state: checkpoint.State) -> str:
 def restore(
     state: checkpoint.State, args: argparse.Namespace, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any
 ) -> None:
-    """Fill the model, the optimizer and the scaler. The optimizer's settings are those of the command line.
+    """Fill the model, the optimizer and the scaler. The optimizer's settings come from the command line.
 
     Raises:
         Refused: the checkpoint is of another training.
@@ -154,9 +155,9 @@ def restore(
 
 
 def save(training: Training, epoch: int, images: int, loss_sum: float) -> None:
-    """Rank 0 writes a checkpoint: ``epoch`` epochs are done, and ``images`` of the next one by all ranks together.
+    """Let rank 0 write a checkpoint after ``epoch`` epochs and ``images`` of the next epoch (of all ranks together).
 
-    That is also the whole state of the sampler: the order follows from the seed and the epoch.
+    These two numbers are also the sampler's whole state, because the order follows from the seed and the epoch.
     """
     if training.place.rank == 0:
         state = {
@@ -172,7 +173,7 @@ def save(training: Training, epoch: int, images: int, loss_sum: float) -> None:
 
 
 def train_epoch(training: Training, epoch: int, images: int, loss_sum: float) -> float:
-    """One pass of all ranks over the images, from the given point in it; the mean loss of the whole pass."""
+    """Run all ranks over the images, from the given point of the epoch. Returns the mean loss of the whole epoch."""
     args, place = training.args, training.place
     sampler = training.loader.sampler
     assert isinstance(sampler, batches.Sampler)
@@ -192,7 +193,7 @@ def train_epoch(training: Training, epoch: int, images: int, loss_sum: float) ->
         images += here * place.world_size
         training.meter.step(here, epoch=epoch, loss=loss / here)
         due = training.request.agreed() or (args.checkpoint_steps and number % args.checkpoint_steps == 0)
-        if due and images < sampler.total_size:  # an epoch that is done is saved in any case
+        if due and images < sampler.total_size:  # a finished epoch is saved in any case
             save(training, epoch - 1, images, total(losses, epoch))
             training.meter.start()
     training.meter.write(epoch=epoch)
@@ -200,10 +201,10 @@ def train_epoch(training: Training, epoch: int, images: int, loss_sum: float) ->
 
 
 def train_step(training: Training, group: list[batches.Batch], here: int, generator: torch.Generator) -> Tensor:
-    """One step of the optimizer, from the batches of the group (``here`` images): the sum of this rank's losses, ().
+    """Run a step of the optimizer on the batches of the group (``here`` images). Returns the sum of this rank's losses.
 
     The gradients of the batches add up, and DDP averages over the ranks only once, in the last backward pass. The loss
-    is divided by the images of all batches, so that the step is the one of a single large batch.
+    is divided by the images of all batches, so that the step equals the step of a single large batch.
     """
     device = training.place.device
     mirror = training.args.data_dir != digits.DIGITS
@@ -215,7 +216,9 @@ def train_step(training: Training, group: list[batches.Batch], here: int, genera
         with nullcontext() if number == len(group) else training.model.no_sync():
             with torch.autocast(device.type, dtype, enabled=training.args.amp is not None):
                 loss = functional.cross_entropy(training.forward(inputs), labels, reduction="sum")
-            training.scaler.scale(loss / here).backward()  # outside: each operation has the precision it had forward
+            training.scaler.scale(
+                loss / here
+            ).backward()  # outside: each operation has the precision of its forward pass
         loss_sum += loss.detach()
     training.scaler.step(training.optimizer)
     training.scaler.update()
@@ -224,10 +227,10 @@ def train_step(training: Training, group: list[batches.Batch], here: int, genera
 
 
 def total(losses: Tensor, epoch: int) -> float:
-    """The sum over all ranks.
+    """Return the sum over all ranks.
 
     Raises:
-        Refused: it is not a finite number, so nothing of this training is worth saving.
+        Refused: the sum is not finite, so this training is not worth saving.
     """
     everyone = losses.clone()
     dist.all_reduce(everyone)
@@ -238,7 +241,7 @@ def total(losses: Tensor, epoch: int) -> float:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, split: cifar10.Split, device: torch.device) -> float:
-    """The share of the images that the model names right, 0 to 1."""
+    """Return the share of the images that the model names right, 0 to 1."""
     model.eval()
     right = 0
     for start in range(0, len(split.labels), TEST_BATCH):
@@ -249,12 +252,12 @@ def accuracy(model: nn.Module, split: cifar10.Split, device: torch.device) -> fl
 
 
 def run_epoch(training: Training, epoch: int, images: int, loss_sum: float) -> None:
-    """Trains, then rank 0 measures, saves and says so while the others wait."""
+    """Train an epoch. Then rank 0 measures, saves and prints while the other ranks wait."""
     started = time.monotonic()
     loss = train_epoch(training, epoch, images, loss_sum)
     save(training, epoch, 0, 0.0)
     if training.place.rank == 0:
-        # The model itself: DDP's forward would wait for ranks that are not here.
+        # The model itself: DDP's forward would wait for the other ranks.
         share = accuracy(training.model.module, training.test, training.place.device)
         seconds = time.monotonic() - started
         write_metrics(step=training.meter.steps, epoch=epoch, accuracy=share)
@@ -263,24 +266,24 @@ def run_epoch(training: Training, epoch: int, images: int, loss_sum: float) -> N
 
 
 def check_replicas(model: nn.Module, place: Place) -> None:
-    """Every rank must hold the same weights, to the last bit: DDP applies the same gradients to the same start.
+    """Check that every rank holds the same weights, to the last bit: DDP applies the same gradients to the same start.
 
     Raises:
-        Refused: one does not. Something has changed a replica outside of DDP.
+        Refused: a rank holds other weights. A change outside of DDP is the cause.
     """
     digest = hashlib.sha256()
     for weights in model.parameters():
         digest.update(weights.detach().cpu().numpy().tobytes())
     sums = gather(torch.tensor(int.from_bytes(digest.digest()[:8], "big", signed=True)), place.device).tolist()
-    others = [str(rank) for rank, value in enumerate(sums) if value != sums[0]]
-    if others:
-        raise Refused(f"rank {', '.join(others)} and rank 0 hold different weights: look for what a rank does alone")
+    different = [str(rank) for rank, value in enumerate(sums) if value != sums[0]]
+    if different:
+        raise Refused(f"rank {', '.join(different)} and rank 0 hold different weights: look for what a rank does alone")
     if place.rank == 0:
         say(f"{place.world_size} replicas, the same to the last bit: {digest.hexdigest()[:16]}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The whole training."""
+    """Run the whole training."""
     args = parse_args(argv)
     place = join(args)
     say(

@@ -1,4 +1,4 @@
-"""What resnet_ddp.py can be asked for: its command line, what cannot work here, and the learning rate that follows."""
+"""The settings of resnet_ddp.py: its command line, a check against this machine, and the learning rate."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import resnet
 import torch
 from common import JobError, Refused, add_options, whole
 
-REFERENCE_BATCH = 128  # images of a step for which --learning_rate is meant
+REFERENCE_BATCH = 128  # --learning_rate is meant for so many images in a step
 SUFFIX = ".ckpt"
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description="A ResNet for small images, trained by all processes of a launch together.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -29,7 +29,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--num_workers", type=whole(0), default=0, metavar="N", help="data loader processes of each process")
     add("--arch", default=resnet.BUILTIN, metavar="NAME", help="resnet.py's ResNet-18, or torchvision's resnet50 ...")
     add("--width", type=whole(1), default=64, metavar="N", help="channels of builtin's first stage; ResNet-18 has 64")
-    add("--num_epochs", type=whole(1), default=10, metavar="N", help="epochs in all, those before a resume too")
+    add("--num_epochs", type=whole(1), default=10, metavar="N", help="epochs in all, also before a resume")
     add("--batch_size", type=whole(1), default=128, metavar="N", help="images that a process computes at once")
     add("--accumulate", type=whole(1), default=1, metavar="N", help="batches of each process in a step")
     add("--learning_rate", type=float, default=0.05, metavar="X", help="of SGD with Nesterov momentum 0.9")
@@ -43,7 +43,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--model_dir", default=os.environ.get("DDPCTL_OUTPUT_DIR") or "saved_models", metavar="DIR", help="rank 0's")
     add("--model_filename", default="resnet_ddp.pth", metavar="NAME", help="of the weights at the end")
     add("--checkpoint_steps", type=whole(1), metavar="N", help="save after every N steps too, not only after an epoch")
-    add("--resume", nargs="?", const="auto", metavar="PATH", help="continue; without PATH: the newest, if there is one")
+    add("--resume", nargs="?", const="auto", metavar="PATH", help="continue; without PATH from the newest, if any")
     add_options(parser)
     args = parser.parse_args(argv)
     if args.model_filename.endswith(SUFFIX):
@@ -52,21 +52,21 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def model_path(args: argparse.Namespace) -> str:
-    """Where the weights go at the end, on rank 0's host."""
+    """Return the path of the final weights, on rank 0's host."""
     return os.path.join(args.model_dir, args.model_filename)
 
 
 def checkpoint_path(args: argparse.Namespace) -> str:
-    """Where the checkpoint lies on rank 0's host: in a folder that outlives the run, where ddpctl gives one."""
+    """Return the checkpoint's path on rank 0's host, in the folder that outlives the run if ddpctl gives it."""
     folder = os.environ.get("DDPCTL_CHECKPOINT_DIR") or args.model_dir
     return os.path.join(folder, os.path.splitext(args.model_filename)[0] + SUFFIX)
 
 
 def refuse(args: argparse.Namespace, device: torch.device) -> None:
-    """What cannot work here is said before anything is loaded.
+    """Check the settings against this machine, before anything is loaded.
 
     Raises:
-        Refused, JobError: it cannot (on this rank's machine).
+        Refused, JobError: a setting cannot work (on this rank's machine).
     """
     cuda = device.type == "cuda"
     if args.sync_bn and not cuda:
@@ -83,10 +83,10 @@ def refuse(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def rate_at(args: argparse.Namespace, world_size: int, epochs: float) -> float:
-    """The learning rate after this number of epochs.
+    """Return the learning rate after this number of epochs.
 
-    The linear scaling rule and the warm-up are those of Goyal et al. 2017, "Accurate, Large Minibatch SGD": k times the
-    images in a step, k times the learning rate. The cosine is that of Loshchilov and Hutter 2017, "SGDR".
+    The linear scaling rule and the warm-up are from Goyal et al. 2017, "Accurate, Large Minibatch SGD": k times the
+    images in a step, k times the learning rate. The cosine is from Loshchilov and Hutter 2017, "SGDR".
     """
     step = args.batch_size * args.accumulate * world_size  # images
     peak = float(args.learning_rate) * (step / REFERENCE_BATCH if args.scale_lr else 1)

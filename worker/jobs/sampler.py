@@ -1,7 +1,7 @@
-"""DistributedSampler made visible: which rank gets which samples, in which order, in every epoch.
+"""DistributedSampler made visible: the samples of each rank and their order, in every epoch.
 
 The data set is the numbers 0, 1, 2 ..., so that a sample is its own index. Every rank loads its share as a training
-does; the shares are then gathered, checked to be an exact partition, and printed by rank 0.
+does. Then the shares are gathered, checked to be an exact partition, and printed by rank 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHOWN = 8  # samples in a line
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("--samples", type=whole(1, 10**7), default=90, metavar="N", help="size of the data set")
@@ -31,7 +31,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def share(args: argparse.Namespace, rank: int, world_size: int, forget: bool = False) -> Tensor:
-    """What one rank trains on, in its order: (epochs, samples of a rank)."""
+    """Return the samples of a rank in its order: (epochs, samples of a rank)."""
     data = range(args.samples)
     sampler: DistributedSampler[int] = DistributedSampler(data, world_size, rank, drop_last=args.drop_last)  # type: ignore[arg-type,unused-ignore]
     loader: DataLoader[int] = DataLoader(data, args.batch_size, sampler=sampler)  # type: ignore[arg-type,unused-ignore]
@@ -44,16 +44,16 @@ def share(args: argparse.Namespace, rank: int, world_size: int, forget: bool = F
 
 
 def check(order: Tensor, samples: int, world_size: int, drop_last: bool) -> tuple[list[int], list[int]]:
-    """Proves that one epoch's order (all ranks' samples, dealt out like cards) is a partition of the data set.
+    """Check that the order of an epoch (all ranks' samples, dealt out like cards) is a partition of the data set.
 
-    Returns the samples that are given out twice and those that are left out.
+    Returns the samples that are given out twice, and the samples that are left out.
 
     Raises:
         JobError: a sample comes more or less often than that.
     """
     each = samples // world_size if drop_last else -(-samples // world_size)
     counts = torch.bincount(order, minlength=samples)
-    twice = order[samples:]  # what was added so that every rank has the same number
+    twice = order[samples:]  # added so that every rank has the same number of samples
     missing = (counts == 0).nonzero().flatten()
     expected = torch.ones(len(counts), dtype=torch.int64)
     expected[twice] = 2
@@ -65,17 +65,17 @@ def check(order: Tensor, samples: int, world_size: int, drop_last: bool) -> tupl
 
 
 def orders(shares: Tensor) -> Tensor:
-    """(ranks, epochs, samples of a rank) as (epochs, all): rank r has the places r, r + world size ... of the order."""
+    """Turn (ranks, epochs, samples of a rank) into (epochs, all): rank r has the places r, r + world size ..."""
     return shares.permute(1, 2, 0).flatten(start_dim=1)
 
 
 def listed(samples: Sequence[int]) -> str:
-    """The first of these samples."""
+    """Return the first of these samples as text."""
     return " ".join(str(sample) for sample in samples[:SHOWN]) + (" ..." if len(samples) > SHOWN else "")
 
 
 def header(args: argparse.Namespace, world_size: int, each: int) -> list[str]:
-    """Sizes of shares and batches."""
+    """Return lines about the sizes of shares and batches."""
     size = args.batch_size
     steps = -(-each // size)
     last = (each - (steps - 1) * size) * world_size
@@ -88,10 +88,10 @@ def header(args: argparse.Namespace, world_size: int, each: int) -> list[str]:
 
 
 def table(args: argparse.Namespace, shares: Tensor) -> list[str]:
-    """The lines to print, about shares (ranks, epochs, samples of a rank).
+    """Return the lines to print about the shares (ranks, epochs, samples of a rank).
 
     Raises:
-        JobError: an epoch is no partition of the data set.
+        JobError: an epoch is not a partition of the data set.
     """
     world_size, _, each = shares.shape
     lines = header(args, world_size, each)
@@ -103,7 +103,7 @@ def table(args: argparse.Namespace, shares: Tensor) -> list[str]:
 
 
 def verdict(order: Tensor, twice: list[int], missing: list[int], world_size: int) -> str:
-    """What ``check`` has proved."""
+    """Return the result of ``check`` as text."""
     if missing:
         return f"no sample twice; left out: {listed(missing)}"
     if not twice:
@@ -114,13 +114,13 @@ def verdict(order: Tensor, twice: list[int], missing: list[int], world_size: int
 
 
 def compare(remembered: Tensor, forgotten: Tensor) -> list[str]:
-    """What ``set_epoch`` changes: the orders (epochs, samples) with it and without it."""
+    """Compare the orders (epochs, samples) with and without ``set_epoch``."""
     different = [len(torch.unique(epochs, dim=0)) for epochs in (remembered, forgotten)]
     return [f"orders in {len(remembered)} epochs: {different[0]} with set_epoch, {different[1]} without it"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The whole job."""
+    """Run the whole job."""
     args = parse_args(argv)
     place = join(args)
     if args.samples < place.world_size:

@@ -1,10 +1,11 @@
 """Semantic segmentation on PASCAL VOC 2012: the same work by DistributedDataParallel, DataParallel and one device.
 
-``--parallel ddp`` runs one process a device, ``dp`` one process with all its GPUs, ``none`` one device. The same global
-batch gives the same losses in all three, up to rounding. Four things see to that: the order of the pictures, their
-augmentation (in voc.py), the mean of the loss, and a model without batch statistics (in segnet.py).
+``--parallel ddp`` runs a process for each device, ``dp`` a single process with all its GPUs, ``none`` a single device.
+The same global batch gives the same losses in all three modes, up to rounding. Four parts are needed for that: the
+order of the pictures, their augmentation (in voc.py), the mean of the loss, and a model without batch statistics (in
+segnet.py).
 
-Needs torch 1.13 or newer, numpy and Pillow; torchvision for every model but the small one.
+Needs torch 1.13 or newer, numpy and Pillow; torchvision for every model but ``small``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 
 class Job(NamedTuple):
-    """All that an epoch needs."""
+    """The state that an epoch needs."""
 
     place: Place
     model: nn.Module
@@ -41,7 +42,7 @@ class Job(NamedTuple):
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description="Semantic segmentation by DistributedDataParallel, DataParallel or one device.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -66,7 +67,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def spread(model: nn.Module, parallel: str, place: Place) -> tuple[nn.Module, int]:
-    """The model on the devices of this process, and how many these are."""
+    """Return the model on the devices of this process, and their number."""
     model, cuda = model.to(place.device), place.device.type == "cuda"
     if parallel == "ddp":
         return DistributedDataParallel(model, [place.device.index] if cuda else None), 1
@@ -79,32 +80,40 @@ def spread(model: nn.Module, parallel: str, place: Place) -> tuple[nn.Module, in
 
 
 def make_loaders(args: argparse.Namespace, place: Place, here: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """This rank's share of both splits, for ``here`` devices. Refused where they do not fill one global batch."""
+    """Return this rank's share of both splits, for ``here`` devices.
+
+    Raises:
+        Refused: the training pictures do not fill a global batch.
+    """
     train, val = voc.load(args.data_dir, args.size, args.random_seed, args.train_size, args.val_size)
     check_same(train, val, place)
     batch, world = args.batch_size * here, place.world_size
     if len(train) < batch * world:
         raise Refused(f"{len(train)} training pictures do not fill one batch of {batch * world}: use --batch_size")
-    # All ranks shuffle the same list and rank r takes every world-size-th from r on. So step s of all ranks together
-    # has the pictures that one process with a batch of the global size has at step s, if no partial batch is kept.
+    # All ranks shuffle the same list, and rank r of n takes every n-th picture from r on. Step s of all ranks has the
+    # same pictures as step s of a single process with the global batch size, if no partial batch is kept.
     sampler: Any = DistributedSampler(train, world, place.rank, seed=args.random_seed, drop_last=True)
-    # DistributedSampler makes shares equal by giving pictures out twice. To measure with, a share may be shorter.
+    # DistributedSampler gives pictures out twice to make shares equal. For validation a share may be shorter.
     share = Subset(val, range(place.rank, len(val), world))
     options = {"num_workers": args.num_workers, "pin_memory": place.device.type == "cuda"}
     return DataLoader(train, batch, sampler=sampler, drop_last=True, **options), DataLoader(share, batch, **options)
 
 
 def check_same(train: voc.Voc, val: voc.Voc, place: Place) -> None:
-    """Refused unless all ranks list the same pictures: one with fewer steps would leave the others waiting."""
+    """Check that all ranks list the same pictures: the other ranks would wait for a rank with fewer steps.
+
+    Raises:
+        Refused: a rank lists other pictures.
+    """
     mine = torch.tensor([zlib.crc32("\n".join([*train.names, "", *val.names]).encode())])
     sums = gather(mine, place.device).flatten().tolist()
-    others = ", ".join(str(rank) for rank, one in enumerate(sums) if one != sums[0])
-    if others:
-        raise Refused(f"other pictures than on rank 0 are listed on rank {others}: give every node the same VOC2012")
+    different = ", ".join(str(rank) for rank, value in enumerate(sums) if value != sums[0])
+    if different:
+        raise Refused(f"other pictures than on rank 0 are listed on rank {different}: give every node the same VOC2012")
 
 
 def prepare(args: argparse.Namespace, place: Place) -> Job:
-    """Everything in place for the first epoch."""
+    """Prepare the first epoch."""
     if args.parallel != "ddp" and place.world_size > 1:
         raise Refused(f"--parallel {args.parallel} takes one process, not {place.world_size}: start one, or use ddp")
     torch.manual_seed(args.random_seed)  # the same weights everywhere
@@ -122,14 +131,14 @@ def prepare(args: argparse.Namespace, place: Place) -> Job:
 
 
 def train_step(job: Job, images: Tensor, classes: Tensor) -> Tensor:
-    """One step of the optimizer; what this rank adds to the mean loss of all ranks, times the world size.
+    """Run a step. Returns this rank's contribution to the mean loss of all ranks, times the world size.
 
-    The loss is a mean over all pixels of the global batch that count. DDP averages the gradients of the ranks, and a
-    mean of means is another number: pictures differ in how much of them is IGNORE. So each rank divides its sum by
+    The loss is a mean over all pixels of the global batch that count. DDP averages the gradients of the ranks, but a
+    mean of means is another number, because pictures have different shares of IGNORE. So each rank divides its sum by
     the count of all ranks, and the world size undoes DDP's own division.
     """
     counted = (classes != voc.IGNORE).sum()
-    counting = dist.all_reduce(counted, async_op=True)  # under way during the forward pass
+    counting = dist.all_reduce(counted, async_op=True)  # in progress during the forward pass
     total = functional.cross_entropy(job.model(images), classes, ignore_index=voc.IGNORE, reduction="sum")
     counting.wait()
     loss = total * job.place.world_size / counted.clamp(min=1)
@@ -141,7 +150,7 @@ def train_step(job: Job, images: Tensor, classes: Tensor) -> Tensor:
 
 
 def train_epoch(job: Job, epoch: int) -> float:
-    """One pass of all ranks over the pictures; the mean loss of all steps."""
+    """Run all ranks over the pictures. Returns the mean loss of all steps."""
     train: Any = job.train
     train.sampler.set_epoch(epoch)  # another order
     train.dataset.epoch = epoch  # other augmentation
@@ -160,12 +169,12 @@ def train_epoch(job: Job, epoch: int) -> float:
 
 @torch.no_grad()
 def mean_iou(job: Job) -> float:
-    """The mean over classes of intersection over union, 0 to 1, on the validation pictures of all ranks.
+    """Return the mean over classes of intersection over union, 0 to 1, on the validation pictures of all ranks.
 
     The ranks add up their confusion matrices: a mean of each rank's own mIoU would be another number.
     """
-    # The bare module: DDP's forward may communicate, and the ranks need not have the same number of batches. The
-    # running statistics of BatchNorm differ by rank: rank 0's are the ones to measure with.
+    # The bare module: DDP's forward may communicate, but the ranks may have different numbers of batches. BatchNorm's
+    # running statistics differ by rank: all ranks measure with rank 0's.
     model = job.model.module if isinstance(job.model, DistributedDataParallel) else job.model
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
@@ -180,10 +189,11 @@ def mean_iou(job: Job) -> float:
 
 
 def iou_of(confusion: Tensor) -> float:
-    """Mean IoU of a confusion matrix int64 (classes, classes): rows are the truth, columns what the model named.
+    """Return the mean IoU of a confusion matrix int64 (classes, classes): truth in the rows, the model's answer in the
+    columns.
 
     A class's IoU is TP / (TP + FP + FN), counted in pixels (VOC's measure: Everingham et al., IJCV 2015). A class that
-    is neither there nor named has none.
+    is neither present nor named has no IoU.
     """
     both = confusion.diagonal()
     either = confusion.sum(dim=0) + confusion.sum(dim=1) - both
@@ -191,7 +201,7 @@ def iou_of(confusion: Tensor) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The whole training."""
+    """Run the whole training."""
     args = parse_args(argv)
     place = join(args)
     job = prepare(args, place)

@@ -1,4 +1,4 @@
-"""The models of the segmentation job: a small one, and those of torchvision. Nothing is downloaded."""
+"""The models of the segmentation job: a small model, and torchvision's models. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -11,35 +11,40 @@ from voc import CLASSES
 
 
 class Segmenter(nn.Module):
-    """A body, and its scores brought to the size of the images."""
+    """Scales the scores of a body to the size of the images."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
         self.body = body
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores (n, CLASSES, h, w) for images (n, 3, h, w)."""
+        """Return scores (n, CLASSES, h, w) for images (n, 3, h, w)."""
         scores = self.body(images)
         scores = scores["out"] if isinstance(scores, dict) else scores  # torchvision's models name their outputs
         return functional.interpolate(scores, images.shape[2:], mode="bilinear", align_corners=False)
 
 
 def small(width: int = 32) -> nn.Module:
-    """A body of the DeepLab kind, for a CPU: strides to a quarter of the size, then dilated convolutions.
+    """Return a body of the DeepLab kind, for a CPU: strides to a quarter of the size, then dilated convolutions.
 
-    There is no BatchNorm in it, so each picture is worked on alone. BatchNorm takes mean and variance over the pictures
-    on one device: the losses would depend on how many devices share a batch.
+    It has no BatchNorm, so each picture is processed alone. BatchNorm takes mean and variance over the pictures of a
+    device, so the losses would depend on the number of devices that share a batch.
     """
     body = nn.Sequential()
     for given, stride, dilation in ((3, 2, 1), (width, 2, 1), (width, 1, 1), (width, 1, 2), (width, 1, 4)):
         convolution = nn.Conv2d(given, width, 3, stride, padding=dilation, dilation=dilation)
-        nn.init.kaiming_normal_(convolution.weight)  # keeps the variance from layer to layer, as no norm does it
+        nn.init.kaiming_normal_(convolution.weight)  # keeps the variance from layer to layer, since there is no norm
         body.extend([convolution, nn.ReLU()])
     return body.append(nn.Conv2d(width, CLASSES, 1))
 
 
 def make_model(name: str, batch_size: int) -> nn.Module:
-    """The model of this name. JobError without torchvision; Refused for an unknown name or a batch of one."""
+    """Return the model of this name.
+
+    Raises:
+        JobError: there is no torchvision.
+        Refused: the name is unknown, or the batch is too small for the model.
+    """
     if name == "small":
         return Segmenter(small())
     models = torchvision_models()

@@ -1,17 +1,18 @@
-"""Checkpoints in pieces: every rank writes what it holds, and any number of ranks can go on from that.
+"""Checkpoints in shards: every rank writes its own part, and any number of ranks can resume from these.
 
-``torch.save(model.state_dict())`` on rank 0 would save rank 0's shard only. torch.distributed.checkpoint (DCP) has
-every rank write its own shard, and keeps an index of which part of which tensor lies where, for other ranks to read:
+``torch.save(model.state_dict())`` on rank 0 would save rank 0's shard only. With torch.distributed.checkpoint (DCP)
+every rank writes its own shard, and an index says which file holds which part of which tensor:
 
-    step_000020/__0_0.distcp    what rank 0 held; __1_0.distcp what rank 1 held, ...
+    step_000020/__0_0.distcp    rank 0's part; __1_0.distcp is rank 1's part, ...
     step_000020/.metadata       DCP's index, written by rank 0
-    step_000020/whole.json      ours, written last, by rank 0: step, settings, size and CRC-32 of every other file
+    step_000020/whole.json      the manifest, written last by rank 0: step, settings, size and CRC-32 of each file
 
-It is written as step_000020.part and renamed when it is whole, so a half-written one is never read. The newest two are
-kept.
+The folder is written as step_000020.part and renamed when it is complete, so an incomplete checkpoint is never read.
+The newest two are kept.
 
-**Nodes that share no disk**: each node then has the files of its own ranks only, but needs all of them to resume. Copy
-them to every node, or save to a folder that all nodes share. ``save`` says so, ``resume`` refuses. Needs torch 2.6.
+**Nodes that share no disk**: each node has the files of its own ranks only, but needs all files to resume. Copy the
+files to every node, or save to a folder that all nodes share. ``save`` reports this, ``resume`` refuses. Needs torch
+2.6.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ Files = Dict[str, List[int]]  # name: size in bytes, CRC-32
 
 
 class Checkpoints:
-    """The checkpoints of one training, in one folder. All ranks call each public method together.
+    """The checkpoints of a training, in a folder. All ranks call each public method together.
 
-    ``settings`` are what a run that resumes must have in common with the run that saved.
+    ``settings``: a resumed run must have the same settings as the run that saved.
     """
 
     def __init__(self, folder: str, settings: dict[str, Any], place: Place) -> None:
         self.folder, self.settings, self.place = folder, settings, place
         self.kept: list[int] = []  # steps
-        self.looked = False  # at whether all nodes see the same folder
+        self.looked = False  # whether ``say_if_scattered`` has run
 
     def path(self, step: int) -> str:
-        """The folder of the checkpoint of a step."""
+        """Return the folder of a step's checkpoint."""
         return os.path.join(self.folder, f"step_{step:06d}")
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Every rank writes its share, rank 0 declares the checkpoint whole, and then it gets its name.
+        """Write every rank's share. Then rank 0 writes the manifest, and the checkpoint gets its name.
 
         Raises:
             Refused: a rank cannot write.
@@ -64,7 +65,7 @@ class Checkpoints:
         aside = f"{folder}{ASIDE}"
         if self.place.local_rank == 0:
             remove(aside)
-            remove(folder)  # damaged, or it would have been resumed
+            remove(folder)  # a damaged checkpoint: otherwise it would have been resumed
         wait_for_all(self.place.device)
         model_state, optimizer_state = get_state_dict(model, optimizer)
         try:
@@ -79,13 +80,13 @@ class Checkpoints:
         wait_for_all(self.place.device)
         self.kept = [*self.kept, step][-KEEP:]
         if self.place.local_rank == 0:
-            with suppress(FileNotFoundError):  # another node that shares the folder was quicker
+            with suppress(FileNotFoundError):  # another node with the same folder was faster
                 os.replace(aside, folder)
             make_names_durable(self.folder)
             self.remove_the_rest()
 
     def say_if_scattered(self, folder: str, files: Files) -> None:
-        """One line where a rank does not see what the others wrote."""
+        """Print a line if a rank does not see the files of the other ranks."""
         self.looked = True
         seen = sum(os.path.exists(os.path.join(f"{folder}{ASIDE}", name)) for name in files)
         few = [
@@ -94,35 +95,35 @@ class Checkpoints:
             if other[1] < len(files)
         ]
         if few and self.place.rank == 0:
-            rank, host, seen = few[-1]  # rank 0 has .metadata; the last one shows best what is missing
+            rank, host, seen = few[-1]  # rank 0 has .metadata; the last rank shows best what is missing
             kept = os.environ.get("DDPCTL_CHECKPOINT_DIR")
             gathered = kept and os.path.abspath(folder).startswith(os.path.join(kept, ""))
             advice = "the next `ddpctl up` gives every node all of them" if gathered else ADVICE
             say(f"no shared disk: rank {rank} on {host} has {seen} of {len(files)} files of {folder}; {advice}")
 
     def remove_the_rest(self) -> None:
-        """Removes from this node what is older than the checkpoints kept, damaged, or half written."""
+        """Remove from this node all checkpoints that are older than the kept checkpoints, damaged, or incomplete."""
         kept = [os.path.basename(self.path(step)) for step in self.kept]
         for name in os.listdir(self.folder):
             if name.startswith("step_") and name not in kept:
                 remove(os.path.join(self.folder, name))
 
     def start_anew(self) -> None:
-        """Sets aside what an earlier training left: this one neither mixes with it nor deletes it."""
+        """Set aside the checkpoints of an earlier training. This training neither mixes with them nor deletes them."""
         if not from_rank_0(read_manifests(self.folder) if self.place.rank == 0 else None):
             return
-        for rank_0 in (True, False):  # rank 0 first: on a shared disk nothing is left for the other nodes to do
+        for rank_0 in (True, False):  # rank 0 first: on a shared disk the other nodes then have nothing to do
             if self.place.local_rank == 0 and (self.place.rank == 0) == rank_0:
                 set_aside(self.folder)
             wait_for_all(self.place.device)
 
     def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Fills model and optimizer from the newest whole checkpoint; the step of it, or 0 where there is none.
+        """Fill model and optimizer from the newest intact checkpoint. Returns its step, or 0 without a checkpoint.
 
         The optimizer's settings (learning rate ...) stay as they are.
 
         Raises:
-            Refused: of every checkpoint a node lacks files or has damaged ones, or the settings differ.
+            Refused: for every checkpoint, a node lacks files or has damaged files, or the settings differ.
         """
         found = from_rank_0(read_manifests(self.folder) if self.place.rank == 0 else None)
         lacking: list[str] = []
@@ -139,9 +140,10 @@ class Checkpoints:
         return int(manifest["step"])
 
     def is_whole(self, manifest: dict[str, Any], lacking: list[str]) -> bool:
-        """Whether every node has every file, and as it was written. One rank a node reads them.
+        """Return whether every node has every file, unchanged. A rank on each node reads the files.
 
-        ``lacking`` gets what a node lacks: that of the newest checkpoint may have been lost with another node.
+        ``lacking`` receives the files that a node lacks: files of the newest checkpoint may have been lost with another
+        node.
         """
         folder = self.path(manifest["step"])
         missing, damaged = inspect(folder, manifest["files"]) if self.place.local_rank == 0 else ([], [])
@@ -156,7 +158,7 @@ class Checkpoints:
         return not lacks and not any(damaged for _, _, damaged in reports)
 
     def compare_settings(self, manifest: dict[str, Any]) -> None:
-        """Refuses a checkpoint of other settings."""
+        """Raise Refused for a checkpoint of other settings."""
         theirs = manifest["settings"]
         other = [
             f"{name} {theirs.get(name)}, not {value}"
@@ -167,8 +169,8 @@ class Checkpoints:
             raise Refused(f"{self.path(manifest['step'])} has {'; '.join(other)}: resume with what it was made with")
 
     def load(self, folder: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Every rank reads what it holds now, from whichever files have it."""
-        model_state, optimizer_state = get_state_dict(model, optimizer)  # the tensors that are to be filled
+        """Read every rank's present part, from any files that contain it."""
+        model_state, optimizer_state = get_state_dict(model, optimizer)  # the tensors to fill
         state = {"model": model_state, "optimizer": optimizer_state["state"]}
         try:
             dcp.load(state, checkpoint_id=folder)
@@ -179,21 +181,21 @@ class Checkpoints:
 
 
 def gather_objects(mine: Any) -> list[Any]:
-    """The values of all ranks, by rank, on every rank."""
+    """Return the values of all ranks, by rank, on every rank."""
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, mine)
     return values
 
 
 def from_rank_0(value: Any) -> Any:
-    """Rank 0's value, on every rank."""
+    """Return rank 0's value on every rank."""
     values = [value]
     dist.broadcast_object_list(values, src=0)
     return values[0]
 
 
 def set_aside(folder: str) -> None:
-    """Renames a folder, if it is there, and replaces the one that was set aside before."""
+    """Rename a folder, if it exists. Replaces the folder that was set aside before."""
     if os.path.isdir(folder):
         if os.path.isdir(f"{folder}.old"):
             shutil.rmtree(f"{folder}.old")
@@ -202,7 +204,7 @@ def set_aside(folder: str) -> None:
 
 
 def read_manifests(folder: str) -> list[dict[str, Any]]:
-    """What each whole.json under this folder says, newest step first."""
+    """Return the content of each whole.json under this folder, newest step first."""
     found = []
     for name in sorted(os.listdir(folder), reverse=True) if os.path.isdir(folder) else []:
         path = os.path.join(folder, name, MARKER)
@@ -216,21 +218,21 @@ def read_manifests(folder: str) -> list[dict[str, Any]]:
 
 
 def written(folder: str, rank: int) -> Files:
-    """The files that this rank has just written (DCP has put their content on the disk)."""
+    """Return the files that this rank has just written (DCP has put their content on the disk)."""
     make_names_durable(folder)
     mine = [name for name in os.listdir(folder) if name.startswith(f"__{rank}_") or (rank == 0 and name == ".metadata")]
     return {name: fingerprint(os.path.join(folder, name)) for name in mine}
 
 
 def inspect(folder: str, files: Files) -> tuple[list[str], list[str]]:
-    """The names of those files that are not on this node, and of those that are not as they were written."""
+    """Return the names of the files that this node lacks, and of the files that have changed."""
     missing = [name for name in sorted(files) if not os.path.exists(os.path.join(folder, name))]
     there = [name for name in sorted(files) if name not in missing]
     return missing, [name for name in there if fingerprint(os.path.join(folder, name)) != files[name]]
 
 
 def fingerprint(path: str) -> list[int]:
-    """Size in bytes and CRC-32 of a file. (torch.load would not notice a flipped bit.)"""
+    """Return size in bytes and CRC-32 of a file. (torch.load would not notice a flipped bit.)"""
     crc = size = 0
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -239,7 +241,7 @@ def fingerprint(path: str) -> list[int]:
 
 
 def write_json(path: str, value: Any) -> None:
-    """A whole file under this name, or none: written aside, made durable, renamed."""
+    """Write a complete file under this name, or no file: write under another name, make durable, rename."""
     aside = f"{path}.part"
     with open(aside, "w", encoding="utf-8") as file:
         json.dump(value, file)
@@ -250,7 +252,7 @@ def write_json(path: str, value: Any) -> None:
 
 
 def remove(folder: str) -> None:
-    """Removes a checkpoint, whole.json first. Where nodes share the folder, each of them may do this at once."""
+    """Remove a checkpoint, whole.json first. Nodes that share the folder may all do this at the same time."""
     with suppress(FileNotFoundError):
         for name in [MARKER, *os.listdir(folder)]:
             with suppress(FileNotFoundError):
@@ -259,6 +261,6 @@ def remove(folder: str) -> None:
 
 
 def cause(error: dcp.CheckpointException) -> str:
-    """The first rank's reason, in one line."""
+    """Return the first rank's reason, in a line."""
     rank, (reason, _) = min(error.failures.items())
     return f"rank {rank}: {type(reason).__name__}: {reason}".splitlines()[0]

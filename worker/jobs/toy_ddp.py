@@ -1,7 +1,7 @@
-"""DistributedDataParallel taken apart: a model of two layers, and what every rank holds before and after one step.
+"""DistributedDataParallel taken apart: a model of two layers, and the state of every rank before and after a step.
 
-``--demo`` picks one or more of four demos, ``--spawn N`` starts the ranks itself, without a launcher. All of them print
-their numbers and check them against the same numbers computed without DDP. Needs torch 1.13 or newer, and numpy.
+``--demo`` picks one or more of four demos. ``--spawn N`` starts the ranks without a launcher. All demos print their
+numbers, and check them against the same numbers computed without DDP. Needs torch 1.13 or newer, and numpy.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-SAMPLES, FEATURES, HIDDEN = 8, 4, 5  # samples are those of one rank
-RATE = 0.1  # of learning
+SAMPLES, FEATURES, HIDDEN = 8, 4, 5  # the samples of a rank
+RATE = 0.1  # the learning rate
 
 
 class Toy(nn.Module):
-    """Two layers, each on a device of its own or both on one: (n, FEATURES) to (n, 1)."""
+    """Two layers, on the same device or each on its own: (n, FEATURES) to (n, 1)."""
 
     def __init__(self, first: torch.device, second: torch.device) -> None:
         super().__init__()
@@ -34,76 +34,82 @@ class Toy(nn.Module):
         self.upper = nn.Linear(HIDDEN, 1).to(second)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What goes from layer to layer goes from device to device; autograd sends the gradient back the same way."""
+        """Send the output of a layer to the next device; autograd sends the gradient back the same way."""
         hidden = functional.relu(self.lower(x.to(self.lower.weight.device)))
         return self.upper(hidden.to(self.upper.weight.device))  # type: ignore[no-any-return,unused-ignore]
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
-    add("--demo", choices=tuple(DEMOS), nargs="+", default=["basic"], help="which to run, in this order")
+    add("--demo", choices=tuple(DEMOS), nargs="+", default=["basic"], help="demos to run, in this order")
     add("--spawn", type=whole(1), metavar="N", help="start N ranks on this machine, without a launcher")
-    add("--checkpoint", metavar="FILE", help="on rank 0's host; loaded if it exists, and kept (else: a temporary one)")
+    add(
+        "--checkpoint",
+        metavar="FILE",
+        help="on rank 0's host; loaded if it exists, and kept (default: a temporary file)",
+    )
     add_options(parser)
     return parser.parse_args(argv)
 
 
 def batch(rank: int) -> tuple[Tensor, Tensor]:
-    """Inputs (SAMPLES, FEATURES) and targets (SAMPLES, 1): the share of this rank, the same in every run."""
+    """Return inputs (SAMPLES, FEATURES) and targets (SAMPLES, 1): this rank's share, the same in every run."""
     generator = torch.Generator().manual_seed(rank)
     return torch.randn(SAMPLES, FEATURES, generator=generator), torch.randn(SAMPLES, 1, generator=generator)
 
 
 def backward(model: nn.Module, rank: int) -> None:
-    """Forward and backward: the gradient of the mean squared error of this rank's batch is added to ``.grad``."""
+    """Run forward and backward: adds the gradient of the mean squared error of this rank's batch to ``.grad``."""
     inputs, targets = batch(rank)
     outputs = model(inputs)
     functional.mse_loss(outputs, targets.to(outputs.device)).backward()  # type: ignore[no-untyped-call,unused-ignore]
 
 
 def weights(model: nn.Module) -> Tensor:
-    """All parameters in one row, on the CPU."""
+    """Return all parameters in a row, on the CPU."""
     return torch.cat([parameter.detach().flatten().cpu() for parameter in model.parameters()])
 
 
 def gradient(model: nn.Module) -> Tensor:
-    """All gradients in one row, on the CPU; the last one is that of the output's bias."""
+    """Return all gradients in a row, on the CPU; the last is that of the output's bias."""
     return torch.cat([p.grad.flatten().cpu() for p in model.parameters() if p.grad is not None])
 
 
 def versions(rows: Tensor) -> int:
-    """How many of these rows of float32 are different, be it in one bit."""
+    """Return the number of different rows of float32, compared to the last bit."""
     return len(torch.unique(rows.view(torch.int32), dim=0))
 
 
 def basic(place: Place, args: argparse.Namespace) -> None:
-    """One step on one device of each rank."""
+    """Run a step on one device of each rank."""
     one_step(place, place.device, place.device)
 
 
 def one_step(place: Place, first: torch.device, second: torch.device) -> None:
-    """Forward, backward, step; every rank's gradient and weights are compared on the way.
+    """Run forward, backward and step, and compare every rank's gradient and weights on the way.
 
-    DDP's average is that of the ranks' gradients, each rank counting the same.
+    DDP averages the ranks' gradients, and each rank counts the same.
 
     Raises:
         JobError: DDP's gradient is not the average, or the replicas are not identical.
     """
-    torch.manual_seed(place.rank)  # other weights on every rank: DDP sends rank 0's to all when it wraps the model
+    torch.manual_seed(
+        place.rank
+    )  # different weights on every rank: DDP sends rank 0's to all ranks when it wraps the model
     replica = Toy(first, second)
     before = versions(gather(weights(replica), place.device))
-    # device_ids is for a model on one GPU. One on several has to do without, and then it suits both.
+    # device_ids is only for a model on a single GPU. Without it, a model may be on several GPUs.
     model = DistributedDataParallel(replica, device_ids=None)
     optimizer = torch.optim.SGD(model.parameters(), RATE)
     wrapped = versions(gather(weights(replica), place.device))
 
-    with model.no_sync():  # in here DDP sends nothing, and .grad is this rank's own gradient
+    with model.no_sync():  # here DDP sends nothing, and .grad is this rank's own gradient
         backward(model, place.rank)
     own = gather(gradient(replica), place.device)
     optimizer.zero_grad()
-    backward(model, place.rank)  # and here it is the average: DDP reduces it while backward still runs
+    backward(model, place.rank)  # here it is the average: DDP reduces it during the backward pass
     averaged = gather(gradient(replica), place.device)
     optimizer.step()
     stepped = versions(gather(weights(replica), place.device))
@@ -125,7 +131,7 @@ def one_step(place: Place, first: torch.device, second: torch.device) -> None:
 
 
 def model_parallel(place: Place, args: argparse.Namespace) -> None:
-    """One replica over two devices, and DDP over the replicas."""
+    """Run a replica over two devices, and DDP over the replicas."""
     first, second = two_devices(place)
     if place.rank == 0:
         say(f"rank 0 has its lower layer on {first}, its upper layer on {second}")
@@ -135,7 +141,7 @@ def model_parallel(place: Place, args: argparse.Namespace) -> None:
 
 
 def two_devices(place: Place) -> tuple[torch.device, torch.device]:
-    """Two GPUs that no other rank of this host uses, or the CPU twice.
+    """Return two GPUs that no other rank of this host uses, or the CPU twice.
 
     Raises:
         Refused: a host has fewer than two GPUs for each of its ranks.
@@ -153,14 +159,15 @@ def two_devices(place: Place) -> tuple[torch.device, torch.device]:
 
 
 def checkpoint(place: Place, args: argparse.Namespace) -> None:
-    """Rank 0 saves, every rank loads, and all hold the same weights.
+    """Let rank 0 save and every rank load, and check that all ranks hold the same weights.
 
-    Where all ranks see one disk, each reads the file: after a barrier, so that it is complete. Hosts that share nothing
-    have no such file. So rank 0 alone touches it and sends its bytes, and the broadcast is that barrier.
+    If all ranks see the same disk, each rank can read the file, after a barrier so that the file is complete. Without a
+    shared disk there is no such file. So here only rank 0 reads it and sends its bytes, and the broadcast is the
+    barrier.
 
     Raises:
         Refused: the file cannot be used.
-        JobError: the weights are not those that were saved.
+        JobError: the loaded weights differ from the saved weights.
     """
     torch.manual_seed(place.rank)
     trained = DistributedDataParallel(Toy(place.device, place.device))
@@ -179,7 +186,7 @@ def checkpoint(place: Place, args: argparse.Namespace) -> None:
     rows = gather(weights(restored), place.device)
     if versions(rows) != 1 or not (args.checkpoint or torch.equal(rows[0], weights(trained))):
         raise JobError(f"the weights loaded from {path} are not those that were saved")
-    wait_for_all(place.device)  # a file that a rank could not load stays, to be looked at
+    wait_for_all(place.device)  # if a rank could not load the file, it stays for inspection
     if place.rank == 0:
         say(f"{place.world_size} ranks hold the same {rows.shape[1]} weights, from {len(content)} bytes of {path}")
         if not args.checkpoint:
@@ -187,44 +194,45 @@ def checkpoint(place: Place, args: argparse.Namespace) -> None:
 
 
 def rank_0_file(given: str | None, model: nn.Module) -> tuple[str, bytes] | str:
-    """Path and content of the checkpoint, saved if need be; or what is wrong: other ranks wait for either."""
+    """Return path and content of the checkpoint, saved if missing; or the error, which all ranks need."""
     try:
         path = given or tempfile.mkstemp(prefix="toy_ddp-", suffix=".pt")[1]
         if not (given and os.path.exists(given)):
-            # The model in DDP, not DDP itself, which puts "module." in front of every name. And a reader never meets
-            # half a file: it is written under another name first.
+            # The model in DDP, not DDP itself, which puts "module." in front of every name. It is written under another
+            # name first, so that a reader never sees an incomplete file.
             torch.save(model.state_dict(), f"{path}.part")
             os.replace(f"{path}.part", path)
         with open(path, "rb") as file:
             return path, file.read()
-    except (OSError, RuntimeError) as error:  # torch.save says RuntimeError where there is no such folder
+    except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError if the folder is missing
         return f"cannot use the checkpoint {given or tempfile.gettempdir()}: {error}".splitlines()[0]
 
 
 def load(model: nn.Module, path: str, content: bytes, device: torch.device) -> None:
-    """Fills the model from a checkpoint.
+    """Fill the model from a checkpoint.
 
-    torch.load does not check the checksums in its file (a zip archive), so a flipped bit in a weight goes unnoticed.
+    torch.load does not check the checksums in its file (a zip archive), so it does not notice a flipped bit in a
+    weight.
 
     Raises:
-        Refused: the checkpoint is damaged or holds another model; every rank has the same bytes and sees the same.
+        Refused: the checkpoint is damaged or holds another model; every rank has the same bytes and finds the same.
     """
     try:
         damaged = zipfile.ZipFile(io.BytesIO(content)).testzip()
         if damaged:
             raise ValueError(f"the checksum of {damaged} is wrong")
-        # map_location: without it tensors go back to the device that they were saved from, on every rank GPU 0.
+        # Without map_location tensors return to the device from which they were saved: GPU 0 on every rank.
         model.load_state_dict(torch.load(io.BytesIO(content), map_location=device, weights_only=True))
-    except Exception as error:  # of any type, as the bytes may be anything
+    except Exception as error:  # any type, because the bytes may be anything
         reason = " ".join(str(error).split())[:160]
         raise Refused(f"the checkpoint {path} is damaged or not of this model ({reason}): use another file") from error
 
 
 def syncbn(place: Place, args: argparse.Namespace) -> None:
-    """BatchNorm normalises by the statistics of the rank's own batch, SyncBatchNorm by those of all ranks together.
+    """Show that BatchNorm uses the statistics of the rank's own batch, and SyncBatchNorm the statistics of all ranks.
 
     Raises:
-        JobError: the synchronized result is not that of BatchNorm on the whole global batch.
+        JobError: the synchronized result differs from BatchNorm on the whole global batch.
     """
     own = 4.0 * place.rank + torch.arange(4.0, device=place.device).reshape(4, 1)  # rank 0: 0 1 2 3, rank 1: 4 5 6 7
     alone = functional.batch_norm(own, None, None, training=True)
@@ -248,10 +256,10 @@ def syncbn(place: Place, args: argparse.Namespace) -> None:
 
 
 def synchronized(x: Tensor, eps: float = 1e-5) -> Tensor:
-    """Values (n, features) normalised by mean and variance over the batches of all ranks. No gradient flows through it.
+    """Return values (n, features), normalised by mean and variance over the batches of all ranks; without a gradient.
 
-    One all_reduce is enough: the mean is sum / count, the variance is square sum / count - mean^2. In float64, as the
-    difference of two large numbers loses digits.
+    A single all_reduce is enough: the mean is sum / count, the variance is square sum / count - mean^2. In float64,
+    because the difference of two large numbers loses digits.
     """
     wide = x.double()
     sums = torch.stack([wide.sum(dim=0), (wide * wide).sum(dim=0), torch.full_like(wide[0], len(x))])
@@ -262,12 +270,12 @@ def synchronized(x: Tensor, eps: float = 1e-5) -> Tensor:
 
 
 def spread(values: Tensor) -> float:
-    """The variance as BatchNorm computes it: divided by n, not n - 1."""
+    """Return the variance as BatchNorm computes it: divided by n, not n - 1."""
     return float(values.var(unbiased=False))
 
 
 def row(values: Tensor, form: str = "+.3f") -> str:
-    """These values in one line."""
+    """Return these values as a line."""
     return " ".join(format(value, form) for value in values.tolist())
 
 
@@ -275,9 +283,9 @@ DEMOS = {"basic": basic, "checkpoint": checkpoint, "model_parallel": model_paral
 
 
 def run_demos(args: argparse.Namespace) -> None:
-    """One rank's whole life."""
+    """Run the demos as a rank."""
     if "model_parallel" in args.demo and args.backend == "auto":
-        # Ranks without a GPU of their own cannot join over NCCL, and then nobody could say that GPUs are too few.
+        # Ranks without their own GPU cannot join over NCCL, and so could not report that there are too few GPUs.
         args.backend = "gloo"
     place = join(args)
     for name in args.demo:
@@ -288,10 +296,10 @@ def run_demos(args: argparse.Namespace) -> None:
 
 
 def spawn(args: argparse.Namespace) -> None:
-    """What a launcher does for one machine: pick the master port, start the processes, end all when one fails.
+    """Act as a launcher for this machine: pick the master port, start the processes, end all when a process fails.
 
     Raises:
-        SystemExit: a rank failed; it has said why.
+        SystemExit: a rank failed, and has printed the reason.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -299,12 +307,12 @@ def spawn(args: argparse.Namespace) -> None:
     try:
         torch.multiprocessing.spawn(spawned, (port, args), nprocs=args.spawn)  # type: ignore[no-untyped-call,unused-ignore]
     except torch.multiprocessing.ProcessExitedException as error:
-        # This process is no rank and none is left: unlike a rank, it can end in the usual way.
+        # This process is not a rank, and no rank is left: unlike a rank, it can end in the usual way.
         raise SystemExit(f"toy_ddp: rank {error.error_index} failed: see above") from error
 
 
 def spawned(rank: int, port: int, args: argparse.Namespace) -> None:
-    """A spawned process: on one machine, local rank and rank are the same."""
+    """Run a spawned process. On a single machine, local rank and rank are the same."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": args.spawn, "LOCAL_WORLD_SIZE": args.spawn}
     os.environ.update(
         {name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
@@ -313,7 +321,7 @@ def spawned(rank: int, port: int, args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The demos, in this process as a rank or in processes of its own."""
+    """Run the demos, in this process as a rank or in processes of its own."""
     args = parse_args(argv)
     if not args.spawn:
         run_demos(args)

@@ -1,8 +1,8 @@
-"""torchvision where it can be imported, also beside a torch that it was not built for.
+"""torchvision if it can be imported, also beside a torch for which it was not built.
 
-A wheel of torchvision holds native operators for one build of torch. Beside another build they cannot be loaded, and
-the import fails on their names: ``operator torchvision::nms does not exist``. The models need none of them, so
-declaring the names is enough.
+A wheel of torchvision holds native operators for a particular build of torch. Beside another build they cannot be
+loaded, and the import fails on their names: ``operator torchvision::nms does not exist``. The models do not need these
+operators, so declaring the names is enough.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCHEMAS = (
 
 
 def torchvision_models() -> Any | None:
-    """The module ``torchvision.models``, or None where there is no torchvision that this torch can import."""
+    """Return the module ``torchvision.models``, or ``None`` without a torchvision that this torch can import."""
     try:
         return importlib.import_module("torchvision.models")
     except ImportError:
@@ -29,7 +29,7 @@ def torchvision_models() -> Any | None:
         if "operator torchvision::nms does not exist" not in str(error):
             return None
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-        del sys.modules[name]  # what the first attempt left half made
+        del sys.modules[name]  # left incomplete by the first attempt
     declare_operators()
     try:
         return importlib.import_module("torchvision.models")
@@ -38,8 +38,8 @@ def torchvision_models() -> Any | None:
 
 
 def declare_operators() -> None:
-    """Declares the operators that torchvision's Python code names when it is imported. Calling one still fails."""
-    global _library  # the declarations are gone when this object is
+    """Declare the operators that torchvision's Python code names at its import. Calling an operator still fails."""
+    global _library  # the declarations last as long as this object
     _library = torch.library.Library("torchvision", "DEF")
     for schema in SCHEMAS:
         _library.define(schema)

@@ -1,8 +1,8 @@
 """PASCAL VOC 2012 for segmentation, read in its published layout, or a synthetic set in the same layout.
 
 A picture is a JPEG file. Its mask is a PNG file with a palette: the value of a pixel is its class, from 0 (background)
-to 20, or 255 on the rim of an object, where no answer counts. The synthetic files are held in memory and not on disk;
-from there on both sets take the same way. Nothing is downloaded or written. Needs Pillow.
+to 20, or 255 on the rim of an object, where no answer counts. The synthetic files are held in memory, not on disk; from
+there on both sets are treated alike. Nothing is downloaded or written. Needs Pillow.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ CLASSES = 21
 IGNORE = 255
 SYNTHETIC = "synthetic"
 SYNTHETIC_SIZES = (240, 60)  # pictures to train and to validate with
-SYNTHETIC_CLASSES = 8  # the background, and the seven whose colours differ most: enough to learn in a minute
-LAYOUTS = (os.path.join("VOCdevkit", "VOC2012"), "VOC2012", "")  # where the set may lie in --data_dir
+SYNTHETIC_CLASSES = 8  # the background and the seven most different colours: learnt in a minute
+LAYOUTS = (os.path.join("VOCdevkit", "VOC2012"), "VOC2012", "")  # possible places of the set in --data_dir
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's red, green, blue, from 0 to 1
 
-Read = Callable[[str], bytes]  # from a path in VOC2012 to the content of that file
+Read = Callable[[str], bytes]  # path in VOC2012 -> content of the file
 
 
 class Voc(Dataset[Tuple[Tensor, Tensor]]):
-    """One split. Item: the picture, float32 (3, size, size), and its classes, int64 (size, size).
+    """A split. An item is the picture, float32 (3, size, size), and its classes, int64 (size, size).
 
-    To train with, pictures are scaled, mirrored and cut at random. The seed, the epoch and the picture's number make
-    the random choices. The rank has no part in them: who reads a picture makes no difference to it.
+    Training pictures are scaled, mirrored and cut at random. The seed, the epoch and the picture's number decide the
+    random choices. The rank does not matter: a picture is the same on every rank that reads it.
     """
 
     def __init__(self, read: Read, split: str, most: int | None, size: int, seed: int) -> None:
@@ -49,17 +49,20 @@ class Voc(Dataset[Tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         picture = decode(self.read, f"JPEGImages/{self.names[index]}.jpg").convert("RGB")
-        mask = decode(self.read, f"SegmentationClass/{self.names[index]}.png")  # convert() would make it colours
+        mask = decode(
+            self.read, f"SegmentationClass/{self.names[index]}.png"
+        )  # convert() would turn classes into colours
         check(picture, mask, self.names[index])
         random = np.random.RandomState([self.seed, self.epoch, index]) if self.split == "train" else None
         return fit(picture, mask, self.size, random)
 
 
 def load(data_dir: str, size: int, seed: int, train_size: int | None, val_size: int | None) -> tuple[Voc, Voc]:
-    """The training and the validation split, cut to these numbers of pictures (None: all, or SYNTHETIC_SIZES).
+    """Return the training and the validation split, cut to these numbers of pictures (``None``: all, or
+    SYNTHETIC_SIZES).
 
     Raises:
-        JobError: there is no Pillow, no data set, or files of it are missing.
+        JobError: Pillow, the data set or some of its files are missing.
     """
     pillow()
     if data_dir == SYNTHETIC:
@@ -79,7 +82,7 @@ def load(data_dir: str, size: int, seed: int, train_size: int | None, val_size: 
 
 
 def find(data_dir: str) -> str:
-    """The folder VOC2012 in or at ``data_dir``."""
+    """Return the folder VOC2012 in or at ``data_dir``."""
     for layout in LAYOUTS:
         if os.path.isfile(os.path.join(data_dir, layout, "ImageSets", "Segmentation", "train.txt")):
             return os.path.join(data_dir, layout)
@@ -91,13 +94,13 @@ def find(data_dir: str) -> str:
 
 
 def read_file(folder: str, path: str) -> bytes:
-    """The content of a file in this folder."""
+    """Return the content of a file in this folder."""
     with open(os.path.join(folder, path), "rb") as file:
         return file.read()
 
 
 def pillow() -> Any:
-    """The module ``PIL.Image``, imported where pictures are read and not before."""
+    """Return the module ``PIL.Image``. It is imported only when pictures are read."""
     try:
         return importlib.import_module("PIL.Image")
     except ImportError as error:
@@ -105,7 +108,7 @@ def pillow() -> Any:
 
 
 def decode(read: Read, path: str) -> Any:
-    """The picture in this file, decoded to its end: Pillow by itself stops after the header."""
+    """Return the picture in this file, decoded to its end: by default Pillow stops after the header."""
     try:
         picture = pillow().open(io.BytesIO(read(path)))
         picture.load()
@@ -115,7 +118,7 @@ def decode(read: Read, path: str) -> Any:
 
 
 def check(picture: Any, mask: Any, name: str) -> None:
-    """A mask holds classes and fits its picture, or this is a JobError."""
+    """Raise JobError unless the mask holds classes and fits its picture."""
     if mask.mode not in ("P", "L") or mask.size != picture.size:
         raise JobError(
             f"the mask of {name} has mode {mask.mode} and size {mask.size}, expected P and {picture.size}: "
@@ -127,11 +130,11 @@ def check(picture: Any, mask: Any, name: str) -> None:
 
 
 def fit(picture: Any, mask: Any, size: int, random: np.random.RandomState | None) -> tuple[Tensor, Tensor]:
-    """Picture and mask on a square: float32 (3, size, size), normalised, and int64 (size, size).
+    """Return picture and mask on a square: float32 (3, size, size), normalised, and int64 (size, size).
 
-    A picture that is larger is scaled down, and what it does not cover is IGNORE. VOC's pictures have at most 500
-    pixels a side, so with ``size`` 513 they stay as they are, and validation is the published one. To train with
-    (``random`` given), scale by 0.5 to 2, mirror, and cut: DeepLab's augmentation (arXiv:1706.05587, section 4.1).
+    A larger picture is scaled down. The area outside the picture is IGNORE. VOC's pictures have at most 500 pixels a
+    side, so with ``size`` 513 they keep their size, and validation is as published. For training (``random`` is given)
+    the picture is scaled by 0.5 to 2, mirrored and cut: DeepLab's augmentation (arXiv:1706.05587, section 4.1).
     """
     factor = min(1.0, size / max(picture.size)) * (random.uniform(0.5, 2) if random else 1)
     shape = tuple(max(1, round(side * factor)) for side in picture.size)
@@ -149,9 +152,9 @@ def fit(picture: Any, mask: Any, size: int, random: np.random.RandomState | None
 
 
 def overlap(side: int, share: float, size: int) -> tuple[slice, slice]:
-    """Where a side of a picture lies in a window of ``size`` pixels, and which part of the side that is.
+    """Return the slice of a window of ``size`` pixels that a picture's side covers, and the covered slice of the side.
 
-    ``share``, 0 to 1, is how much of what is too much is cut off before the window, or left free there.
+    ``share``, 0 to 1: the part of the difference that is cut off, or left free, at the start.
     """
     shift, length = int(share * (side - size)), min(side, size)
     start, cut = max(0, -shift), max(0, shift)
@@ -159,7 +162,7 @@ def overlap(side: int, share: float, size: int) -> tuple[slice, slice]:
 
 
 def synthetic_files(seed: int, train_size: int, val_size: int) -> Dict[str, bytes]:
-    """The files of a small VOC2012, by path: ellipses in the colour of their class on a dark ground, under noise."""
+    """Return the files of a small VOC2012, by path: ellipses in the colours of their classes, under noise."""
     files = {}
     for part, (split, count) in enumerate((("train", train_size), ("val", val_size))):
         random = np.random.RandomState([seed, part])
@@ -171,7 +174,7 @@ def synthetic_files(seed: int, train_size: int, val_size: int) -> Dict[str, byte
 
 
 def synthetic_scene(random: np.random.RandomState, width: int = 128, height: int = 96) -> tuple[bytes, bytes]:
-    """A JPEG picture and the PNG mask of it: up to three objects, each with a rim of IGNORE, as VOC draws them."""
+    """Return a JPEG picture and its PNG mask: up to three objects, each with a rim of IGNORE, as in VOC."""
     rows, columns = np.mgrid[:height, :width]
     mask = np.zeros((height, width), np.uint8)
     for _ in range(3):
@@ -187,14 +190,14 @@ def synthetic_scene(random: np.random.RandomState, width: int = 128, height: int
 
 
 def palette() -> np.ndarray[Any, np.dtype[np.int64]]:
-    """VOC's colours, int64 (256, 3): a class's bits 0, 3, 6 are red, 1, 4, 7 green, 2, 5 blue, bright ones first."""
+    """Return VOC's colours, int64 (256, 3): bits 0, 3, 6 of a class are red, 1, 4, 7 green, 2, 5 blue."""
     bits = np.arange(256)[:, None, None] >> np.arange(3)[:, None] + 3 * np.arange(3) & 1  # by class, channel and weight
     made: np.ndarray[Any, np.dtype[np.int64]] = bits @ np.array([128, 64, 32])
     return made
 
 
 def encode(picture: Any, kind: str) -> bytes:
-    """The picture as a file of this kind."""
+    """Return the picture as a file of this kind."""
     file = io.BytesIO()
     picture.save(file, kind)
     return file.getvalue()

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl_worker.doctor import server, service
+from ddpctl_worker.doctor.limits import ANSWER_BYTES
 from ddpctl_worker.doctor.look import record_of_nccl
 from ddpctl_worker.machine import desk as desks
 from ddpctl_worker.machine.desk import Desk
@@ -186,11 +187,11 @@ def size(looks: list[Look]) -> int:
 
 def test_an_answer_that_is_too_long_is_shortened_and_says_so(tmp_path: Path) -> None:
     looks = [big(rank) for rank in range(100)]
-    assert size(looks) > service.MOST
+    assert size(looks) > ANSWER_BYTES
     with desk(tmp_path / "desk.sock", lambda: {"looks": service.fitting(looks), "slow": []}):
         told = desks.ask(str(tmp_path / "desk.sock"))
     assert told is not None
-    assert size(told["looks"]) <= service.MOST
+    assert size(told["looks"]) <= ANSWER_BYTES
     for one in told["looks"]:
         assert one["missing"] == [service.SHORTENED]
         assert (one["stack"], one["groups"]["0"]["entries"][-1]) == (

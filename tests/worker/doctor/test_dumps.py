@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ddpctl_worker.doctor import dumps
+from ddpctl_worker.doctor.limits import DUMP_BYTES
 from tests.worker.doctor.test_in_rank_import import fake_torch
 from tests.worker.dumped import dump
 from tests.worker.node import Node
@@ -71,7 +72,7 @@ def test_what_an_earlier_run_left_is_not_taken(node: Node) -> None:
 
 
 def test_a_dump_that_cannot_be_read_or_is_too_large_is_named(node: Node) -> None:
-    run = run_of(node, {0: WAITS[:-30], 1: b"x" * (dumps.MOST_BYTES + 1)})
+    run = run_of(node, {0: WAITS[:-30], 1: b"x" * (DUMP_BYTES + 1)})
     files, _ = node.files(run)
     assert {name for name in files if name.startswith("record/nccl")} == {"record/nccl/rank_0"}
     assert b"rank_1: larger than 4 MiB" in files["record/supervisor.log"]
@@ -108,7 +109,7 @@ def test_what_is_no_dump_of_this_user_is_left_out(tmp_path: Path, kind: str) -> 
     elif kind == "pipe":
         os.mkfifo(path)
     else:
-        path.write_bytes(b"x" * (dumps.MOST_BYTES + 1 if kind == "large" else 1))
+        path.write_bytes(b"x" * (DUMP_BYTES + 1 if kind == "large" else 1))
     if kind == "foreign":
         if os.geteuid() != 0:
             pytest.skip("only root can give a file away")

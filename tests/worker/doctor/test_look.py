@@ -252,7 +252,7 @@ def test_a_stopped_rank_is_not_asked_and_the_others_are_looked_at_at_once(
         return []
 
     monkeypatch.setattr(looking, "record_of", record_of)
-    monkeypatch.setattr(looking, "DEADLINE_S", GUARD_S)
+    monkeypatch.setattr(looking, "LOOK_DEADLINE_S", GUARD_S)
     with contextlib.ExitStack() as all_of_them:
         pids = [all_of_them.enter_context(program(SLEEPS)).pid for _ in range(8)]
         stop(pids[3])
@@ -285,7 +285,7 @@ class Hang:
 def test_a_look_that_hangs_is_left_behind(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
     hang = Hang()
     monkeypatch.setattr(looking, "record_of", lambda folder, pid: hang.wait())
-    monkeypatch.setattr(looking, "DEADLINE_S", 0.3)
+    monkeypatch.setattr(looking, "LOOK_DEADLINE_S", 0.3)
     with program(SLEEPS) as process:
         (found,) = of(tools, process.pid, interval=0.2)
         hang.end()

@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddpctl_worker.doctor.limits import KEPT_COLLECTIVES, KEPT_STEPS
 from ddpctl_worker.doctor.slow import SlowRanks
-from ddpctl_worker.doctor.steps import KEPT, STEPS, Collectives, period
+from ddpctl_worker.doctor.steps import Collectives, period
 
 RECORDS = Path(__file__).parents[1] / "records" / "slow"
 REPORT_S = 5.0
@@ -152,7 +153,7 @@ def test_balanced_noise_names_nobody(seed: int, jitter: float) -> None:
 @settings(derandomize=True, max_examples=5)
 @given(seed=SEEDS, rank=st.integers(0, 3))
 def test_strong_noise_hides_a_delay_for_a_while_only(seed: int, rank: int) -> None:
-    assert named(job(seed, STEPS + 10, delay=0.02, slow=[rank], jitter=0.15), seed) == {rank}
+    assert named(job(seed, KEPT_STEPS + 10, delay=0.02, slow=[rank], jitter=0.15), seed) == {rank}
 
 
 @settings(derandomize=True, max_examples=10)
@@ -188,7 +189,7 @@ def test_the_lag_and_the_share_of_being_last_are_given() -> None:
 
 
 def test_two_slow_ranks_of_eight_are_both_named() -> None:
-    trace = job(3, STEPS + 10, delay=0.03, slow=[2, 5], ranks=8)
+    trace = job(3, KEPT_STEPS + 10, delay=0.03, slow=[2, 5], ranks=8)
     assert named(trace) == {2, 5}
 
 
@@ -250,8 +251,8 @@ def test_memory_is_bounded_when_a_rank_never_reports_again() -> None:
     for report in reports({rank: arrivals[10:] for rank, arrivals in trace.items()}):
         collectives.add({rank: said for rank, said in report.items() if rank != 3})
     (group,) = collectives.groups()
-    assert len(group._open) <= KEPT
-    assert len(group.steps) <= STEPS
+    assert len(group._open) <= KEPT_COLLECTIVES
+    assert len(group.steps) <= KEPT_STEPS
 
 
 def test_a_rank_is_not_blamed_in_one_group_for_waiting_in_another() -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddpctl_worker.doctor.stall import AGAIN_S, FRESH_S, MOST_S, Stall, excuses_end
+from ddpctl_worker.doctor.limits import GLANCE_FRESH_S, LOOK_AGAIN_S, MOST_LOOK_AGAIN_S
+from ddpctl_worker.doctor.stall import Stall, excuses_end
 from ddpctl_worker.rules.limits import BUSY_FACTOR, MOVING_FACTOR
 
 EVERY = 5.0
@@ -126,7 +127,7 @@ def test_nothing_is_due_when_all_are_silent() -> None:
     run = Run()
     run.steps(30)
     run.pause(20, IDLE, waits=True)
-    assert not run.stall.due(run.now + FRESH_S + 100)
+    assert not run.stall.due(run.now + GLANCE_FRESH_S + 100)
     assert not Stall(30.0).due(5.0)
 
 
@@ -134,8 +135,8 @@ def test_a_look_is_not_due_again_at_once() -> None:
     run = Run()
     run.steps(30)
     assert run.pause(30, waits=True)
-    assert not run.stall.due(run.now + AGAIN_S - 1)
-    assert run.stall.due(run.now + AGAIN_S)
+    assert not run.stall.due(run.now + LOOK_AGAIN_S - 1)
+    assert run.stall.due(run.now + LOOK_AGAIN_S)
 
 
 def test_looks_that_find_nothing_stuck_get_rarer() -> None:
@@ -145,12 +146,12 @@ def test_looks_that_find_nothing_stuck_get_rarer() -> None:
     due = run.pause(3 * 3600, WORK, waits=True, excused=True)
     assert due[:4] == [30.0, 35.0, 40.0, 45.0]
     assert len(due) < 250
-    assert max(after - before for before, after in pairwise(due)) == MOST_S
+    assert max(after - before for before, after in pairwise(due)) == MOST_LOOK_AGAIN_S
     assert {30.0 * BUSY_FACTOR, 30.0 * MOVING_FACTOR} <= set(due)
     run.steps(60)
     again = run.pause(20_000, WORK, waits=True)
     assert run.stall.limit <= again[0] < run.stall.limit + EVERY
-    assert again[1] == again[0] + AGAIN_S
+    assert again[1] == again[0] + LOOK_AGAIN_S
 
 
 PHASES = st.lists(st.tuples(st.sampled_from([WORK, IDLE, READ]), st.integers(5, 400)), min_size=1, max_size=8)

@@ -17,9 +17,17 @@ from hypothesis import strategies as st
 
 from ddpctl_worker.doctor import look, watch
 from ddpctl_worker.doctor.hosts import HostFacts
+from ddpctl_worker.doctor.limits import (
+    KEPT_COLLECTIVES,
+    MOST_GROUPS,
+    MOST_MESSAGES,
+    REPEAT_S,
+    SENT_ENTRIES,
+    SENT_FRAMES,
+)
 from ddpctl_worker.doctor.look import Subject, Tools
-from ddpctl_worker.doctor.steps import GROUPS, KEPT, Collectives
-from ddpctl_worker.doctor.watch import MOST_WAITING, REPEAT_S, RunWatch, Unjudged, brief, shortened
+from ddpctl_worker.doctor.steps import Collectives
+from ddpctl_worker.doctor.watch import RunWatch, Unjudged, brief, shortened
 from ddpctl_worker.gang.limits import MAX_WORD
 from ddpctl_worker.machine.clocks import Offset
 from ddpctl_worker.rules import verdict
@@ -87,8 +95,8 @@ def records(monkeypatch: pytest.MonkeyPatch) -> Records:
     made = Records()
     monkeypatch.setattr(look, "record_of", made.of)
     monkeypatch.setattr(watch, "GLANCE_S", 0.1)
-    monkeypatch.setattr(watch, "PATIENCE_S", 1.5)
-    monkeypatch.setattr("ddpctl_worker.doctor.stall.AGAIN_S", 0.2)
+    monkeypatch.setattr(watch, "OTHER_LOOKS_S", 1.5)
+    monkeypatch.setattr("ddpctl_worker.doctor.stall.LOOK_AGAIN_S", 0.2)
     return made
 
 
@@ -247,7 +255,7 @@ def test_speed_is_judged_once_every_host_has_said_what_is_new(
         records.made[node.pid] = (3, True)
     if not heard:
         member.to = []
-        records.made[hub.pid] = (KEPT, True)  # more collectives than are kept for a rank that says nothing
+        records.made[hub.pid] = (KEPT_COLLECTIVES, True)  # more collectives than are kept for a rank that says nothing
     hub.watch.start()
     time.sleep(0.3)
     member.watch.start()
@@ -302,7 +310,7 @@ def test_the_glances_of_many_ranks_fit_the_wire_and_are_taken_as_one(
     nodes: list[Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub, member = nodes
-    new = {"0": [(1 << 61, 1_800_000_000.123456)] * KEPT}
+    new = {"0": [(1 << 61, 1_800_000_000.123456)] * KEPT_COLLECTIVES}
     glance = {"pid": 1, "place": ["0", 1 << 61, 300], "pending": None, "cpu": 100.0, "bytes": 1e9, "new": new}
     monkeypatch.setattr(member.watch, "_at", lambda one, now: dict(glance))
     taken: list[Any] = []
@@ -403,8 +411,8 @@ def test_what_waits_for_a_judgement_is_bounded() -> None:
         new = [(100 * at + i, float(100 * at + i)) for i in range(100)]
         unjudged.add(0, {"0": new, f"new {at}": new}, 0.5)
     groups = unjudged.ranks[0]
-    assert list(groups["0"]) == [(seq, seq - 0.5) for seq in range(10_000 - KEPT, 10_000)]
-    assert set(groups) == {"0", *(f"new {at}" for at in range(101 - GROUPS, 100))}
+    assert list(groups["0"]) == [(seq, seq - 0.5) for seq in range(10_000 - KEPT_COLLECTIVES, 10_000)]
+    assert set(groups) == {"0", *(f"new {at}" for at in range(101 - MOST_GROUPS, 100))}
 
 
 def test_no_speed_is_judged_before_every_rank_has_reported(
@@ -448,9 +456,9 @@ def test_words_that_make_no_sense_do_no_harm(records: Records, nodes: list[Node]
 
 
 def test_the_inbox_is_bounded_and_nobody_waits_for_it(nodes: list[Node]) -> None:
-    for _ in range(MOST_WAITING + 1000):
+    for _ in range(MOST_MESSAGES + 1000):
         nodes[0].watch.hear("node1", {"what": "glance", "ranks": {}})
-    assert len(nodes[0].watch._inbox) == MOST_WAITING
+    assert len(nodes[0].watch._inbox) == MOST_MESSAGES
 
 
 def test_a_watch_that_does_not_decide_looks_all_the_same(nodes: list[Node]) -> None:
@@ -479,7 +487,7 @@ def test_a_signal_only_for_a_person_or_once_the_run_is_stuck(
 def test_a_look_for_the_record_is_short() -> None:
     one = a_look(0, groups={"0": group(LOOP * 50)}, stack=[["x.py", 1, "f"]] * 60, threads=[{"name": "", "stack": []}])
     made = shortened(one)
-    assert len(made["groups"]["0"]["entries"]) == watch.ENTRIES
+    assert len(made["groups"]["0"]["entries"]) == SENT_ENTRIES
     assert made["groups"]["0"]["entries"][-1] == one["groups"]["0"]["entries"][-1]
-    assert len(made["stack"]) == watch.FRAMES
+    assert len(made["stack"]) == SENT_FRAMES
     assert shortened(a_look(0, stack=None, groups=None))["stack"] is None

@@ -118,7 +118,7 @@ def test_a_driver_that_does_not_start_or_hangs_says_so(node: Node, monkeypatch: 
     node.tell(CODE="0")
     assert node.asked()["devices"] == 8
     node.tell(SLEEP="300")
-    monkeypatch.setattr(torch, "SEEN_S", 1.0)
+    monkeypatch.setattr(torch, "DRIVER_S", 1.0)
     told = node.asked()
     assert (told["devices"], told["live"]["code"]) == (0, None)
     assert "did not answer within 1 s" in told["live"]["error"]

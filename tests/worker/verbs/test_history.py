@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl_worker.verbs import history
-from ddpctl_worker.verbs.history import POINTS, RankSeries
+from ddpctl_worker.verbs.history import RankSeries
+from ddpctl_worker.verbs.limits import SERIES_POINTS
 from tests.worker.node import Node
 
 WRITES = """
@@ -47,7 +48,7 @@ def test_the_verb_thins_out_what_ranks_wrote(node: Node) -> None:
     assert (rank["axis"], rank["sampled"], sorted(rank["series"])) == ("step", False, ["accuracy", "loss"])
     loss, accuracy = rank["series"]["loss"], rank["series"]["accuracy"]
     assert (loss["count"], loss["not_finite"], loss["not_finite_at"]) == (2990, 10, 2990)
-    assert len(loss["points"]) <= POINTS
+    assert len(loss["points"]) <= SERIES_POINTS
     assert [1234, 99.0] in loss["points"]
     assert accuracy["points"] == [
         [999, 0.333],
@@ -93,7 +94,7 @@ def test_without_step_or_epoch_lines_are_counted() -> None:
 def test_of_a_file_that_is_too_long_parts_are_read() -> None:
     text = "".join(json.dumps({"step": step, "loss": step % 7}) + "\n" for step in range(20_000))
     found = series(text, most=len(text) // 10)
-    steps = [x for x, _ in found.to_json(POINTS)["series"]["loss"]["points"]]
+    steps = [x for x, _ in found.to_json(SERIES_POINTS)["series"]["loss"]["points"]]
     assert found.sampled
     assert (steps[0], steps[-1]) == (0, 19_999)
     assert found.series["loss"].count < 2100
@@ -103,7 +104,7 @@ def test_of_a_file_that_is_too_long_parts_are_read() -> None:
 def test_many_series_share_an_answer(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     run = node.start(WRITES)
     node.wait_state(run)
-    monkeypatch.setattr(history, "ALL_POINTS", 100)
+    monkeypatch.setattr(history, "ANSWER_POINTS", 100)
     monkeypatch.setattr("os.nice", lambda steps: steps)
     found = history.history({"base_dir": str(node.base), "host": node.host, "run": run}, None)  # type: ignore[arg-type]
     points = [len(one["points"]) for rank in found["attempts"]["1"].values() for one in rank["series"].values()]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker.verbs.tail import JUDGE_S
+from ddpctl_worker.verbs.limits import JUDGE_RUN_S
 from tests.worker.node import Node, eventually
 
 TIME = "2026-01-02T03:04:05+00:00"
@@ -227,7 +227,7 @@ def test_a_run_that_stays_stuck_is_told_once(node: Node) -> None:
     diagnose(30, 1)
     eventually(lambda: stuck() == ["rank 1, 30 s"], "it is said")
     diagnose(60, 1)
-    time.sleep(2 * JUDGE_S)
+    time.sleep(2 * JUDGE_RUN_S)
     diagnose(61, 0)
     eventually(lambda: stuck()[1:] == ["rank 0, 61 s"], "another rank is news")
     diagnose(61, 0, over=TIME)

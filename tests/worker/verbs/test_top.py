@@ -134,7 +134,7 @@ def test_which_rank_wrote_last_is_found_at_the_end_of_a_long_log(tmp_path: Path)
 
 
 def test_a_reading_that_hangs_is_late_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gauges, "LATE_S", 0.2)
+    monkeypatch.setattr(gauges, "READING_LATE_S", 0.2)
     hangs = threading.Event()
     gauge = Gauge("disk", lambda: hangs.wait(30))
     gauge.start()

@@ -81,7 +81,7 @@ def test_a_script_that_wrote_nothing_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_look_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looks, "MOST_LOOKED", 5)
+    monkeypatch.setattr(looks, "MOST_ENTRIES", 5)
     run = Run(tmp_path)
     run.write(*(f"f{number}" for number in range(9)))
     found = run.look()

@@ -1,14 +1,18 @@
-"""What every rank is doing, seen from outside while it runs or hangs, and what that says of the run.
+"""Looks at the ranks from outside while they run or hang, and says why a run is stuck and which rank is slow.
 
-rank/       runs inside the rank: opens torch's own debug server there
-server.py   asks that server        flight.py  reads its answer: the collectives of a rank
-stacks.py   Python stacks           frames.py  reads those: a rank's place in the user's code
-process.py  /proc                   look.py    all of it, for every rank of this node
-verdict.py  pure: which rank is odd, from the looks of all nodes
-seen.py     pure: what a look says of a rank       sequences.py  pure: where the sequences of collectives part
-words.py    pure: the words of a verdict
-slow.py     pure: which ranks are slow, from the arrivals at the collectives; steps.py finds the steps in those
-stall.py    pure: when to look closely            clocks.py  pure: how far the clocks of two hosts are apart
-watch.py    in the supervisor: looks by itself, and says so when the run is stuck or a rank is slow
-service.py  the doctor verb
+A *glance* is cheap: the place of a rank in its collectives, and its work. A *look* is close: stacks, collectives,
+children. A *diagnosis* compares the looks of all nodes.
+
+    rank/       runs inside the rank, and opens torch's own debug server there
+    server.py   asks that server                   stacks.py   reads Python stacks, by py-spy or a signal
+    process.py  reads /proc                        look.py     takes a look at every rank of this node
+    hosts.py    compares hosts                     dumps.py    keeps torch's own dumps after a time-out of NCCL
+    stall.py    pure: when a close look is due     polling.py  pure: ranks that poll, from look to look
+    steps.py    pure: steps and lags               slow.py     pure: slow ranks, from these lags
+    hung.py     pure: the rank that never came     watch.py    glances, diagnoses and reports by itself
+    service.py  the doctor verb                    limits.py   every deadline, size and bound
+
+Threads: ``doctor`` (watch.py) in the supervisor, and a thread for each look. Helper processes: py-spy, nvidia-smi.
+Files, in the run's folder: PID.sock and PID.stack of each rank, and nccl/rank_N. The rules that judge a look (verdict,
+flight, frames, seen, sequences, words) are in ``ddpctl_worker.rules``.
 """

@@ -1,7 +1,7 @@
-"""The files that torch writes when a collective of NCCL times out, one for each rank.
+"""The files that torch writes when a collective of NCCL times out, a file for each rank.
 
-torch names them by a stem and the rank. The stem is in the run's folder (``doctor/rank/sitecustomize.py``), unless the
-user has set another in the job's environment: from there they are copied when the run ends, since the next run would
+torch names a file by a stem and the rank. ``doctor/rank/sitecustomize.py`` puts the stem into the run's folder. If the
+job's environment sets another stem, ``keep`` copies the files from there when the run ends, because the next run would
 overwrite them.
 """
 
@@ -13,22 +13,22 @@ import stat
 import time
 from typing import Iterable, List, Mapping, Optional
 
+from ddpctl_worker.doctor.limits import DUMP_BYTES
 from ddpctl_worker.rules import flight
 
-MOST_BYTES = 4 << 20  # of a dump; one of 2000 collectives has about 1 MB
 STEMS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _PREFIX = "rank_"
 
 
 def users_stems(env: Mapping[str, str], cwd: str) -> List[str]:
-    """Where the job's environment has torch write them; empty where that is left to ddpctl."""
+    """Return the stems that the job's environment sets; empty if ddpctl sets the stem."""
     return [os.path.join(cwd, env[name]) for name in STEMS if env.get(name)]
 
 
 def keep(stems: Iterable[str], ranks: Iterable[int], since: float, folder: str) -> List[str]:
-    """Copy to ``folder`` what torch wrote for ``ranks`` since then (Unix time): of each rank the newest file.
+    """Copy to ``folder`` the newest file that torch has written for each of ``ranks`` since ``since`` (Unix time).
 
-    Returns what stays away from the run's record, and why.
+    Returns the files that could not be copied, and why.
     """
     left_out = []
     for rank in ranks:
@@ -43,19 +43,19 @@ def keep(stems: Iterable[str], ranks: Iterable[int], since: float, folder: str) 
 
 
 def too_large(folder: str) -> List[str]:
-    """The dumps in ``folder`` that are neither fetched nor read."""
-    return ["%s: %s" % (path, _LARGE) for path in _all(folder) if os.path.getsize(path) > MOST_BYTES]
+    """Return the dumps in ``folder`` that are too large to be fetched or read, each with the reason."""
+    return ["%s: %s" % (path, _LARGE) for path in _all(folder) if os.path.getsize(path) > DUMP_BYTES]
 
 
 def kept(folder: str) -> List[str]:
-    """The paths of all others."""
-    return [path for path in _all(folder) if os.path.getsize(path) <= MOST_BYTES]
+    """Return the paths of all dumps that are not too large."""
+    return [path for path in _all(folder) if os.path.getsize(path) <= DUMP_BYTES]
 
 
 def of_rank(folder: str, rank: int, until: float = math.inf) -> Optional[List[flight.Entry]]:
-    """The collectives in a rank's dump; None where there is none.
+    """Return the collectives in a rank's dump, or ``None`` without a dump.
 
-    Raises OSError, ValueError: it cannot be read, or the monotonic clock is past ``until``.
+    Raises OSError, ValueError: the dump cannot be read, or the monotonic clock is past ``until``.
     """
     try:
         data = _content(os.path.join(folder, _PREFIX + str(rank)))
@@ -66,7 +66,7 @@ def of_rank(folder: str, rank: int, until: float = math.inf) -> Optional[List[fl
     return flight.dumped(data)
 
 
-_LARGE = "larger than %d MiB" % (MOST_BYTES >> 20)
+_LARGE = "larger than %d MiB" % (DUMP_BYTES >> 20)
 
 
 def _all(folder: str) -> List[str]:
@@ -94,13 +94,13 @@ def _copy(source: str, target: str) -> None:
 
 
 def _content(path: str) -> bytes:
-    """Raises OSError; ValueError: it is no file of this user's, or too large."""
+    """Raises OSError; ValueError: the path is not a file of this user, or too large."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
             raise ValueError("no file of this user's")
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
+        data = file.read(DUMP_BYTES + 1)
+    if len(data) > DUMP_BYTES:
         raise ValueError(_LARGE)
     return data

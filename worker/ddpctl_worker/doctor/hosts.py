@@ -1,17 +1,13 @@
-"""What differs about the host of a slow rank: busy processors, a low clock, little memory, swap, a hot GPU."""
+"""Finds facts that may explain a slow rank: a busy host, a low clock, little memory, swap, a hot GPU."""
 
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ddpctl_worker.doctor.limits import BUSIER_PERCENT, CLOCK_SHARE, FREE_MEMORY_SHARE, HOTTER_DEGREES, SWAPPED_PAGES
 from ddpctl_worker.doctor.steps import median
 from ddpctl_worker.machine import fs
 
-BUSIER = 25.0  # percent of all processors, more than on the others
-SLOWER = 0.85  # of the others' clock
-LITTLE = 0.05  # of the memory
-PAGES = 50.0  # swapped in or out in a second
-HOTTER = 10.0  # degrees
 Facts = Mapping[str, Any]
 Gpus = Sequence[Mapping[str, Any]]
 
@@ -24,16 +20,22 @@ class _Counted(NamedTuple):
 
 
 class HostFacts:
-    """Asked at each glance; ``now`` in seconds of any one clock. ``gpus``: as they were last (run/gpuwatch.py)."""
+    """The facts of this host, read at each glance. ``gpus`` returns the GPUs as ``run/gpuwatch.py`` saw them last."""
 
     def __init__(self, gpus: Callable[[], Gpus] = tuple) -> None:
         self._before: Optional[_Counted] = None
         self._gpus = gpus
 
     def look(self, now: float) -> Dict[str, float]:
-        """``busy``: percent of all processors since the last look; ``mhz``; ``free``: share of the memory; ``pages``
-        swapped in a second; ``gpu_c``: the hottest GPU; ``gpu_slowed``: 1.0 where a GPU is slowed down by heat or
-        power. What is not known is left out."""
+        """Return the facts of this host; an unknown fact is left out. ``now``: seconds of any steady clock.
+
+        busy         percent of all processors since the last look
+        mhz          clock rate of the processors
+        free         share of the memory
+        pages        swapped in a second
+        gpu_c        degrees of the hottest GPU
+        gpu_slowed   1.0 if heat or power slows a GPU down
+        """
         busy, total = processors(fs.read_text("/proc/stat"))
         after = _Counted(busy, total, swapped(fs.read_text("/proc/vmstat")), now)
         before, self._before = self._before or after, after
@@ -47,7 +49,7 @@ class HostFacts:
 
 
 def processors(text: str) -> Tuple[int, int]:
-    """Busy and all ticks, from /proc/stat (proc(5)): user nice system idle iowait irq softirq steal."""
+    """Return busy ticks and all ticks, from /proc/stat (proc(5)): user nice system idle iowait irq softirq steal."""
     for line in text.splitlines():
         if line.startswith("cpu "):
             ticks = [int(word) for word in line.split()[1:9]]
@@ -56,13 +58,13 @@ def processors(text: str) -> Tuple[int, int]:
 
 
 def swapped(text: str) -> int:
-    """Pages swapped in and out since boot, from /proc/vmstat."""
+    """Return the number of pages swapped in and out since boot, from /proc/vmstat."""
     pairs = (line.split() for line in text.splitlines() if line.startswith(("pswpin ", "pswpout ")))
     return sum(int(pair[1]) for pair in pairs)
 
 
 def memory(text: str) -> Dict[str, float]:
-    """``free``, from /proc/meminfo."""
+    """Return ``free``, from /proc/meminfo."""
     lines = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     try:
         return {"free": int(lines["MemAvailable"].split()[0]) / int(lines["MemTotal"].split()[0])}
@@ -71,38 +73,38 @@ def memory(text: str) -> Dict[str, float]:
 
 
 def clock(text: str) -> Dict[str, float]:
-    """``mhz``: the median of all processors, from /proc/cpuinfo; other machine types than x86 do not tell."""
+    """Return ``mhz``, the median of all processors, from /proc/cpuinfo. Only x86 has it there."""
     found = [float(line.split(":")[1]) for line in text.splitlines() if line.startswith("cpu MHz")]
     return {"mhz": median(found)} if found else {}
 
 
 def heat(gpus: Gpus) -> Dict[str, float]:
-    """``gpu_c`` and ``gpu_slowed``."""
-    degrees = [float(one["temperature"]) for one in gpus if one.get("temperature") is not None]
-    return {"gpu_c": max(degrees), "gpu_slowed": float(any(one.get("slowed") for one in gpus))} if degrees else {}
+    """Return ``gpu_c`` and ``gpu_slowed``."""
+    degrees = [float(gpu["temperature"]) for gpu in gpus if gpu.get("temperature") is not None]
+    return {"gpu_c": max(degrees), "gpu_slowed": float(any(gpu.get("slowed") for gpu in gpus))} if degrees else {}
 
 
 def differences(own: Facts, others: Sequence[Facts]) -> List[str]:
-    """What may make a host slower than the others, for a person; empty where nothing stands out."""
+    """Return sentences about facts that may make a host slower than the other hosts; empty if nothing stands out."""
     words = []
     busy, usual = own.get("busy"), _usual("busy", others)
-    if busy is not None and usual is not None and busy - usual >= BUSIER:
+    if busy is not None and usual is not None and busy - usual >= BUSIER_PERCENT:
         words.append("its processors are %d %% busy, those of the other hosts %d %%" % (round(busy), round(usual)))
     mhz, usual = own.get("mhz"), _usual("mhz", others)
-    if mhz is not None and usual and mhz < SLOWER * usual:
+    if mhz is not None and usual and mhz < CLOCK_SHARE * usual:
         words.append("its processors run at %d MHz, those of the other hosts at %d" % (round(mhz), round(usual)))
-    if own.get("free", 1.0) < LITTLE:
+    if own.get("free", 1.0) < FREE_MEMORY_SHARE:
         words.append("%d %% of its memory is free" % round(100 * own["free"]))
-    if own.get("pages", 0.0) >= PAGES:
+    if own.get("pages", 0.0) >= SWAPPED_PAGES:
         words.append("it swaps %d pages a second" % round(own["pages"]))
     degrees, usual = own.get("gpu_c"), _usual("gpu_c", others)
     if own.get("gpu_slowed"):
         words.append("a GPU is slowed down by heat or power (%d °C)" % round(degrees or 0.0))
-    elif degrees is not None and usual is not None and degrees - usual >= HOTTER:
+    elif degrees is not None and usual is not None and degrees - usual >= HOTTER_DEGREES:
         words.append("a GPU is at %d °C, those of the other hosts at %d °C" % (round(degrees), round(usual)))
     return words
 
 
 def _usual(name: str, others: Sequence[Facts]) -> Optional[float]:
-    found = [float(one[name]) for one in others if one.get(name) is not None]
-    return median(found) if found else None
+    values = [float(facts[name]) for facts in others if facts.get(name) is not None]
+    return median(values) if values else None

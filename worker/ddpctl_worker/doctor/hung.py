@@ -1,4 +1,4 @@
-"""Which rank the others waited for in vain, once all failures are time-outs of those that waited. Pure."""
+"""Finds the rank that the other ranks waited for, once every failure is a time-out of a waiting rank. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tup
 from ddpctl_worker.rules import seen, words
 from ddpctl_worker.rules.seen import SeenRank
 
-# Of the failures that are a peer's (contract.VICTIM_WORDS) those that say that nothing came for too long.
+# A part of contract.VICTIM_WORDS: the failures that say that nothing came for too long.
 _TIMED_OUT = re.compile(
     r"timed out waiting|wait timeout after|socket timeout|client socket has timed out|failed to pass monitoredBarrier|"
     r"collective operation timeout|timed out after|operation to complete|waitForInput: .* timed out",
@@ -19,7 +19,7 @@ Waits = Tuple[str, int, str]  # group, number and operation of a collective
 
 
 class Hung(NamedTuple):
-    """A rank that never came, and where it was."""
+    """A rank that never came to a collective, and the place in its program."""
 
     host: str
     rank: int
@@ -27,19 +27,19 @@ class Hung(NamedTuple):
 
 
 def timed_out(messages: Iterable[str]) -> bool:
-    """Whether any of these failures says that a peer did not come in time."""
+    """Return whether any of these failures says that a peer did not come in time."""
     return any(_TIMED_OUT.search(message) for message in messages)
 
 
 def find_hung(looks: Iterable[Dict[str, Any]], waited: Mapping[int, Waits]) -> Optional[Hung]:
-    """Who had not reached the collective in which the others were seen last; None where that is not clear.
+    """Return the rank that had not reached the last collective of the other ranks, or ``None`` if that is not clear.
 
-    ``looks``: at the ranks that still live. ``waited``: by rank, the collective that it was in when it was seen last.
+    ``looks``: at the ranks that still live. ``waited``: rank -> the last collective in which it was seen.
     """
-    ranks = [one for one in map(seen.read, looks) if one.state not in ("ended", "unknown")]
+    ranks = [rank for rank in map(seen.read, looks) if rank.state not in ("ended", "unknown")]
     count = Counter(waited.values())
-    where = max(count, key=lambda one: (count[one], one[1])) if count else None
-    absent = [one for one in seen.present(ranks) if _has_not_come(one, where)]
+    where = max(count, key=lambda waits: (count[waits], waits[1])) if count else None
+    absent = [rank for rank in seen.present(ranks) if _has_not_come(rank, where)]
     if not absent:
         return None
     first = absent[0]
@@ -52,9 +52,9 @@ def _subject(absent: List[SeenRank]) -> str:
     return "it was" if len(absent) == 1 else "%s was" % words.who(absent[:1])
 
 
-def _has_not_come(one: SeenRank, where: Optional[Waits]) -> bool:
-    if one.operation is not None:
+def _has_not_come(rank: SeenRank, where: Optional[Waits]) -> bool:
+    if rank.operation is not None:
         return False
-    if where is None or not one.known:
-        return bool(one.stack)
-    return one.head.get(where[0], -1) < where[1]
+    if where is None or not rank.known:
+        return bool(rank.stack)
+    return rank.head.get(where[0], -1) < where[1]

@@ -1,25 +1,26 @@
-"""One look at every rank of this node, each in a thread of its own and with a deadline: none holds up another.
+"""Looks at every rank of this node at the same time. Each rank has a thread and a deadline of its own.
 
-A look at a rank is a dictionary (``verdict.py`` reads it):
+A look at a rank is a dictionary, which ``rules/verdict.py`` reads:
 
-    rank, local_rank, pid        who it is
-    state                        running, sleeping, blocked, stopped, traced, ended; unknown where nothing was seen
-    cpu, below                   percent of one core in the last second: its own, and that of all it has started;
-                                 neither these nor bytes, still or children in a look of a moment (interval 0)
-    wants_cpu                    whether it, or one that it has started, was ready to run most of the time
-    bytes                        read and written in that second, by it and by all it has started
+    rank, local_rank, pid        the rank's identity
+    state                        running, sleeping, blocked, stopped, traced, ended; unknown if nothing was seen
+    cpu, below                   percent of a core in the last second: of the rank, and of all its descendants
+    wants_cpu                    whether the rank or a descendant was ready to run most of the time
+    bytes                        read and written in that second by the rank and its descendants
     rss_mb, swap_mb, waits_in, sleep_s        see process.py
-    polls                        it sleeps again and again on the same line: it looks whether something is there
-    gpu, gpu_mb                  percent of its GPU's time, memory that it has there; see gpu.py
-    stack, gil, threads, children             Python stacks; of a child also state, sleep_s, still, polls
-    unseen                       how many of its processes could not be looked at
-    still, spins                 at each look in that second on the same line; in one function, holding the GIL
-    peers                        of a send or receive
-    groups                       its last collectives (flight.py)
-    dumped                       whether those are from torch's own dump, written before the rank ended
-    moved                        whether it entered or left a collective in that second, by its record or its stack
+    polls                        whether the rank sleeps again and again on the same line, as a polling loop does
+    gpu, gpu_mb                  percent of the GPU's time, and memory of the rank there; see facts/gpu.py
+    stack, gil, threads, children             Python stacks; a child also has state, sleep_s, still and polls
+    unseen                       the number of child processes that could not be looked at
+    still, spins                 every sample shows the same line; every sample shows the same function with the GIL
+    peers                        the other ranks of a send or receive
+    groups                       the last collectives (rules/flight.py)
+    dumped                       whether ``groups`` is from torch's own dump, written before the rank ended
+    moved                        whether the rank entered or left a collective in that second, by record or stack
     now                          Unix time of this machine at the end of the look
-    missing                      what could not be had, and why
+    missing                      facts that could not be had, and why
+
+A look without an interval (0), at a rank that is about to be stopped, has no cpu, below, bytes, still or children.
 """
 
 from __future__ import annotations
@@ -30,25 +31,31 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker.doctor import process, server, stacks
+from ddpctl_worker.doctor.limits import (
+    CHILD_FRAMES,
+    LAST_RECORD_S,
+    LOOK_DEADLINE_S,
+    LOOK_S,
+    MOST_CHILDREN,
+    MOST_THREADS,
+    MOST_WAITED_FOR,
+    SAMPLES,
+    SERVER_S,
+    THREAD_FRAMES,
+)
 from ddpctl_worker.doctor.stacks import Stacks
 from ddpctl_worker.facts import gpu
 from ddpctl_worker.machine import proc
 from ddpctl_worker.rules import flight, frames
 from ddpctl_worker.rules.limits import BUSY_BYTES, BUSY_CPU
 
-INTERVAL_S = 1.0
-SAMPLES = 4  # of the stack in that time
-DEADLINE_S = 2.0
-MOMENT_S = 0.2  # for the record of a rank that is about to be stopped
-MOST_CHILDREN = 4  # whose stacks are read
-MOST_PROCESSES = 16  # the same for a rank that waits for processes that it has started
-MOST_THREADS = 8
 NO_RECORD = "no record of its collectives"
-HELD = ("stopped", "traced")  # such a process answers nothing
+HELD = ("stopped", "traced")  # a process in these states answers nothing
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-Sleep = Tuple[float, Optional[float]]  # when (monotonic clock), and how much longer it slept; None: it did not
+# Monotonic time of a sample, and seconds until the sleep ends; no seconds if the process was awake.
+Sleep = Tuple[float, Optional[float]]
 
 
 class Subject(NamedTuple):
@@ -60,44 +67,49 @@ class Subject(NamedTuple):
 
 
 class Tools(NamedTuple):
-    """Where the rank's server and its file for stacks are; py-spy, where this host has it; what else may be done."""
+    """The folder with the rank's server and stack file, the py-spy program of this host, and the allowed means.
+
+    ``asked``: a person asks, so a rank without another way to its stack may get the signal. ``stuck``: the run is known
+    to be stuck, so an idle rank may get the signal as well. ``nccl``: ask for NCCL's record too, see
+    ``record_of_nccl``.
+    """
 
     folder: str
     py_spy: Optional[str]
-    asked: bool = False  # by a person: a rank without another way to its stack may get the signal
-    stuck: bool = False  # as the run is known to be: so may one that does nothing
-    nccl: bool = False  # ask for NCCL's record too: see record_of_nccl
+    asked: bool = False
+    stuck: bool = False
+    nccl: bool = False
     no_py_spy: str = "py-spy is not on this host"
 
 
 class Looks:
-    """Looks at ranks, all at once; what is known of them can be asked for at any time."""
+    """Looks at several ranks at once. The results so far can be read at any time."""
 
     def __init__(self, subjects: Sequence[Subject], tools: Tools, interval: float) -> None:
-        self._each = [_Looking(one, tools, interval) for one in subjects]
+        self._each = [_Looking(subject, tools, interval) for subject in subjects]
         self._use: Dict[int, gpu.Use] = {}
         self._interval = interval
 
     def run(self, seconds: float) -> None:
-        """Until they are over, but for ``seconds`` at most."""
+        """Run the looks for at most ``seconds``."""
         begun = time.monotonic()
         threads: List[threading.Thread] = list(self._each)
         if self._interval:
             threads.append(threading.Thread(target=lambda: self._use.update(gpu.by_pid()), name="gpu", daemon=True))
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join(max(0.0, begun + seconds - time.monotonic()))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, begun + seconds - time.monotonic()))
 
     def told(self) -> List[Dict[str, Any]]:
         use = dict(self._use)
-        return [dict(one, **_on_gpu(use.get(int(one["pid"])))) for one in (each.told() for each in self._each)]
+        return [dict(one, **_on_gpu(use.get(int(one["pid"])))) for one in (each.to_json() for each in self._each)]
 
 
-def look(subjects: Sequence[Subject], tools: Tools, interval: float = INTERVAL_S) -> List[Dict[str, Any]]:
-    """Look at all of them at once; takes ``interval`` seconds and, where one does not answer, DEADLINE_S more."""
+def look(subjects: Sequence[Subject], tools: Tools, interval: float = LOOK_S) -> List[Dict[str, Any]]:
+    """Look at all ranks at once, for ``interval`` seconds, and LOOK_DEADLINE_S more if a rank does not answer."""
     looks = Looks(subjects, tools, interval)
-    looks.run(interval + DEADLINE_S)
+    looks.run(interval + LOOK_DEADLINE_S)
     return looks.told()
 
 
@@ -105,22 +117,25 @@ def _on_gpu(use: Optional[gpu.Use]) -> Dict[str, Any]:
     return {} if use is None else {"gpu": use.percent, "gpu_mb": use.memory_mb}
 
 
-def record_of(folder: str, pid: int, seconds: float = server.ASK_S) -> Optional[List[flight.Entry]]:
-    """A rank's last collectives; None where it has no server, or does not answer."""
+def record_of(folder: str, pid: int, seconds: float = SERVER_S) -> Optional[List[flight.Entry]]:
+    """Return a rank's last collectives, or ``None`` if it has no server or does not answer."""
     answer = server.ask(folder, pid, "fr_trace_json", seconds)
     return None if answer is None else flight.entries(answer)
 
 
 def record_of_nccl(folder: str, pid: int) -> Optional[List[flight.Entry]]:
-    """The same of NCCL's collectives. To be asked only where a person wants to know, of a rank that does not move: it
-    queries CUDA events under a lock, and can break a CUDA graph that is being captured."""
+    """Return the last collectives of NCCL, or ``None``.
+
+    Only for a rank that does not move, when a person asks: the server queries CUDA events under a lock, which can break
+    a CUDA graph that is being captured.
+    """
     answer = server.ask(folder, pid, "dump_nccl_trace_json?onlyactive=false")
     found = None if answer is None else flight.entries(answer)
     return None if found is None else flight.of_nccl(found)
 
 
 class _Looking(threading.Thread):
-    """The look at one rank; what is known so far is told even when it is not through."""
+    """The look at one rank. Its results so far can be read before it ends."""
 
     def __init__(self, subject: Subject, tools: Tools, interval: float) -> None:
         super().__init__(name="look-%d" % subject.rank, daemon=True)
@@ -130,8 +145,8 @@ class _Looking(threading.Thread):
         self._sleeps: List[Sleep] = []
         self.over = False
 
-    def told(self) -> Dict[str, Any]:
-        """What is known now."""
+    def to_json(self) -> Dict[str, Any]:
+        """Return the results so far."""
         late = [] if self.over else ["the look at it was not over in time"]
         return dict(self._known, missing=self._missing + late)
 
@@ -146,16 +161,16 @@ class _Looking(threading.Thread):
         self.over = True
 
     def _see(self) -> None:
-        """At a rank that is about to be stopped: the quickest answers first, and nothing that a moment cannot show."""
+        """Look at a rank that is about to be stopped: the quickest answers first, no measurements over time."""
         pid = self._subject.pid
-        found = process.vital(pid)
-        if found is None or found.state == "ended":
+        vital = process.vital(pid)
+        if vital is None or vital.state == "ended":
             self._known["state"] = "ended"
             return
-        self._keep(found)
+        self._keep(vital)
         self._known["now"] = time.time()
-        stopped = found.state in HELD
-        self._keep_record(None, None if stopped else record_of(self._tools.folder, pid, MOMENT_S), stopped)
+        stopped = vital.state in HELD
+        self._keep_record(None, None if stopped else record_of(self._tools.folder, pid, LAST_RECORD_S), stopped)
         self._keep_stacks([self._by_py_spy(pid)])
 
     def _follow(self) -> None:
@@ -185,9 +200,13 @@ class _Looking(threading.Thread):
                 self._known["groups"] = {**(self._known.get("groups") or {}), **flight.to_json(found)}
         self._known["now"] = time.time()
 
-    def _keep(self, one: process.Vital) -> None:
+    def _keep(self, vital: process.Vital) -> None:
         self._known.update(
-            state=one.state, rss_mb=one.rss_mb, swap_mb=one.swap_mb, waits_in=one.waits_in, sleep_s=one.sleep_s
+            state=vital.state,
+            rss_mb=vital.rss_mb,
+            swap_mb=vital.swap_mb,
+            waits_in=vital.waits_in,
+            sleep_s=vital.sleep_s,
         )
 
     def _sample(self, begun: float) -> List[Stacks]:
@@ -255,12 +274,12 @@ class _Looking(threading.Thread):
         if _passes(samples, recorded="groups" in self._known):
             self._known["moved"] = True
         rest = [one for one in last.threads or () if not one.main][:MOST_THREADS]
-        self._known["threads"] = [{"name": one.name, "stack": one.frames[:12]} for one in rest]
+        self._known["threads"] = [{"name": one.name, "stack": one.frames[:THREAD_FRAMES]} for one in rest]
         if self._interval:
             self._known["children"] = self._children()
 
     def _why_no_signal(self) -> str:
-        """Why the rank must not get the signal that asks for its stack; empty where it may."""
+        """Return why the rank must not get the signal that asks for its stack; empty if it may."""
         known = self._known
         if known["state"] in HELD:
             return "the rank is %s" % known["state"]
@@ -279,7 +298,7 @@ class _Looking(threading.Thread):
         return Stacks(None, self._tools.no_py_spy) if program is None else stacks.by_py_spy(program, pid)
 
     def _by_signal(self) -> List[Stacks]:
-        """Its stack; twice where that decides whether it moves: see record_of_nccl."""
+        """Return the rank's stack, and a second sample if NCCL's record is wanted, which needs a rank that is still."""
         found = [stacks.by_signal(self._tools.folder, self._subject.pid)]
         if self._tools.nccl and found[0].main is not None:
             time.sleep(self._interval / 2)
@@ -288,14 +307,16 @@ class _Looking(threading.Thread):
         return found
 
     def _children(self) -> List[Dict[str, Any]]:
-        """The Python processes that it has started, its data loader's above all; a second look at them where they wait
-        for each other, or sleep."""
+        """Return a look at the Python processes that the rank has started, most of all its data loader's.
+
+        Processes that sleep or wait for each other get a second look.
+        """
         begun = time.monotonic()
         first = {pid: self._child(pid) for pid in self._processes()}
         self._known["unseen"] = sum(one is None for one in first.values())
         seen = {pid: one for pid, one in first.items() if one is not None}
         if not any(one.vital.sleep_s is not None or frames.operation(one.frames) for one in seen.values()):
-            return [one.told(pid) for pid, one in seen.items()]
+            return [one.to_json(pid) for pid, one in seen.items()]
         time.sleep(self._interval / 2)
         found = []
         for pid, one in seen.items():
@@ -303,19 +324,19 @@ class _Looking(threading.Thread):
             if again is not None:
                 still = again.frames == one.frames
                 polls = still and wakes([(begun, one.vital.sleep_s), (time.monotonic(), again.vital.sleep_s)])
-                found.append(dict(again.told(pid), still=still, polls=polls))
+                found.append(dict(again.to_json(pid), still=still, polls=polls))
         return found
 
     def _processes(self) -> List[int]:
-        """Its children, the oldest first, then theirs: as many as are looked at."""
+        """Return the children to look at, the oldest first, then their descendants."""
         waits = frames.reason(self._known.get("stack")) == frames.FOR_PROCESS
         direct = sorted(proc.children_of(self._subject.pid))
         rest = [pid for pid in process.below(self._subject.pid) if pid not in direct]
-        return [*direct, *rest][: MOST_PROCESSES if waits else MOST_CHILDREN]
+        return [*direct, *rest][: MOST_WAITED_FOR if waits else MOST_CHILDREN]
 
     def _child(self, pid: int) -> "Optional[_Child]":
         main, one = self._by_py_spy(pid).main, process.vital(pid)
-        return _Child(one, main.frames[:24]) if main is not None and one is not None else None
+        return _Child(one, main.frames[:CHILD_FRAMES]) if main is not None and one is not None else None
 
 
 class _Child(NamedTuple):
@@ -324,30 +345,30 @@ class _Child(NamedTuple):
     vital: process.Vital
     frames: List[List[Any]]
 
-    def told(self, pid: int) -> Dict[str, Any]:
+    def to_json(self, pid: int) -> Dict[str, Any]:
         return {"pid": pid, "state": self.vital.state, "sleep_s": self.vital.sleep_s, "stack": self.frames}
 
 
 def wakes(sleeps: Sequence[Sleep]) -> bool:
-    """Whether a process sleeps at a moment by which an earlier sleep of it must have been over."""
+    """Return whether a process sleeps at a time by which an earlier sleep must have ended."""
     asleep = [(at, seconds) for at, seconds in sleeps if seconds is not None]
     return any(at + seconds < later for at, seconds in asleep for later, _ in asleep)
 
 
 def state_of(found: Sequence[flight.Entry]) -> Tuple[Any, ...]:
-    """What changes when a rank enters or leaves a collective; empty without one."""
+    """Return a value that changes when a rank enters or leaves a collective; empty without a collective."""
     if not found:
         return ()
     last = found[-1]
     return last.group, last.seq, sum(one.done for one in found)
 
 
-def _lines(one: Stacks) -> Tuple[Tuple[str, int], ...]:
-    return tuple((str(frame[0]), int(frame[1])) for frame in one.main.frames) if one.main is not None else ()
+def _lines(sample: Stacks) -> Tuple[Tuple[str, int], ...]:
+    return tuple((str(frame[0]), int(frame[1])) for frame in sample.main.frames) if sample.main is not None else ()
 
 
 def _passes(samples: Sequence[Stacks], recorded: bool) -> bool:
-    """Whether the samples saw it enter or leave an operation that the record, if there is one, has no entry for."""
+    """Return whether the samples show an operation begin or end that the record (if any) does not contain."""
     found = set()
     for one in (sample.main for sample in samples):
         if one is not None:
@@ -358,7 +379,7 @@ def _passes(samples: Sequence[Stacks], recorded: bool) -> bool:
 
 
 def _spins(samples: List[Stacks]) -> bool:
-    """Whether every sample saw the same functions of the user's own, with the interpreter's lock held."""
+    """Return whether every sample shows the same functions of the user, with the interpreter's lock held."""
     mains = [one.main for one in samples]
     if len(mains) < SAMPLES or any(one is None or not one.gil for one in mains):
         return False

@@ -1,6 +1,7 @@
-"""Which ranks sleep again and again on one line, from one look to the next. Pure.
+"""Finds ranks that sleep again and again on the same source line. Pure.
 
-Within one look (look.py) only sleeps shorter than the look itself are seen to end.
+A single look (look.py) sees the end of a sleep only if the sleep is shorter than the look. So the sleeps are compared
+from look to look.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ Stack = Tuple[Tuple[Any, ...], ...]
 
 
 class _Sleep(NamedTuple):
-    """A sleep that was seen: where, and by when it was over at the latest, on the clock of its host."""
+    """A sleep that was seen: its stack, and its latest end by the clock of its host."""
 
     stack: Stack
     until: float
@@ -24,7 +25,7 @@ class Polling:
         self._known: Dict[Tuple[str, int], _Sleep] = {}
 
     def mark(self, looks: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
-        """The looks, with ``polls`` where a process sleeps on the line of a sleep that must be over by now."""
+        """Return the looks, with ``polls`` for a process that sleeps on the line of a sleep that is over."""
         before, self._known = self._known, {}
         return [self._marked(look, before) for look in looks]
 
@@ -35,14 +36,14 @@ class Polling:
             made["children"] = [dict(child, polls=self._polls(child, host, now, before)) for child in look["children"]]
         return made
 
-    def _polls(self, one: Dict[str, Any], host: str, now: float, before: Dict[Tuple[str, int], _Sleep]) -> bool:
-        if one.get("sleep_s") is None or one.get("pid") is None or not one.get("stack"):
-            return bool(one.get("polls"))
-        key, stack = (host, int(one["pid"])), tuple(tuple(frame) for frame in one["stack"])
+    def _polls(self, process: Dict[str, Any], host: str, now: float, before: Dict[Tuple[str, int], _Sleep]) -> bool:
+        if process.get("sleep_s") is None or process.get("pid") is None or not process.get("stack"):
+            return bool(process.get("polls"))
+        key, stack = (host, int(process["pid"])), tuple(tuple(frame) for frame in process["stack"])
         known: Optional[_Sleep] = before.get(key)
         same = known is not None and known.stack == stack
-        polls = bool(one.get("polls")) or (known is not None and same and now > known.until)
-        # Only the length of a sleep may be known while it lasts, so the first end that was seen counts.
-        until = known.until if known is not None and same and not polls else now + float(one["sleep_s"])
+        polls = bool(process.get("polls")) or (known is not None and same and now > known.until)
+        # The rest of a sleep may be unknown, only its whole length: so the end computed first counts.
+        until = known.until if known is not None and same and not polls else now + float(process["sleep_s"])
         self._known[key] = _Sleep(stack, until)
         return polls

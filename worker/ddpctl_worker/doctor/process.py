@@ -1,4 +1,4 @@
-"""What /proc says of a process and of everything that it started: state, work done, what it waits for."""
+"""Reads from /proc a process's state, the work of it and its descendants, and the call in which it waits."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import struct
 import time
 from typing import Dict, List, NamedTuple, Optional
 
+from ddpctl_worker.doctor.limits import MOST_DESCENDANTS
 from ddpctl_worker.machine import proc
 
-MOST_BELOW = 256  # processes below a rank that are looked at
 STATES = {
     "R": "running",
     "S": "sleeping",
@@ -20,7 +20,7 @@ STATES = {
     "X": "ended",
     "I": "sleeping",
 }
-# System calls that only sleep: number of the call -> (argument that holds the time, flags argument or None).
+# System calls that only sleep: number of the call -> (the argument that holds the time, the flags argument if any).
 _SLEEPS = {
     "x86_64": {230: (2, 1), 35: (0, None), 23: (4, None), 270: (4, None)},
     "aarch64": {115: (2, 1), 101: (0, None), 72: (4, None)},
@@ -31,25 +31,28 @@ _TIMER_ABSTIME = 1
 
 
 class Work(NamedTuple):
-    """What a process has done so far: processor time in ticks, and bytes read and written by it."""
+    """The work of a process so far: processor time in ticks, and bytes read and written."""
 
     ticks: int
     bytes: int
 
 
 class Vital(NamedTuple):
-    """One look at a process; ``sleep_s``: seconds until a timed sleep ends (at most), None when it is in none."""
+    """A look at a process.
+
+    ``sleep_s``: at most so many seconds until a timed sleep ends; ``None`` if the process is in no timed sleep.
+    """
 
     state: str
     work: Work
     rss_mb: Optional[float]
     swap_mb: Optional[float]
-    waits_in: str  # the kernel's function; empty when it is not told
+    waits_in: str  # the kernel's function; empty if the kernel hides it
     sleep_s: Optional[float]
 
 
 def vital(pid: int) -> Optional[Vital]:
-    """None when there is no such process any more."""
+    """Return a look at a process, or ``None`` if there is no such process."""
     stat = proc.read_stat(pid)
     if stat is None:
         return None
@@ -66,24 +69,24 @@ def vital(pid: int) -> Optional[Vital]:
 
 
 def below(pid: int) -> List[int]:
-    """Everything that ``pid`` has started, and they."""
+    """Return the descendants of ``pid``, at most MOST_DESCENDANTS."""
     found: List[int] = []
     todo = proc.children_of(pid)
-    while todo and len(found) < MOST_BELOW:
-        one = todo.pop()
-        found.append(one)
-        todo.extend(proc.children_of(one))
+    while todo and len(found) < MOST_DESCENDANTS:
+        child = todo.pop()
+        found.append(child)
+        todo.extend(proc.children_of(child))
     return found
 
 
 def is_ready(pid: int) -> bool:
-    """Whether a process, or one that it has started, runs or waits for nothing but a processor."""
-    states = (proc.read_stat(one) for one in [pid, *below(pid)])
-    return any(one is not None and one.state == "R" for one in states)
+    """Return whether the process or a descendant runs, or waits for nothing but a processor."""
+    states = (proc.read_stat(each) for each in [pid, *below(pid)])
+    return any(stat is not None and stat.state == "R" for stat in states)
 
 
 def work_of(pids: List[int]) -> Dict[int, Work]:
-    """Of those that are there."""
+    """Return the work of the processes that live."""
     found = {}
     for pid in pids:
         stat = proc.read_stat(pid)
@@ -102,7 +105,7 @@ def _memory(pid: int) -> Dict[str, float]:
 
 
 def _bytes(pid: int) -> int:
-    """Read and written by system calls: files, pipes and most sockets. 0 where that is not ours to know."""
+    """Return the bytes moved by system calls (files, pipes, most sockets); 0 if this user may not see them."""
     total = 0
     for line in (proc.read(pid, "io") or b"").splitlines():
         if line.startswith((b"rchar:", b"wchar:")):
@@ -111,16 +114,16 @@ def _bytes(pid: int) -> int:
 
 
 def sleeping_for(pid: int, machine: Optional[str] = None) -> Optional[float]:
-    """Seconds until the main thread's timed sleep is over; None when it is in none, or that cannot be read.
+    """Return the seconds until the main thread's timed sleep ends.
 
-    A sleep whose end is given as a length may be nearly over: then the answer is an upper bound. Which call has its
-    time in which argument: select(2), pselect(2), nanosleep(2), clock_nanosleep(2).
+    ``None`` if there is no timed sleep, or it cannot be read. A sleep with a relative length may be nearly over, so the
+    answer is an upper bound. The calls and their arguments: select(2), pselect(2), nanosleep(2), clock_nanosleep(2).
     """
     words = (proc.read(pid, "syscall") or b"").split()
     calls = _SLEEPS.get(machine or os.uname().machine, {})
     try:
         number, arguments = int(words[0]), [int(word, 16) for word in words[1:7]]
-    except (IndexError, ValueError):  # running, or not ours to know
+    except (IndexError, ValueError):  # the process runs, or this user may not see it
         return None
     if number not in calls or (number in _SELECTS and arguments[0]):
         return None

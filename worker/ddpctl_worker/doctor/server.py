@@ -7,13 +7,12 @@ import socket
 import time
 from typing import Optional
 
+from ddpctl_worker.doctor.limits import SERVER_S
 from ddpctl_worker.machine.desk import read_all
 
-ASK_S = 0.5  # an answer takes a millisecond; a stopped process gives none
 
-
-def ask(folder: str, pid: int, handler: str, seconds: float = ASK_S) -> Optional[bytes]:
-    """The body of its answer; None when there is no server, no answer in time, or not the whole of it."""
+def ask(folder: str, pid: int, handler: str, seconds: float = SERVER_S) -> Optional[bytes]:
+    """Return the body of the answer, or ``None`` without a server or without a complete answer in time."""
     until = time.monotonic() + seconds
     try:
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -40,5 +39,5 @@ def _body(answer: bytes) -> Optional[bytes]:
     for line in lines[1:]:
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"content-length" and value.strip() != b"%d" % len(body):
-            return None  # it ended in the middle
+            return None  # the answer was cut off
     return body

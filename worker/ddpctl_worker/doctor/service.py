@@ -1,8 +1,8 @@
 """The doctor verb.
 
-The supervisor looks, because it may: where Yama guards memory, only a rank's supervisor can read its stack. Where that
-does not answer, the verb looks by itself. Of a run that has ended the last look is told, which was taken before its
-processes were stopped.
+The verb asks the run's supervisor for a close look: where Yama guards memory, only the supervisor of a rank can read
+its stack. Without an answer the verb looks at the ranks directly. For a run that has ended, the verb returns the last
+look, which the supervisor took before it stopped the processes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ddpctl_worker.doctor import dumps, look
+from ddpctl_worker.doctor.limits import ANSWER_BYTES, READ_DUMPS_S, SENT_ENTRIES
 from ddpctl_worker.doctor.look import Subject, Tools
-from ddpctl_worker.doctor.watch import ENTRIES, shortened
+from ddpctl_worker.doctor.watch import shortened
 from ddpctl_worker.machine import fs, processes
 from ddpctl_worker.machine.desk import ask
 from ddpctl_worker.record import ranks
@@ -24,24 +25,25 @@ from ddpctl_worker.rules import flight
 from ddpctl_worker.wire.channel import Channel
 from ddpctl_worker.wire.contract import TERMINAL
 
-READ_S = 5.0  # for the dumps of a node; one of 2000 collectives takes 0.1 to 0.6 s
-MOST = 3 << 20  # bytes of an answer: a message to the controller may have 4 MiB
 SHORTENED = "the look at it is shortened: with all of it the node's answer is too long"
 
 
 def doctor(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: {"looks": [Look], "state", "ended": whether they are from before the run's end, "slow": [...]}"""
+    """Answer with ``{"looks": [Look], "state", "ended", "slow": [...]}``.
+
+    ``ended``: the looks were taken before the end of the run.
+    """
     paths, run = named_by(request)
     paths = paths.newest()
     run = fs.read_json(paths.run) or run
     status = node_status(paths)
     found: Dict[str, Any] = {"state": status["state"], "ended": status["state"] in TERMINAL, "looks": [], "slow": []}
     if found["ended"]:
-        told: Optional[Dict[str, Any]] = fs.read_optional(paths.last_look)
+        answer: Optional[Dict[str, Any]] = fs.read_optional(paths.last_look)
     else:
-        told = ask(paths.doctor_socket)
-    found["looks"] = _list(told.get("looks")) if told is not None else fitting(_by_itself(paths, run))
-    found["slow"] = _list((told or {}).get("slow"))
+        answer = ask(paths.doctor_socket)
+    found["looks"] = _list(answer.get("looks")) if answer is not None else fitting(_by_itself(paths, run))
+    found["slow"] = _list((answer or {}).get("slow"))
     if found["ended"]:
         _add_dumps(paths, found["looks"])
     for one in found["looks"]:
@@ -50,8 +52,11 @@ def doctor(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def _add_dumps(paths: RunPaths, looks: List[Dict[str, Any]]) -> None:
-    """torch's own dumps, for ranks whose last look has no collectives: of NCCL's a healthy job is not asked."""
-    until = time.monotonic() + READ_S
+    """Add torch's dumps to the looks without collectives.
+
+    A healthy job is never asked for its NCCL collectives, so a dump may be the only source.
+    """
+    until = time.monotonic() + READ_DUMPS_S
     for one in looks:
         if one.get("groups"):
             continue
@@ -62,7 +67,7 @@ def _add_dumps(paths: RunPaths, looks: List[Dict[str, Any]]) -> None:
             one["missing"] = [*(one.get("missing") or ()), text]
             continue
         if found:
-            one.update(groups=flight.to_json(found, ENTRIES), dumped=True)
+            one.update(groups=flight.to_json(found, SENT_ENTRIES), dumped=True)
             one["missing"] = [line for line in one.get("missing") or () if line != look.NO_RECORD]
 
 
@@ -70,8 +75,8 @@ def _list(value: Any) -> List[Dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-def fitting(looks: List[Dict[str, Any]], most: int = MOST) -> List[Dict[str, Any]]:
-    """The looks in ``most`` bytes: whole, shortened, or without stacks and collectives."""
+def fitting(looks: List[Dict[str, Any]], most: int = ANSWER_BYTES) -> List[Dict[str, Any]]:
+    """Return the looks in at most ``most`` bytes: whole, shortened, or without stacks and collectives."""
     for less in (dict, shortened, _barely):
         made = [less(one) for one in looks]
         if less is not dict:
@@ -86,7 +91,7 @@ def _barely(one: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _by_itself(paths: RunPaths, run: Dict[str, Any]) -> List[Dict[str, Any]]:
-    """Without the supervisor: the ranks below the launcher."""
+    """Look at the ranks below the launcher, without the supervisor."""
     launcher = processes.from_json(fs.read_optional(paths.state).get("launcher"))
     if launcher is None or not processes.is_alive(launcher):
         return []

@@ -1,17 +1,17 @@
-"""Which ranks are slow now (stragglers), from the times at which the ranks entered their collectives. Pure.
+"""Finds the ranks that are slow now (stragglers), from the times at which the ranks entered their collectives. Pure.
 
-``steps.py`` gives one lag per rank and step. A rank is named when its lag
+``steps.py`` gives a lag for each rank and step. A rank is slow if its lag fulfils four conditions:
 
-- costs: it is a real share of the step, beyond what the clocks of the hosts may be wrong by;
-- is no chance: the mean lag is many standard errors above 0, and the rank was last more often than chance allows
-  (binomial). Both bounds become stricter with the number of ranks and of windows that were tested, so that a long run
-  is not named sooner or later (Bonferroni; the sum over windows grows with their logarithm);
-- persists: every quarter of the window shows it, and one long pause counts no more than a few usual lags. A rank that
-  the scheduler starves for some seconds makes the others wait too, but not for long;
-- is the rank's own, and not a wait for another rank.
+- The lag costs time: it is a real share of the step, beyond the possible error of the hosts' clocks.
+- The lag is no chance: the mean lag is many standard errors above 0, and the rank was last more often than chance
+  allows (binomial). Both bounds become stricter with the number of ranks and of tested windows, so that a long run
+  makes no false report in the end (Bonferroni; the sum over windows grows with the logarithm of their number).
+- The lag persists: every quarter of the window shows it, and a single long pause counts no more than a few usual lags.
+  A rank that the scheduler starves for some seconds makes the other ranks wait too, but not for long.
+- The lag is the rank's own, and not a wait for another rank.
 
-Windows of 32 to 48 steps find a delay within 50 steps, one of 192 steps finds what noise hides from them. A pause that
-comes again and again (a slow checkpoint of one rank) is looked for in the longest.
+Windows of 32 to 48 steps find a delay within 50 steps. A window of 192 steps finds a delay that noise hides in short
+windows, and repeated pauses, such as a slow checkpoint of one rank.
 """
 
 from __future__ import annotations
@@ -20,51 +20,53 @@ import math
 from statistics import NormalDist
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 
-from ddpctl_worker.doctor.steps import STEPS, Collectives, Entries, Step, median
-
-WINDOWS = (32, 48)  # steps
-QUARTERS = 4
-BLOCKS = 8  # whose means show noise that lasts longer than a step
-OWN_BLOCKS = 0.75  # how much of a rank's own noise of blocks counts: 8 blocks measure it badly
-EVEN = 0.2  # of the mean share: every quarter of the window shows as much
-RECENT = 24  # steps: what is no longer there in them has ended
-MIN_SHARE = 0.03  # of the step; a tenth of a step that all wait for measures 5 to 10 % of it
-OWN_SHARE = 0.015  # which may not be a wait for another rank; measured: 3 % or more, below 1.2 % for a rank that waits
-CHANCE = 0.001  # of naming any rank of a balanced job in the first window
-PAUSE = 3.0  # times the usual largest lag: a longer lag is a pause
-MIN_PAUSES = 8
-SILENT_S = 60.0  # a group without news for so long, while others have some, says nothing about now
-TINY_S = 1e-9
+from ddpctl_worker.doctor.limits import (
+    BLOCKS,
+    CHANCE,
+    GROUP_SILENT_S,
+    KEPT_STEPS,
+    LAG_SHARE,
+    MIN_PAUSES,
+    OWN_BLOCKS_WEIGHT,
+    OWN_LAG_SHARE,
+    PAUSE_FACTOR,
+    QUARTER_SHARE,
+    QUARTERS,
+    RECENT_STEPS,
+    TINY_S,
+    WINDOWS,
+)
+from ddpctl_worker.doctor.steps import Collectives, Entries, Step, median
 
 
 class _Bounds(NamedTuple):
-    """What a window has to exceed."""
+    """The bounds that a window has to exceed."""
 
-    deviations: float  # the mean lag, in standard errors
-    chance: float  # of being last so often
+    deviations: float  # the least mean lag, in standard errors
+    chance: float  # the largest probability of being last so often
 
 
 class SlowRanks:
-    """The slow ranks of one job. A job that starts again needs a new one: its sequence numbers start again."""
+    """The slow ranks of a job. A restarted job needs a new object, because its sequence numbers start again."""
 
     def __init__(self) -> None:
         self._collectives = Collectives()
 
     def feed(self, reports: Mapping[int, Entries], errors: Mapping[int, float]) -> List[Dict[str, Any]]:
-        """The ranks that are slow now, by their number.
+        """Return the ranks that are slow now, in ascending order.
 
-        ``reports``: rank -> group -> what is new since its last report, as (sequence number, arrival in Unix seconds,
-        clocks aligned). ``errors``: rank -> how far its clock may be off, in seconds. A rank may report late or not at
-        all; nothing is judged until its report is there.
+        ``reports``: rank -> group -> the new entries since the last report, as (sequence number, arrival in Unix
+        seconds, with the clocks aligned). ``errors``: rank -> the possible error of its clock in seconds. A report may
+        come late or never; a collective is judged once all its ranks have reported.
 
-        Each is ``{"rank": int, "lag_ms": float, "last_share": float}``: how much later than the median of the others it
-        comes to the collective of a step where they wait longest (median over the window), and in which share of the
-        steps it was last there.
+        Each result is ``{"rank": int, "lag_ms": float, "last_share": float}``. ``lag_ms``: how much later than the
+        median of the other ranks the rank enters the collective with the longest wait of a step (median over the
+        window). ``last_share``: the share of the steps in which the rank was last there.
         """
         self._collectives.add(reports)
         found: Dict[int, Dict[str, Any]] = {}
         for group in self._collectives.groups():
-            if self._collectives.newest - group.newest <= SILENT_S:
+            if self._collectives.newest - group.newest <= GROUP_SILENT_S:
                 for one in _slow(list(group.steps), group.count, errors):
                     if one["rank"] not in found or one["lag_ms"] > found[one["rank"]]["lag_ms"]:
                         found[one["rank"]] = one
@@ -72,34 +74,35 @@ class SlowRanks:
 
 
 def _slow(steps: List[Step], count: int, errors: Mapping[int, float]) -> List[Dict[str, Any]]:
-    """The slow ranks of a group with these last steps, of ``count`` in all."""
-    windows = {STEPS, *WINDOWS, min(len(steps), max(WINDOWS))}
+    """Return the slow ranks of a group. ``steps``: its last steps; ``count``: the number of all its steps."""
+    windows = {KEPT_STEPS, *WINDOWS, min(len(steps), max(WINDOWS))}
     for window in sorted((one for one in windows if min(WINDOWS) <= one <= len(steps)), reverse=True):
         found = _always(steps[-window:], count, errors)
         if found:
             return found
-    return _paused(steps, count, errors) if len(steps) == STEPS else []
+    return _paused(steps, count, errors) if len(steps) == KEPT_STEPS else []
 
 
 def _always(steps: List[Step], count: int, errors: Mapping[int, float]) -> List[Dict[str, Any]]:
-    """Ranks that are late in most steps."""
+    """Return the ranks that are late in most steps."""
     ranks = _ranks(steps)
     if len(ranks) < 2:
         return []
-    limit = PAUSE * _usual(steps)
+    limit = PAUSE_FACTOR * _usual(steps)
     lags = {rank: [_clip(step.lags[rank], limit) for step in steps] for rank in ranks}
     noise, bounds, found = _noise(lags), _bounds(len(ranks), count), []
-    stricter = math.sqrt(max(1.0, max(WINDOWS) / len(steps)))  # noise that lasts fills a short window
+    stricter = math.sqrt(max(1.0, max(WINDOWS) / len(steps)))  # lasting noise may fill a short window
     for rank in ranks:
         error = _clock_error(rank, ranks, errors)
         own = sum(_clip(step.own[rank], limit) - error for step in steps) / _seconds(steps)
         late = [lag - error for lag in lags[rank]]
-        spread = max(noise, _deviation(lags[rank]) / math.sqrt(len(steps)), OWN_BLOCKS * _batch(lags[rank])) + TINY_S
+        single = _deviation(lags[rank]) / math.sqrt(len(steps))
+        spread = max(noise, single, OWN_BLOCKS_WEIGHT * _batch(lags[rank])) + TINY_S
         if (
-            own >= OWN_SHARE
-            and min(_quarters(late, steps)) > EVEN * sum(late) / _seconds(steps)
-            and sum(late[-RECENT:]) >= OWN_SHARE * _seconds(steps[-RECENT:])
-            and sum(late) >= MIN_SHARE * _seconds(steps)
+            own >= OWN_LAG_SHARE
+            and min(_quarters(late, steps)) > QUARTER_SHARE * sum(late) / _seconds(steps)
+            and sum(late[-RECENT_STEPS:]) >= OWN_LAG_SHARE * _seconds(steps[-RECENT_STEPS:])
+            and sum(late) >= LAG_SHARE * _seconds(steps)
             and _mean(late) >= bounds.deviations * stricter * spread
             and _chance(_times_last(rank, steps), len(steps), len(ranks)) <= bounds.chance
         ):
@@ -108,16 +111,16 @@ def _always(steps: List[Step], count: int, errors: Mapping[int, float]) -> List[
 
 
 def _paused(steps: List[Step], count: int, errors: Mapping[int, float]) -> List[Dict[str, Any]]:
-    """Ranks that make the others wait long, not in every step but again and again."""
+    """Return the ranks that make the other ranks wait long, not in every step but again and again."""
     ranks = _ranks(steps)
-    limit, bounds, found = PAUSE * _usual(steps), _bounds(len(ranks), count), []
+    limit, bounds, found = PAUSE_FACTOR * _usual(steps), _bounds(len(ranks), count), []
     pauses = [step for step in steps if step.lags.get(step.last, 0.0) > limit]
     for rank in ranks:
         times, error = _times_last(rank, pauses), _clock_error(rank, ranks, errors)
         cost = [max(0.0, step.own[rank] - error) if step.last == rank else 0.0 for step in steps]
         if (
             times >= MIN_PAUSES
-            and min(_quarters(cost, steps)) >= MIN_SHARE
+            and min(_quarters(cost, steps)) >= LAG_SHARE
             and _chance(times, len(pauses), len(ranks)) <= bounds.chance
         ):
             found.append(_named(rank, [step for step in pauses if step.last == rank], len(steps)))
@@ -130,7 +133,7 @@ def _named(rank: int, steps: List[Step], of: int = 0) -> Dict[str, Any]:
 
 
 def _ranks(steps: Sequence[Step]) -> List[int]:
-    """The ranks that are in every step: one may have reported for the first time in the middle."""
+    """Return the ranks that are in every step: a rank may have reported for the first time in the middle."""
     return sorted(set.intersection(*(set(step.lags) for step in steps))) if steps else []
 
 
@@ -140,19 +143,20 @@ def _bounds(ranks: int, count: int) -> _Bounds:
 
 
 def _clock_error(rank: int, ranks: Sequence[int], errors: Mapping[int, float]) -> float:
-    """How far the lag of a rank may be off: its own clock, and at most the worst one of the others."""
+    """Return the possible error of a rank's lag: of its own clock, and of the worst clock among the other ranks."""
     return errors.get(rank, 0.0) + max((errors.get(other, 0.0) for other in ranks if other != rank), default=0.0)
 
 
 def _usual(steps: Sequence[Step]) -> float:
-    """The largest lag of a usual step, in seconds."""
+    """Return the largest lag of a usual step, in seconds."""
     return median(max(abs(lag) for lag in step.lags.values()) for step in steps)
 
 
 def _noise(lags: Mapping[int, Sequence[float]]) -> float:
-    """The standard error of a rank's mean lag, pooled over the ranks; the larger of two estimates.
+    """Return the standard error of a rank's mean lag, pooled over the ranks: the larger of two estimates.
 
-    From single steps, and from the means of blocks of steps (batch means): noise may last for several steps.
+    The first estimate is from single steps. The second is from the means of blocks of steps (batch means), because
+    noise may last for several steps.
     """
     count = min(len(one) for one in lags.values())
     single = _rms([_deviation(one) for one in lags.values()]) / math.sqrt(count)
@@ -160,18 +164,18 @@ def _noise(lags: Mapping[int, Sequence[float]]) -> float:
 
 
 def _batch(lags: Sequence[float]) -> float:
-    """The standard error of the mean of one rank, from the means of its blocks."""
+    """Return the standard error of a rank's mean lag, from the means of its blocks."""
     return _deviation([_mean(part) for part in _parts(lags, BLOCKS)]) / math.sqrt(BLOCKS)
 
 
 def _quarters(lags: Sequence[float], steps: Sequence[Step]) -> List[float]:
-    """Which share of each quarter of the window the lags are."""
+    """Return the lags' share of the time in each quarter of the window."""
     seconds = [max(sum(part), TINY_S) for part in _parts([step.seconds for step in steps], QUARTERS)]
     return [sum(part) / seconds[i] for i, part in enumerate(_parts(lags, QUARTERS))]
 
 
 def _chance(times: int, steps: int, ranks: int) -> float:
-    """The probability that one of ``ranks`` equal ranks is last ``times`` times or more (binomial)."""
+    """Return the probability (binomial) that one rank of ``ranks`` equal ranks is last ``times`` times or more."""
     p = 1 / ranks
     return sum(math.comb(steps, k) * p**k * (1 - p) ** (steps - k) for k in range(times, steps + 1))
 

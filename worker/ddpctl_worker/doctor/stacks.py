@@ -1,7 +1,7 @@
-"""Python stacks of another process: by py-spy where it may read that memory, else by a signal the rank has asked for.
+"""Reads the Python stacks of another process: by py-spy, or by a signal if py-spy may not read the process's memory.
 
-py-spy touches nothing and also reads a process that is stopped. The signal cuts short a sleep or a read that C code is
-in, so it is sent only to a process that catches it, and only when a person asks or a run is stuck (look.py).
+py-spy does not disturb the process, and also reads a stopped process. The signal interrupts a sleep or read in C code.
+So it is sent only to a process that catches it, and only when a person asks or the run is stuck (look.py).
 """
 
 from __future__ import annotations
@@ -10,19 +10,16 @@ import os
 import time
 from typing import List, NamedTuple, Optional
 
+from ddpctl_worker.doctor.limits import PY_SPY_BYTES, PY_SPY_S, SIGNAL_LOOK_S, SIGNAL_S, STACK_BYTES, STACK_FILE_BYTES
 from ddpctl_worker.machine import proc, tool
 from ddpctl_worker.rules import frames
 from ddpctl_worker.rules.frames import Thread
 
-PY_SPY_S = 1.0
 STACK_SIGNAL = 40
-ANSWER_S = 0.3
-_TAIL = 64 << 10
-_MOST = 256 << 10  # bytes of stacks in one file; then it is emptied
 
 
 class Stacks(NamedTuple):
-    """``threads``, or why there are none."""
+    """The threads with their stacks, or the reason (``trouble``) why there are no threads."""
 
     threads: Optional[List[Thread]]
     trouble: str = ""
@@ -33,10 +30,10 @@ class Stacks(NamedTuple):
 
 
 def by_py_spy(program: str, pid: int, seconds: float = PY_SPY_S) -> Stacks:
-    """What py-spy reads of a process, without a pause for it."""
+    """Return the stacks that py-spy reads, without a pause of the process."""
     argv = [program, "dump", "--nonblocking", "--json", "--locals", "--pid", str(pid)]
     try:
-        said = tool.run(argv, seconds, replace_env={"LC_ALL": "C", "PATH": os.defpath}, limit=4 << 20)
+        said = tool.run(argv, seconds, replace_env={"LC_ALL": "C", "PATH": os.defpath}, limit=PY_SPY_BYTES)
     except OSError as error:
         return Stacks(None, "py-spy cannot be run: %s" % (error.strerror or error))
     if said["timed_out"]:
@@ -49,61 +46,61 @@ def by_py_spy(program: str, pid: int, seconds: float = PY_SPY_S) -> Stacks:
 
 
 def _why(text: str) -> str:
-    """Why py-spy has read nothing. Where it may not read, its own words tell the user to run a command."""
+    """Return why py-spy has read nothing. Its own text would advise a command that does not help here."""
     if "permission denied" in text.lower() or "SYS_PTRACE" in text:
         return "this host lets nobody read another process's memory (Yama or the container)"
     return "py-spy: %s" % (" ".join(text.split())[:200] or "nothing was read")
 
 
 def by_signal(folder: str, pid: int) -> Stacks:
-    """What the process writes down of its own main thread when asked to."""
+    """Return the stack of the main thread, which the process writes into a file when it gets the signal."""
     path = os.path.join(folder, "%d.stack" % pid)
     if not catches(pid, STACK_SIGNAL):
         return Stacks(None, "the rank does not answer the signal that asks for its stack")
-    if is_traced(pid):  # the signal would stop it, for its debugger
+    if is_traced(pid):  # the signal would stop the rank for its debugger
         return Stacks(None, "a debugger is attached to the rank")
     if not _holds(pid, path):
         return Stacks(None, "the rank has closed the file for its stack")
     try:
-        if os.stat(path).st_size > _MOST:  # the rank appends to it, wherever its end is
+        if os.stat(path).st_size > STACK_FILE_BYTES:  # the rank appends to it, wherever its end is
             os.truncate(path, 0)
         before = os.stat(path).st_size
         os.kill(pid, STACK_SIGNAL)
-        until = time.monotonic() + ANSWER_S
+        until = time.monotonic() + SIGNAL_S
         while time.monotonic() < until:
-            time.sleep(0.01)
+            time.sleep(SIGNAL_LOOK_S)
             if os.stat(path).st_size > before:
-                time.sleep(0.01)  # it writes line by line
+                time.sleep(SIGNAL_LOOK_S)  # the rank writes line by line
                 break
         with open(path, "rb") as file:
-            file.seek(max(before, os.stat(path).st_size - _TAIL))
-            text = file.read(_TAIL).decode("utf-8", "replace")
+            file.seek(max(before, os.stat(path).st_size - STACK_BYTES))
+            text = file.read(STACK_BYTES).decode("utf-8", "replace")
     except OSError as error:
         return Stacks(None, "its stack could not be had: %s" % (error.strerror or error))
     found = frames.from_faulthandler(text)
     if found is None:
-        return Stacks(None, "the rank did not write its stack within %g s" % ANSWER_S)
+        return Stacks(None, "the rank did not write its stack within %g s" % SIGNAL_S)
     return Stacks([Thread("MainThread", True, False, found, {})])
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler for this signal: without one it would die of it."""
+    """Return whether the process has a handler for the signal; without a handler the signal would kill it."""
     return bool(int(_status(pid, b"SigCgt:"), 16) >> (number - 1) & 1)
 
 
 def is_traced(pid: int) -> bool:
-    """Whether a debugger is attached to it, running or not."""
+    """Return whether a debugger is attached to the process, running or not."""
     return int(_status(pid, b"TracerPid:")) != 0
 
 
 def _status(pid: int, name: bytes) -> bytes:
-    """A number of /proc/PID/status; 0 when there is no such process."""
+    """Return a number of /proc/PID/status; 0 if there is no such process."""
     lines = (line.split() for line in (proc.read(pid, "status") or b"").splitlines())
     return next((words[1] for words in lines if words[:1] == [name] and len(words) > 1), b"0")
 
 
 def _holds(pid: int, path: str) -> bool:
-    """Whether the process still has this file open: its descriptor may have become another file's."""
+    """Return whether the process still has this file open: the descriptor may have become another file's."""
     try:
         wanted = os.stat(path)
         for fd in os.listdir("/proc/%d/fd" % pid):

@@ -1,15 +1,16 @@
-"""From the times at which ranks entered their collectives to one lag per rank and step. Pure.
+"""Computes a lag for each rank and step, from the times at which the ranks entered their collectives. Pure.
 
-A collective ends when its last rank has entered it, so a slow rank makes all others wait, and every rank's steps take
-as long as that rank's. Only the order in which the ranks arrive names the slow one.
+A collective ends when its last rank has entered it. So a slow rank makes all other ranks wait, and every rank's steps
+take as long as the slow rank's. Only the order of the arrivals shows which rank is slow.
 
-1. The *lag* of a rank in a collective is its arrival minus the median arrival of the others.
-2. Buckets that follow each other show the same delay again, and a rank may be late because it waited for another one
-   in the collective before (gloo's broadcast is a tree: a rank waits for those that it sends to). So a lag counts at
-   most from the time at which everyone had entered the rank's collective before this one.
-3. DDP has several collectives in a step, and only those after the delay show it. The number of collectives in a step is
-   the period of the time between them. Of each step, that collective is taken in which one rank made all others wait
-   longest: there the rank that was delayed first is late alone, and nobody who waited for it.
+1. The *lag* of a rank in a collective is its arrival minus the median arrival of the other ranks.
+2. Buckets that follow each other show the same delay again. A rank may also be late because it waited for another rank
+   in the collective before (gloo's broadcast is a tree: a rank waits for the ranks to which it sends). So a lag counts
+   at most from the time at which all ranks had entered the rank's previous collective.
+3. DDP has several collectives in a step, and only the collectives after the delay show it. The number of collectives in
+   a step is the period of the times between them. Each step is represented by the collective in which a single rank
+   made the other ranks wait longest: in it only the rank with the original delay is late, and no rank that waited for
+   that rank.
 """
 
 from __future__ import annotations
@@ -18,25 +19,27 @@ import math
 from collections import deque
 from typing import Deque, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-Entries = Mapping[str, Sequence[Tuple[int, float]]]  # group -> (sequence number, arrival in Unix seconds)
+from ddpctl_worker.doctor.limits import (
+    GAP_FLOOR_S,
+    KEPT_COLLECTIVES,
+    KEPT_STEPS,
+    MIN_GAPS,
+    MOST_GROUPS,
+    MOST_PERIOD,
+    PERIOD_FLOOR,
+    PERIOD_SLACK,
+)
 
-KEPT = 300  # collectives of a group that are kept until every rank has reported them
-GROUPS = 8
-STEPS = 192
-MAX_PERIOD = 100  # collectives in a step, at most
-MIN_GAPS = 24  # fewer say nothing about the period
-PERIOD_SLACK = 1.3  # a multiple of the period fits as well: the smallest within this factor of the best is taken
-PERIOD_FLOOR = 0.05  # and within this difference of logarithms
-LOG_S = 1e-3  # gaps below 1 ms are alike
+Entries = Mapping[str, Sequence[Tuple[int, float]]]  # group -> (sequence number, arrival in Unix seconds)
 
 
 class Step(NamedTuple):
-    """The collective of a step in which one rank made the others wait longest."""
+    """The collective of a step in which a single rank made the other ranks wait longest."""
 
     at: float  # end of the step, Unix seconds
     seconds: float  # how long the step took
-    lags: Dict[int, float]  # rank -> seconds later than the median of the others; below 0: earlier
-    own: Dict[int, float]  # the same, less what the rank may have waited itself in the step before it
+    lags: Dict[int, float]  # rank -> seconds later than the median of the other ranks
+    own: Dict[int, float]  # the same, less the rank's own waits during the last step
     last: int  # the rank that came last
 
 
@@ -47,20 +50,20 @@ class _Row(NamedTuple):
     middle: float
     lags: Dict[int, float]
     waits: Dict[int, float]  # rank -> seconds until the last rank came
-    margin: float  # seconds between the last rank and the one before it
+    margin: float  # seconds between the last two arrivals
     last: int
 
 
 class Collectives:
-    """The collectives of a job, of a few groups. Feed it what is new, in any order of ranks."""
+    """The collectives of a job, of a few process groups. Takes new arrivals in any order of ranks."""
 
     def __init__(self) -> None:
         self._groups: Dict[str, ProcessGroup] = {}
-        self._all_in: Dict[int, float] = {}  # rank -> when all had entered its last collective, of any group
-        self.newest = -math.inf  # the last arrival of all, Unix seconds
+        self._all_in: Dict[int, float] = {}  # rank -> when its last collective was complete
+        self.newest = -math.inf  # the latest arrival in any group, Unix seconds
 
     def add(self, reports: Mapping[int, Entries]) -> None:
-        """New arrivals: rank -> group -> (sequence number, Unix seconds). What is known already does no harm."""
+        """Add arrivals: rank -> group -> (sequence number, Unix seconds). A repeated arrival does no harm."""
         for rank, entries in reports.items():
             for name, arrivals in entries.items():
                 if arrivals:
@@ -79,29 +82,29 @@ class Collectives:
 
     def _group(self, name: str) -> ProcessGroup:
         if name not in self._groups:
-            if len(self._groups) >= GROUPS:
+            if len(self._groups) >= MOST_GROUPS:
                 del self._groups[min(self._groups, key=lambda one: self._groups[one].newest)]
             self._groups[name] = ProcessGroup()
         return self._groups[name]
 
 
 class ProcessGroup:
-    """The collectives of one process group."""
+    """The collectives of a process group."""
 
     def __init__(self) -> None:
-        self.steps: Deque[Step] = deque(maxlen=STEPS)
-        self.count = 0  # steps so far, also those that are no longer kept
+        self.steps: Deque[Step] = deque(maxlen=KEPT_STEPS)
+        self.count = 0  # all steps so far, kept or not
         self.newest = -math.inf  # the last arrival, Unix seconds
         self._open: Dict[int, Dict[int, float]] = {}  # sequence number -> rank -> arrival
         self._heads: Dict[int, int] = {}  # rank -> its highest sequence number
         self._done = -1
         self._before: Optional[Tuple[int, float]] = None  # sequence number and median arrival of the last collective
-        self._gaps: Deque[float] = deque(maxlen=KEPT)
+        self._gaps: Deque[float] = deque(maxlen=KEPT_COLLECTIVES)
         self._period: Optional[int] = None
-        self._fresh = 0  # gaps since that was found
-        self._rows: List[_Row] = []  # not yet a step
-        self._earlier: List[_Row] = []  # of the step before
-        self._end: Optional[float] = None  # of the step before
+        self._fresh = 0  # new gaps since the period was computed
+        self._rows: List[_Row] = []  # collectives after the last step
+        self._earlier: List[_Row] = []  # collectives of the last step
+        self._end: Optional[float] = None  # of the last step, Unix seconds
 
     def add(self, rank: int, arrivals: Sequence[Tuple[int, float]]) -> None:
         for seq, at in arrivals:
@@ -109,13 +112,13 @@ class ProcessGroup:
                 self._open.setdefault(seq, {})[rank] = at
             self._heads[rank] = max(self._heads.get(rank, -1), seq)
             self.newest = max(self.newest, at)
-        for seq in sorted(self._open)[:-KEPT]:
+        for seq in sorted(self._open)[:-KEPT_COLLECTIVES]:
             del self._open[seq]
 
     def ready(self) -> List[Tuple[int, Dict[int, float]]]:
-        """Takes out the collectives that every rank of the group has entered, in their order.
+        """Remove and return the collectives that every rank of the group has entered, in ascending order.
 
-        One that a rank has passed without reporting it (its record was full) is dropped.
+        A collective is dropped if a rank has passed it without reporting it, because the rank's record was full.
         """
         head, found = min(self._heads.values()), []
         for seq in sorted(seq for seq in self._open if seq <= head):
@@ -126,19 +129,19 @@ class ProcessGroup:
         return found
 
     def entered(self, seq: int, at: Dict[int, float], all_in: Mapping[int, float]) -> None:
-        """Collective ``seq`` is complete; ``all_in``: rank -> when all had entered the rank's collective before it."""
+        """Take a complete collective. ``all_in``: rank -> the time at which its previous collective was complete."""
         middle = median(at.values())
         follows = self._before is not None and self._before[0] == seq - 1
         if self._before and follows:
             self._gaps.append(middle - self._before[1])
             self._fresh += 1
             self._rows.append(_row(seq, middle, at, all_in))
-        else:  # the one before is not known, so neither is how long ago it was
+        else:  # the collective before is unknown, and so is the gap
             self._rows, self._earlier, self._end = [], [], None
         self._before = (seq, middle)
 
     def close_steps(self) -> None:
-        """Cuts the collectives into steps. Where in a step the cut is does not matter."""
+        """Cut the collectives into steps. The position of the cut within a step does not matter."""
         count = self._steps_period()
         while count and len(self._rows) >= count:
             rows, self._rows = self._rows[:count], self._rows[count:]
@@ -146,11 +149,14 @@ class ProcessGroup:
                 self.steps.append(_step(self._earlier, rows, self._end))
                 self.count += 1
             self._earlier, self._end = rows, rows[-1].middle
-        del self._rows[:-KEPT]
+        del self._rows[:-KEPT_COLLECTIVES]
 
     def _steps_period(self) -> Optional[int]:
-        """The number of collectives in a step. It takes most of the time of a judgement, so it is found again when a
-        quarter of the gaps is new."""
+        """Return the number of collectives in a step.
+
+        The period takes most of the time of a judgement, so it is computed again only when a quarter of the gaps is
+        new.
+        """
         if self._period is None or self._fresh >= len(self._gaps) // 4:
             self._period, self._fresh = period(list(self._gaps)), 0
         return self._period
@@ -169,7 +175,7 @@ def _row(seq: int, middle: float, at: Dict[int, float], all_in: Mapping[int, flo
 
 
 def _since(lag: float, arrival: float, start: Optional[float]) -> float:
-    """The part of ``lag`` that lies after ``start``."""
+    """Return the part of ``lag`` that lies after ``start``."""
     return lag if start is None else max(0.0, min(lag, arrival - start))
 
 
@@ -184,15 +190,15 @@ def _step(earlier: List[_Row], rows: List[_Row], start: float) -> Step:
 
 
 def period(gaps: Sequence[float]) -> Optional[int]:
-    """After how many collectives the times between them repeat; None while there are too few.
+    """Return the number of collectives after which the times between them repeat, or ``None`` with too few gaps.
 
-    The smallest shift for which the gaps differ least from themselves. The median of the differences, so that an
-    additional collective now and then (logging) does not matter; logarithms, so that a long pause does not.
+    The period is the smallest shift for which the gaps differ least from the shifted gaps. The median of the
+    differences ignores an additional collective now and then (logging); logarithms reduce the weight of a long pause.
     """
     if len(gaps) < MIN_GAPS:
         return None
-    logs = [math.log(max(gap, 0.0) + LOG_S) for gap in gaps]
-    most = min(MAX_PERIOD, len(logs) // 3)
+    logs = [math.log(max(gap, 0.0) + GAP_FLOOR_S) for gap in gaps]
+    most = min(MOST_PERIOD, len(logs) // 3)
     misfit = {shift: median(abs(b - a) for a, b in _pairs(logs, shift)) for shift in range(1, most + 1)}
     bound = PERIOD_SLACK * min(misfit.values()) + PERIOD_FLOOR
     return next(shift for shift in misfit if misfit[shift] <= bound)
@@ -203,13 +209,13 @@ def _pairs(values: Sequence[float], shift: int) -> Iterable[Tuple[float, float]]
 
 
 def median(values: Iterable[float]) -> float:
-    """The median of a non-empty set of numbers."""
+    """Return the median of a non-empty set of numbers."""
     ordered = sorted(values)
     return (ordered[len(ordered) // 2] + ordered[(len(ordered) - 1) // 2]) / 2
 
 
 def _median_without(ordered: Sequence[float], place: int) -> float:
-    """The median of ``ordered`` less the one at ``place``."""
+    """Return the median of ``ordered`` without the value at ``place``."""
 
     def at(i: int) -> float:
         return ordered[i if i < place else i + 1]

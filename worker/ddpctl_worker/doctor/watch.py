@@ -1,8 +1,9 @@
-"""The supervisor's own doctor: glances at its ranks every few seconds, and says so when the run is stuck.
+"""Watches the ranks of a run from the supervisor, and reports when the run is stuck or a rank is slow.
 
-In a thread of its own, as a rank, a disk or py-spy may take its time. Every node glances at its own ranks; the node
-that decides (the gang's hub, or the only node) compares, asks all nodes for a close look when nothing moves, judges,
-and tells the others, so that each has the diagnosis in its record. The same close look answers the ``look`` verb.
+The watch has a thread of its own, as a rank, a disk or py-spy may take its time. Every node glances at its own ranks
+every few seconds. One node decides: the gang's hub, or the only node. That node compares the glances. When nothing
+moves, it asks every node for a close look, makes a diagnosis, and sends it to every node for the record. The doctor
+verb takes the same close look.
 """
 
 from __future__ import annotations
@@ -15,37 +16,51 @@ from typing import Any, Callable, Collection, Deque, Dict, List, Mapping, Option
 from ddpctl_worker.doctor import look, process
 from ddpctl_worker.doctor.hosts import HostFacts, differences
 from ddpctl_worker.doctor.hung import Hung, Waits, find_hung
+from ddpctl_worker.doctor.limits import (
+    GLANCE_RANKS,
+    GLANCE_S,
+    KEPT_COLLECTIVES,
+    LOOK_S,
+    MOST_GLANCE_S,
+    MOST_GROUPS,
+    MOST_LISTED,
+    MOST_MESSAGES,
+    OTHER_LOOKS_S,
+    REPEAT_S,
+    REST_FACTOR,
+    SEARCH_AFTER_S,
+    SENT_CHILD_FRAMES,
+    SENT_ENTRIES,
+    SENT_FRAMES,
+    SLOW_REPORT_S,
+    WAKE_S,
+)
 from ddpctl_worker.doctor.look import Looks, Subject, Tools
 from ddpctl_worker.doctor.polling import Polling
 from ddpctl_worker.doctor.slow import SlowRanks
 from ddpctl_worker.doctor.stall import Stall, excuses_end
-from ddpctl_worker.doctor.steps import GROUPS, KEPT
 from ddpctl_worker.machine import notes, processes
 from ddpctl_worker.machine.clocks import Offset
 from ddpctl_worker.machine.notes import note, trace
 from ddpctl_worker.machine.system import CLOCK, HostClock
 from ddpctl_worker.rules import flight, verdict
 
-GLANCE_S, MOST_S = 2.5, 10.0  # from one glance to the next: at least and at most
-PATIENCE_S = 4.0  # for the looks of the other nodes
-SHARE = 200  # the time to the next glance, or judgement of speed, against what the last one took of a processor
-FIGURES_S = 60.0  # from one report of a slow rank to the next, where only the figures have changed
-REPEAT_S = 10.0  # from one report to the next that says the same
-RANKS_A_WORD = 8  # in a glance for the hub: a rank takes up to 12 KB, a line of the gang's 256 KB
-SETTLE_S = 2.0  # from the first time-out to the search for its cause: ranks that waited for it, too, end by then
-MOST_LISTED = 100  # groups, suspects, and what could not be found out, in a diagnosis
-MOST_WAITING = 4096  # messages of the other nodes
-FRAMES, ENTRIES = 24, 60  # of each rank, in a look for another node or for the record
 Say = Callable[[Dict[str, Any]], None]
 
 
 class RunWatch:
-    """One node's ranks, watched. ``subjects`` lists those that live, ``gone`` those that have ended, ``ages`` when each
-    last wrote something; ``say`` tells the gang's hub, or as the hub all members; ``save`` gets what belongs into the
-    record; ``offset`` gives how far the clock of a host is ahead of this one's.
+    """The watch over the ranks of one node.
 
-    ``hosts``: all nodes whose looks decide together; the first one decides. None: no gang, and other nodes to
-    rendezvous with, so that nobody can decide.
+        subjects   lists the ranks that live
+        gone       lists the ranks that have ended, each as a look
+        ages       gives the seconds since the last output, by local rank
+        say        sends a message to the gang's hub or, on the hub, to all members
+        save       takes a report for the record
+        offset     gives how far the clock of a host is ahead of the clock of this host, if that is known
+        facts      describes this host: busy processors, swap, hot GPUs
+
+    ``hosts``: all nodes that compare their glances; the first node decides. ``None``: the run has other nodes but no
+    gang, so that no node can decide.
     """
 
     def __init__(
@@ -70,80 +85,82 @@ class RunWatch:
         self._say, self._save = say, save
         self._offset = offset
         self._facts = facts
-        self._facts_of: Dict[str, Dict[str, float]] = {}  # host -> what it told last
+        self._facts_of: Dict[str, Dict[str, float]] = {}  # host -> its facts at the last glance
         self._arrivals = _Arrivals()
         self._slow = SlowRanks()
         self._unjudged = Unjudged()
-        self._all_counted = False  # every rank takes part in the judgement of speed
-        self._parts: Dict[str, Dict[str, Any]] = {}  # host -> what came of a glance so far
-        self._unheard = set(self._hosts)  # whose glance has not come since the speed was judged
+        self._all_counted = False  # whether every rank takes part in the judgement of speed
+        self._parts: Dict[str, Dict[str, Any]] = {}  # host -> the ranks of a glance that is not complete
+        self._unheard = set(self._hosts)  # hosts without a glance since the last judgement of speed
         self._judge_at = self._clock.now()
-        self._slow_told = 0.0
-        self._report: Dict[str, Any] = {}  # the last one, with the time at which it was made
+        self._slow_reported_at = 0.0
+        self._report: Dict[str, Any] = {}  # the last report, with its time
         self._repeat_at = 0.0
         self._host_of: Dict[int, str] = {}  # rank -> its host
-        self._pids: Dict[int, Any] = {}  # by rank, as its host told last
+        self._pids: Dict[int, Any] = {}  # rank -> its pid at the last glance
         self._stall = Stall(stall)
         self._polling = Polling()
         self._inbox: Deque[Tuple[str, Dict[str, Any]]] = deque()
-        self._came = Event()  # something is in there
-        self._before: Dict[int, Tuple[float, process.Work]] = {}  # by pid: when, and what it had done by then
+        self._came = Event()  # set while the inbox holds a message
+        self._before: Dict[int, Tuple[float, process.Work]] = {}  # pid -> time and work at the last glance
         self._round = 0
         self._glance_at = 0.0
         self._over = False
-        self._waited: Dict[int, Waits] = {}  # rank -> the collective that it was in when it was seen last
-        self._left: "set[int]" = set()  # ranks that were in none at the last glance
+        self._waited: Dict[int, Waits] = {}  # rank -> the last collective in which it was seen
+        self._left: "set[int]" = set()  # ranks outside any collective at the last glance
         self._failed: "frozenset[int]" = frozenset()
         self._search_at: Optional[float] = None
         self._searching = self._last = False
-        self.hung: Optional[Hung] = None  # the rank that never came, once the others have timed out
-        self.diagnosis: Optional[Dict[str, Any]] = None  # why the run is stuck, while it is
-        self.slow: List[Dict[str, Any]] = []  # ranks that are late again and again: host, rank, lag_ms, last_share
+        self.hung: Optional[Hung] = None  # the rank that never came, once the other ranks have timed out
+        self.diagnosis: Optional[Dict[str, Any]] = None  # why the run is stuck; empty while it moves
+        self.slow: List[Dict[str, Any]] = []  # slow ranks: host, rank, lag_ms, last_share, why
         self._thread = clock.thread(self._run, "doctor")
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """No more looks, but for a search that has begun: the run ends. Does not wait."""
+        """Stop the watch, but end a search that has begun. Returns at once."""
         self._last = True
         self._over = not self._searching
         self.hear(self._host, {"what": "stop"})
 
     def hear(self, host: str, message: Dict[str, Any]) -> None:
-        """A word of another node's watch. Never waits: a node that says too much is not heard."""
-        if len(self._inbox) < MOST_WAITING:
+        """Take a message from another node's watch. Returns at once; drops the message if too many wait."""
+        if len(self._inbox) < MOST_MESSAGES:
             self._inbox.append((host, message))
             self._came.set()
 
     def _next(self, seconds: float) -> Optional[Tuple[str, Dict[str, Any]]]:
-        """The next message, and who said it; None: there was none for so long."""
+        """Return the next message and its sender, or ``None`` after ``seconds`` without a message."""
         if not self._inbox:
             self._clock.wait(self._came, seconds)
         self._came.clear()
         return self._inbox.popleft() if self._inbox else None
 
     def search(self, failed: Collection[int]) -> None:
-        """All failures so far are those of ranks that waited, the ``failed`` ones: find the rank that did not come, as
-        ``hung``. Of use on the node that decides. Does not wait; the first call begins the search.
+        """Find the rank that did not come, as ``hung``. For the node that decides.
+
+        Call it when every failure so far is a time-out of a rank that waited; ``failed``: these ranks. Returns at once.
+        The first call begins the search.
         """
         self._failed = frozenset(failed)
         if self._search_at is None and self._decides:
-            self._searching, self._search_at = True, self._clock.now() + SETTLE_S
+            self._searching, self._search_at = True, self._clock.now() + SEARCH_AFTER_S
             self.hear(self._host, {"what": "search"})  # to wake up
 
-    def look(self, interval: float = look.INTERVAL_S, *, asked: bool = False) -> List[Dict[str, Any]]:
-        """A close look at this node's ranks, now. From any thread. ``asked``: by a person."""
+    def look(self, interval: float = LOOK_S, *, asked: bool = False) -> List[Dict[str, Any]]:
+        """Take a close look at this node's ranks, from any thread. ``asked``: a person asks for it."""
         tools = self._tools._replace(nccl=asked, asked=asked, stuck=self.diagnosis is not None)
         return self.whole(look.look(self._subjects(), tools, interval))
 
     def last_looks(self) -> Looks:
-        """At ranks that are about to be stopped; not begun."""
+        """Return looks at ranks that are about to be stopped. The caller runs them."""
         return Looks(self._subjects(), self._tools._replace(stuck=self.diagnosis is not None), 0.0)
 
     def whole(self, looks: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-        """With the ranks that have ended, and with what only this node knows of each."""
-        ages, seen = self._ages(), {one["pid"] for one in looks}  # one may have ended since it was looked at
+        """Add the ranks that have ended, and the facts that only this node has about each rank."""
+        ages, seen = self._ages(), {one["pid"] for one in looks}  # a rank may have ended since its look
         gone = [one for one in self._gone() if one["pid"] not in seen]
         return [
             dict(one, host=self._host, output_age_s=ages.get(int(one["local_rank"])), pause_s=self._stall.longest)
@@ -152,22 +169,22 @@ class RunWatch:
 
     def _run(self) -> None:
         processes.set_name("doctor")
-        told = ""
+        last_error = ""
         while not self._over:
             try:
                 self._turn()
             except Exception as error:
-                if repr(error) != told:
-                    told = repr(error)
+                if repr(error) != last_error:
+                    last_error = repr(error)
                     note("doctor: %s" % trace(error))
-                self._clock.sleep(1.0)
+                self._clock.sleep(WAKE_S)
 
     def _turn(self) -> None:
         now = self._clock.now()
         if now >= self._glance_at:
             cost = time.thread_time()
             self._glance(now)
-            self._glance_at = now + min(MOST_S, max(GLANCE_S, SHARE * (time.thread_time() - cost)))
+            self._glance_at = now + min(MOST_GLANCE_S, max(GLANCE_S, REST_FACTOR * (time.thread_time() - cost)))
         if self._decides and now >= self._judge_at + (GLANCE_S if self._unheard else 0.0):
             self._judge_speed(now)
         if self._searching and now >= (self._search_at or 0.0):
@@ -177,9 +194,9 @@ class RunWatch:
                 self._searching, self._over = False, self._last
         if self._decides and self._stall.due(self._clock.now(), diagnosed=self.diagnosis is not None):
             self._examine()
-        found = self._next(max(0.01, min(1.0, self._glance_at - self._clock.now())))
-        if found is not None:
-            self._take(*found)
+        message = self._next(max(0.01, min(WAKE_S, self._glance_at - self._clock.now())))
+        if message is not None:
+            self._take(*message)
 
     def _take(self, host: str, message: Dict[str, Any]) -> None:
         what = message.get("what")
@@ -207,15 +224,15 @@ class RunWatch:
         if self._decides:
             self._facts_of[self._host] = facts
             self._feed(self._host, found)
-        elif self._hosts:  # also when all ranks of this node have ended
-            parts = [*range(0, len(found), RANKS_A_WORD)] or [0]
+        elif self._hosts:  # also once all ranks of this node have ended
+            parts = [*range(0, len(found), GLANCE_RANKS)] or [0]
             for part in parts:
-                some = dict(list(found.items())[part : part + RANKS_A_WORD])
-                word = {"what": "glance", "ranks": some, "host": facts, "more": part != parts[-1]}
-                self._say(dict(word, reported=self._report.get("reported")))
+                some = dict(list(found.items())[part : part + GLANCE_RANKS])
+                message = {"what": "glance", "ranks": some, "host": facts, "more": part != parts[-1]}
+                self._say(dict(message, reported=self._report.get("reported")))
 
     def _at(self, one: Subject, now: float) -> Dict[str, Any]:
-        """What a rank shows at little cost: whether it has come further, and whether it works."""
+        """Return a glance at a rank, at little cost: its place in the collectives, and its work since then."""
         pids = [one.pid, *process.below(one.pid)]
         work = process.work_of(pids).values()
         total = process.Work(sum(each.ticks for each in work), sum(each.bytes for each in work))
@@ -248,8 +265,11 @@ class RunWatch:
             self._tell(self._ended_now(), self.slow)
 
     def _note_waits(self, ranks: Mapping[str, Any]) -> None:
-        """In which collective each rank was last seen. Of a rank that has ended that stays; so it does for one more
-        glance of a rank that has left it, which may be on its way out."""
+        """Keep the collective in which each rank was seen last, for ``find_hung``.
+
+        The entry of a rank that has ended stays. A rank that has left its collective keeps its entry for one more
+        glance, because the rank may be about to end.
+        """
         for rank, glance in ((int(rank), glance) for rank, glance in ranks.items()):
             waits = glance.get("waits")
             if waits:
@@ -261,7 +281,7 @@ class RunWatch:
                 self._left.add(rank)
 
     def _see_restarts(self, pids: Dict[int, Any]) -> None:
-        """Ranks that their launcher has started again count their collectives from the start."""
+        """Forget all arrivals when a launcher has restarted a rank: its collectives are numbered from 0."""
         if any(self._pids.get(rank, pid) != pid for rank, pid in pids.items()):
             self._slow, self._unjudged, self._all_counted = SlowRanks(), Unjudged(), False
             if self.slow:
@@ -269,7 +289,7 @@ class RunWatch:
         self._pids.update(pids)
 
     def _take_arrivals(self, host: str, ranks: Dict[str, Any]) -> None:
-        """By the clock of this node."""
+        """Keep new arrivals, by the clock of this node."""
         clock = self._offset(host)
         if clock is None:
             return
@@ -277,9 +297,9 @@ class RunWatch:
             self._unjudged.add(int(rank), glance.get("new") or {}, clock.seconds)
 
     def _judge_speed(self, now: float) -> None:
-        """Who is slow, once every host has said what is new, and GLANCE_S later where one has not.
+        """Find the slow ranks once every host has reported, or GLANCE_S later.
 
-        Seldom where there are many ranks: it takes at most one part in SHARE of a core.
+        With many ranks this happens seldom: it takes at most 1/REST_FACTOR of a core.
         """
         cost = time.thread_time()
         self._unheard = set(self._hosts)
@@ -296,20 +316,22 @@ class RunWatch:
             others = [facts for host, facts in self._facts_of.items() if host != one["host"]]
             one["why"] = differences(self._facts_of.get(one["host"]) or {}, others)
             one.update(lag_ms=round(one["lag_ms"], 1), last_share=round(one["last_share"], 2))
-        self._judge_at = now + SHARE * (time.thread_time() - cost)
-        others_now = [one["rank"] for one in slow] != [one["rank"] for one in self.slow]
-        if others_now or (now >= self._slow_told + FIGURES_S and _differ(slow, self.slow)):
-            self._slow_told = now
+        self._judge_at = now + REST_FACTOR * (time.thread_time() - cost)
+        changed = [one["rank"] for one in slow] != [one["rank"] for one in self.slow]
+        if changed or (now >= self._slow_reported_at + SLOW_REPORT_S and _differ(slow, self.slow)):
+            self._slow_reported_at = now
             self._tell(self.diagnosis, slow)
 
     def _may_count(self) -> bool:
-        """Whether every rank has reported a collective, or those that have not have had their time: a group is taken
-        for the ranks that have reported by its first judgement."""
+        """Return whether every rank has reported a collective, or has had its time: some buffer of arrivals is full.
+
+        The first judgement of a group takes the ranks that have reported by then for all its ranks.
+        """
         silent = self._host_of.keys() - {rank for rank, groups in self._unjudged.ranks.items() if groups}
         return (not silent and set(self._host_of.values()) == set(self._hosts)) or self._unjudged.full
 
     def _search(self) -> None:
-        """Look at the ranks that live; where none of them stands out, what was found before the time-out counts."""
+        """Look at the ranks that live. If no rank stands out, the diagnosis from before the time-out counts."""
         looks, _ = self._looks_of_all(last=True)
         found = find_hung([one for one in looks if one.get("rank") not in self._failed], self._waited)
         if found is None and self.diagnosis is not None:
@@ -319,7 +341,10 @@ class RunWatch:
 
     # --- a close look of all nodes ---------------------------------------------------------------------------------
     def _examine(self) -> None:
-        """Two rounds would be safer and slower; each look takes in a second, and nothing may move during it."""
+        """Take a close look at all ranks, and report the diagnosis.
+
+        A single round of looks is enough: a look lasts a second, and a rank that moves in this second is not stuck.
+        """
         looks, absent = self._looks_of_all()
         found = verdict.diagnose(looks, absent=absent, stall=self._stall.limit, asked=False)
         ends = excuses_end(found.waited_s, self._stall.limit, looks)
@@ -330,19 +355,19 @@ class RunWatch:
             self._tell(self._ended_now(), self.slow)
 
     def _looks_of_all(self, *, last: bool = False) -> Tuple[List[Dict[str, Any]], List[str]]:
-        """The looks of all nodes, and the hosts that gave none. ``last``: the run ends, so a look may disturb ranks."""
+        """Return all nodes' looks, and the hosts without an answer. ``last``: the run ends, looks may disturb it."""
         self._round += 1
         others = self._hosts[1:]
         if others:
             self._say({"what": "look", "round": self._round, "last": last})
         silent = set(others)
-        looks = self._polling.mark(self.look(asked=last) + self._others(silent))
+        looks = self._polling.mark(self.look(asked=last) + self._looks_of_others(silent))
         return looks, [host for host in others if host in silent]
 
-    def _others(self, waiting: "set[str]") -> List[Dict[str, Any]]:
-        """The looks of the hosts in ``waiting``; those that did not finish their answer in time stay in it."""
+    def _looks_of_others(self, waiting: "set[str]") -> List[Dict[str, Any]]:
+        """Return the looks of the hosts in ``waiting``. A host leaves this set once its answer is complete."""
         looks: List[Dict[str, Any]] = []
-        until = self._clock.now() + PATIENCE_S
+        until = self._clock.now() + OTHER_LOOKS_S
         while waiting and not self._over and self._clock.now() < until:
             found = self._next(max(0.01, until - self._clock.now()))
             if found is None:
@@ -358,13 +383,13 @@ class RunWatch:
         return looks
 
     def _answer(self, number: int, *, last: bool) -> None:
-        """One message a rank, as a message has its limit; then one to say that this is all."""
+        """Send a message for each rank, as a message has its limit, and a last message that ends the answer."""
         for one in self.look(asked=last):
             self._say({"what": "looked", "round": number, "look": shortened(one)})
         self._say({"what": "looked", "round": number, "look": None})
 
     def _diagnosis_of(self, found: verdict.Diagnosis) -> Dict[str, Any]:
-        """A diagnosis for the record. One that follows another of the same stall keeps the times of the first."""
+        """Return a diagnosis for the record. A later diagnosis of the same stall keeps the times of the first."""
         before, now, made = self.diagnosis, self._clock.wall(), brief(found.to_json())
         if before is not None:
             return dict(made, since=before["since"], time=before["time"], over=None)
@@ -382,10 +407,10 @@ class RunWatch:
         self._repeat()
 
     def _repeat(self) -> None:
-        """To all members; again where one has missed it, as it had no connection."""
+        """Send the report to all members, and again when a member without a connection has missed it."""
         now = self._clock.now()
         if self._hosts[1:] and self._report and now >= self._repeat_at:
-            self._repeat_at = now + REPEAT_S  # what a member says until then may be older than the report
+            self._repeat_at = now + REPEAT_S  # a member's message until then may be older than the report
             self._say(dict(self._report, what="report"))
 
     def _keep(self, report: Dict[str, Any]) -> None:
@@ -394,33 +419,32 @@ class RunWatch:
         self.diagnosis = made if made is not None and made.get("over") is None else None
         self.slow = slow if isinstance(slow, list) else []
         now = self.diagnosis
-        if _named(now) != _named(before):  # the sentence changes with every second that they wait
+        if _named(now) != _named(before):  # the sentence changes with every second of the wait
             note("doctor: %s" % (now.get("verdict") if now is not None else "the run moves again"))
         self._report = {"diagnosis": made, "slow": self.slow, "reported": report.get("reported")}
         self._save(self._report)
 
 
 def _named(diagnosis: Optional[Dict[str, Any]]) -> Any:
-    """The suspects of a diagnosis; None without one."""
     return None if diagnosis is None else diagnosis.get("suspects")
 
 
-def _differ(slow: Sequence[Dict[str, Any]], told: Sequence[Dict[str, Any]]) -> bool:
-    """Whether the figures of the same slow ranks are worth another report."""
-    for one, before in zip(slow, told):  # noqa: B905  (Python 3.8; both have the same ranks)
+def _differ(slow: Sequence[Dict[str, Any]], reported: Sequence[Dict[str, Any]]) -> bool:
+    """Return whether the figures of the same slow ranks are worth another report."""
+    for one, before in zip(slow, reported):  # noqa: B905  (Python 3.8; both have the same ranks)
         if one["why"] != before["why"] or abs(one["lag_ms"] - before["lag_ms"]) > before["lag_ms"] / 4:
             return True
     return False
 
 
 class _Arrivals:
-    """What is new in the record of each rank since it was last reported."""
+    """The arrivals of each rank that no glance has reported yet."""
 
     def __init__(self) -> None:
         self._heads: Dict[int, Dict[str, int]] = {}  # by pid
 
     def since_last(self, pid: int, found: Sequence[flight.Entry]) -> Dict[str, List[Tuple[int, float]]]:
-        """group -> (sequence number, Unix seconds)."""
+        """Return the new arrivals of a process: group -> [(sequence number, Unix seconds)]."""
         heads = self._heads.setdefault(pid, {})
         new: Dict[str, List[Tuple[int, float]]] = {}
         for one in found:
@@ -431,7 +455,7 @@ class _Arrivals:
 
 
 def brief(diagnosis: Dict[str, Any]) -> Dict[str, Any]:
-    """A diagnosis that all nodes can be told, however many ranks there are."""
+    """Return a diagnosis that fits into a message, however many ranks there are."""
     made = dict(diagnosis)
     for name in ("groups", "suspects", "missing"):
         made[name] = diagnosis[name][:MOST_LISTED]
@@ -440,34 +464,37 @@ def brief(diagnosis: Dict[str, Any]) -> Dict[str, Any]:
 
 
 class Unjudged:
-    """Arrivals until they are judged. With many ranks that takes a while, so the oldest are dropped: those that
-    ``Collectives`` would drop as well."""
+    """Arrivals that have not been judged yet.
+
+    A judgement of many ranks takes a while, so each group keeps its newest arrivals only. ``Collectives`` would drop
+    the older arrivals as well.
+    """
 
     def __init__(self) -> None:
         self.ranks: Dict[int, Dict[str, Deque[Tuple[int, float]]]] = {}
 
     def add(self, rank: int, new: Mapping[str, Sequence[Tuple[int, float]]], ahead: float) -> None:
-        """``ahead``: seconds by which the clock of the rank's host is ahead."""
+        """Add new arrivals of a rank. ``ahead``: seconds by which the clock of the rank's host is ahead."""
         groups = self.ranks.setdefault(rank, {})
         for name, arrivals in new.items():
             if arrivals:
-                kept = groups.setdefault(name, deque(maxlen=KEPT))
+                kept = groups.setdefault(name, deque(maxlen=KEPT_COLLECTIVES))
                 kept.extend((int(seq), float(at) - ahead) for seq, at in arrivals)
-        while len(groups) > GROUPS:
+        while len(groups) > MOST_GROUPS:
             del groups[min(groups, key=lambda name: groups[name][-1][1])]
 
     @property
     def full(self) -> bool:
-        """Whether arrivals of some rank had to be dropped, or the next ones will."""
-        return any(len(kept) == KEPT for groups in self.ranks.values() for kept in groups.values())
+        """Whether a buffer is full: arrivals were dropped, or will be soon."""
+        return any(len(kept) == KEPT_COLLECTIVES for groups in self.ranks.values() for kept in groups.values())
 
 
 def shortened(one: Dict[str, Any]) -> Dict[str, Any]:
-    """A look for another node or for the record: the last entries, the innermost frames."""
+    """Return a look for another node or for the record: the last entries and the innermost frames only."""
     made = dict(one)
     if one.get("groups"):
-        made["groups"] = flight.to_json(flight.from_json(one["groups"]), ENTRIES)
+        made["groups"] = flight.to_json(flight.from_json(one["groups"]), SENT_ENTRIES)
     for name in ("threads", "children"):
-        made[name] = [dict(each, stack=each["stack"][:8]) for each in one.get(name) or ()]
-    made["stack"] = one["stack"][:FRAMES] if one.get("stack") else None
+        made[name] = [dict(each, stack=each["stack"][:SENT_CHILD_FRAMES]) for each in one.get(name) or ()]
+    made["stack"] = one["stack"][:SENT_FRAMES] if one.get("stack") else None
     return made

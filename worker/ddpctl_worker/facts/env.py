@@ -1,4 +1,4 @@
-"""The interpreter, what is installed beside it, and what a job would inherit from this login. Nothing is imported."""
+"""The interpreter, its packages, and the settings that a job inherits from this login. Nothing is imported."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sysconfig
 from typing import Any, Dict, List, Optional
 
 import ddpctl_worker
+from ddpctl_worker.facts.limits import LIBRARY_CACHE_BYTES, VARIABLE_LETTERS
 from ddpctl_worker.machine.fs import read_text
 
 _DIST = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*)(-py[\d.]+)?\.(dist|egg)-info$")
@@ -22,8 +23,6 @@ _NAMES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
     | {"LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME"}
 )
-_TEXT_LIMIT = 4096
-_CACHE_LIMIT = 16 << 20
 # Where Amazon's installer and its documentation put the plugin for EFA.
 _PLUGIN_FOLDERS = (
     "/opt/amazon/ofi-nccl/lib",
@@ -36,7 +35,7 @@ _PLUGIN_FOLDERS = (
 
 
 def python(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """The interpreter of the inventory, which runs this worker, and the platform it was built for."""
+    """Return the interpreter of the inventory, which runs this worker, and its platform."""
     libc, libc_version = platform.libc_ver()
     return {
         "version": platform.python_version(),
@@ -54,8 +53,11 @@ def python(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def versions(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """What is installed: ``packages`` maps normalized names to versions; ``torch`` and ``torchvision`` hold what their
-    own version.py says, or None where they are not installed. ``params["python_path"]``: the job's PYTHONPATH."""
+    """Return the installed packages. ``params["python_path"]``: the job's PYTHONPATH.
+
+    ``packages`` maps normalized names to versions. ``torch`` and ``torchvision`` hold the text of their own version.py,
+    or ``None`` if they are not installed.
+    """
     folders = site_folders(params.get("python_path"))
     packages: Dict[str, str] = {}
     for folder in reversed(folders):  # the first folder on the path wins
@@ -73,11 +75,11 @@ def versions(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def site_folders(python_path: Optional[str] = None) -> List[str]:
-    """The folders that a plain run of this interpreter imports packages from, first one first.
+    """Return the folders from which a plain run of this interpreter imports packages, in their order.
 
-    The worker itself runs isolated (``-I``), which hides the user's own site-packages from ``sys.path``; the job's
-    processes do see them unless the interpreter is a venv of its own. They also see the PYTHONPATH of the login, where
-    the job has none (``python_path``).
+    The worker runs isolated (``-I``), which hides the user's own site-packages from ``sys.path``. The job's processes
+    see these, unless the interpreter is a venv of its own. They also see the login's PYTHONPATH if the job has no
+    ``python_path``.
     """
     given = os.environ.get("PYTHONPATH", "") if python_path is None else python_path
     extra = [part for part in given.split(":") if part]
@@ -100,7 +102,7 @@ def _venv_sees_system() -> bool:
 
 
 def distributions(folder: str) -> Dict[str, str]:
-    """Normalized name -> version of every distribution in a folder, by the names of its metadata folders."""
+    """Return the version of every distribution in a folder by normalized name, from the metadata folders' names."""
     found: Dict[str, str] = {}
     for entry in os.listdir(folder):
         match = _DIST.match(entry)
@@ -110,12 +112,15 @@ def distributions(folder: str) -> Dict[str, str]:
 
 
 def normalized(name: str) -> str:
-    """A distribution's name as PEP 503 compares it."""
+    """Return a distribution's name as PEP 503 compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def module_version(folders: List[str], module: str) -> Optional[Dict[str, Any]]:
-    """A module's own version.py, parsed as text: ``version``, ``cuda``, ``hip``, ``git``, ``path``; None: not there."""
+    """Return ``version``, ``cuda``, ``hip``, ``git`` and ``path`` of a module, or ``None`` if it is not installed.
+
+    The text of its version.py is parsed, not run.
+    """
     for folder in folders:
         path = os.path.join(folder, module)
         text = read_text(os.path.join(path, "version.py"))
@@ -133,17 +138,24 @@ def module_version(folders: List[str], module: str) -> Optional[Dict[str, Any]]:
 
 
 def _literal(text: str) -> Optional[str]:
-    """A quoted string's text; None for anything else (``None`` above all)."""
+    """Return a quoted string's text, or ``None`` for any other expression."""
     match = re.match(r"""(['"])(.*?)\1""", text)
     return match.group(2) if match else None
 
 
 def environment(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """``variables`` that steer torch and its libraries (no other is ever read), the settings in NCCL's files, each
-    libnccl that LD_LIBRARY_PATH would put before torch's own, NCCL's network plugins that a process finds, and those
-    that are installed elsewhere."""
+    """Return the settings of this login that steer torch and its libraries.
+
+    variables          environment variables of torch and its libraries; no other variable is ever read
+    nccl_conf          the settings in NCCL's files
+    libnccl            each libnccl that LD_LIBRARY_PATH puts before torch's own
+    net_plugins        NCCL's network plugins that a process finds
+    plugins_elsewhere  plugins that are installed, but not found
+    """
     variables = {
-        name: value[:_TEXT_LIMIT] for name, value in os.environ.items() if name in _NAMES or name.startswith(_PREFIXES)
+        name: value[:VARIABLE_LETTERS]
+        for name, value in os.environ.items()
+        if name in _NAMES or name.startswith(_PREFIXES)
     }
     path = params.get("library_path") or os.environ.get("LD_LIBRARY_PATH", "")
     own = params.get("conf_file") or os.environ.get("NCCL_CONF_FILE") or "~/.nccl.conf"
@@ -157,25 +169,24 @@ def environment(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, An
 
 
 def settings(name: str) -> List[str]:
-    """The lines of a configuration file that say something."""
-    text = read_text(os.path.expanduser(name), limit=_TEXT_LIMIT)
+    """Return the lines of a configuration file without comments and empty lines."""
+    text = read_text(os.path.expanduser(name), limit=VARIABLE_LETTERS)
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     return [line for line in lines if line]
 
 
 def cached(name: str) -> List[str]:
-    """Paths of the system's library cache that have ``name`` in their last part."""
+    """Return the paths in the system's library cache with a file name that begins with ``name``."""
     pattern = rb"/[\x21-\x7e]*/" + re.escape(name.encode()) + rb"[\x21-\x7e]*"
     try:
         with open("/etc/ld.so.cache", "rb") as file:
-            return sorted({path.decode() for path in re.findall(pattern, file.read(_CACHE_LIMIT))})
+            return sorted({path.decode() for path in re.findall(pattern, file.read(LIBRARY_CACHE_BYTES))})
     except OSError:
         return []
 
 
 def libraries(path: str, name: str) -> List[str]:
-    """Every library of that name in the folders of a search path, with its symbolic links resolved (the version is in
-    the name then)."""
+    """Return the libraries of that name in a search path. Symbolic links are resolved, so that the version shows."""
     found: List[str] = []
     for folder in path.split(":"):
         if folder:

@@ -1,4 +1,4 @@
-"""How busy the GPU of a process is, as nvidia-smi tells. Not run on a GPU so far; the format is that of its manual."""
+"""Reads the load of each process's GPU from nvidia-smi. Not run on a GPU so far; the format is that of its manual."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import math
 import os
 from typing import Dict, NamedTuple, Optional
 
+from ddpctl_worker.facts.limits import GPU_USE_S
 from ddpctl_worker.machine import tool
 
-SECONDS = 2.0  # nvidia-smi may take a second, and may hang
 _APPS = ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits"]
 _USE = ["nvidia-smi", "--query-gpu=uuid,utilization.gpu", "--format=csv,noheader,nounits"]
 
 
 class Use(NamedTuple):
-    """``percent`` of the last sampling period in which the GPU had work; ``memory_mb`` that the process has there."""
+    """A process's use of GPUs: ``percent`` of the last sampling period with work, and ``memory_mb`` of the process."""
 
     percent: Optional[float]
     memory_mb: Optional[float]
 
 
 def by_pid() -> Dict[int, Use]:
-    """What each process uses; empty without an NVIDIA GPU, and where nvidia-smi gives no answer in time."""
+    """Return the use of each process; empty without an NVIDIA GPU or without an answer in time."""
     if not os.path.exists("/dev/nvidiactl"):
         return {}
-    said = [tool.tool(argv, SECONDS) for argv in (_APPS, _USE)]
-    texts = [one["stdout"] if one is not None and one["code"] == 0 else "" for one in said]
+    said = [tool.tool(argv, GPU_USE_S) for argv in (_APPS, _USE)]
+    texts = [result["stdout"] if result is not None and result["code"] == 0 else "" for result in said]
     return read(texts[0], texts[1])
 
 
 def read(apps: str, use: str) -> Dict[int, Use]:
-    """From the two tables. A process on several GPUs has the busiest of them, and the memory of all."""
+    """Return each process's use from the two tables: of its GPUs, the busiest one's percent and all memory."""
     percent = {row[0]: number(row[1]) for row in rows(use, 2)}
     found: Dict[int, Use] = {}
     for uuid, pid, memory in rows(apps, 3):
@@ -49,7 +49,7 @@ def rows(text: str, fields: int) -> "list[list[str]]":
 
 
 def number(text: str) -> Optional[float]:
-    """None for ``[N/A]`` and the like."""
+    """Return the number, or ``None`` for ``[N/A]`` and the like."""
     try:
         value = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The GPUs of this node, and whose processes are on them: from NVML, else from nvidia-smi, else from amdgpu's files."""
+"""Reads the GPUs of this node and their processes: from NVML, else from nvidia-smi, else from amdgpu's files."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpctl_worker.facts import amd
 from ddpctl_worker.facts.gpu import number, rows
+from ddpctl_worker.facts.limits import GPU_COMMAND_LETTERS, KNOWN_PROCESSES, NVIDIA_SMI_S
 from ddpctl_worker.facts.nvml import SLOWED, Nvml, NvmlError
 from ddpctl_worker.facts.processes import owner
 from ddpctl_worker.machine import proc, tool
 from ddpctl_worker.machine.fs import read_number, read_text
 from ddpctl_worker.wire.contract import ENV_JOB, ENV_RUN
 
-TOOL_S = 5.0  # for nvidia-smi
-COMMAND = 60  # characters of a command line
 _FIELDS = (
     "uuid,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw,power.limit,"
     "clocks_throttle_reasons.active"
@@ -27,15 +26,15 @@ Seen = List[Dict[str, Any]]
 
 
 class Gpus:
-    """Finds out once how they can be read."""
+    """The GPUs of this node. The first reading finds the source."""
 
     def __init__(self, sys: str = "/sys") -> None:
         self._sys = sys
         self._source: Optional[Callable[[], Seen]] = None
-        self._known: Dict[Tuple[int, int], Dict[str, Any]] = {}  # pid and start time -> who that is
+        self._known: Dict[Tuple[int, int], Dict[str, Any]] = {}  # pid and start time -> description
 
     def read(self) -> Dict[str, Any]:
-        """``gpus``, each with its ``holders``, and the ``error`` that there is in their place."""
+        """Return ``gpus``, each with its ``holders``, or an ``error``."""
         try:
             self._source = self._source or self._find()
             found = self._source()
@@ -50,20 +49,20 @@ class Gpus:
     def _find(self) -> Callable[[], Seen]:
         try:
             return Nvml().read
-        except (OSError, AttributeError, NvmlError):  # no library, a very old one, or one without its driver
+        except (OSError, AttributeError, NvmlError):  # no library, a very old library, or no driver
             pass
         if os.path.exists("/dev/nvidiactl") and tool.find("nvidia-smi"):
             return by_tool
         return lambda: by_files(self._sys)
 
     def _who(self, pid: int) -> Dict[str, Any]:
-        """A process of a run, or a stranger's. In a container the numbers are those outside, and say nothing here."""
+        """Describe a process on a GPU. In a container the pids are the host's, and mean nothing here."""
         stat = proc.read_stat(pid)
         if stat is None:
             return {"pid": pid, "user": None, "command": None, "job": None, "run": None, "rank": None}
         key = (pid, stat.start)
         if key not in self._known:
-            if len(self._known) > 1000:
+            if len(self._known) > KNOWN_PROCESSES:
                 self._known.clear()
             self._known[key] = _describe(pid)
         return self._known[key]
@@ -75,7 +74,7 @@ def _describe(pid: int) -> Dict[str, Any]:
     return {
         "pid": pid,
         "user": owner(pid),
-        "command": proc.command_line(pid, COMMAND),
+        "command": proc.command_line(pid, GPU_COMMAND_LETTERS),
         "job": marks.get(ENV_JOB),
         "run": run,
         "rank": int(rank) if run and rank.isdecimal() and len(rank) < 7 else None,
@@ -83,19 +82,19 @@ def _describe(pid: int) -> Dict[str, Any]:
 
 
 def by_tool() -> Seen:
-    """What nvidia-smi says; raises ValueError where it gives no answer."""
-    told = []
+    """Read the GPUs from nvidia-smi. Raises ValueError: nvidia-smi gives no answer."""
+    tables = []
     for query in ("--query-gpu=" + _FIELDS, "--query-compute-apps=gpu_uuid,pid,used_memory"):
-        said = tool.run(["nvidia-smi", query, _FORM], TOOL_S)
+        said = tool.run(["nvidia-smi", query, _FORM], NVIDIA_SMI_S)
         if said["code"] != 0:
-            late = "no answer within %g s" % TOOL_S
+            late = "no answer within %g s" % NVIDIA_SMI_S
             raise ValueError("nvidia-smi: %s" % (late if said["timed_out"] else tool.last_words(said)))
-        told.append(said["stdout"])
-    return of_tables(*told)
+        tables.append(said["stdout"])
+    return of_tables(*tables)
 
 
 def of_tables(gpus: str, apps: str) -> Seen:
-    """The same from nvidia-smi's two tables."""
+    """Read the GPUs from nvidia-smi's two tables."""
     pids: Dict[str, Dict[int, Optional[int]]] = {}
     for uuid, pid, memory in rows(apps, 3):
         if pid.isdecimal() and len(pid) < 10:
@@ -132,7 +131,7 @@ def _bytes(text: str) -> Optional[int]:
 
 
 def by_files(sys: str = "/sys") -> Seen:
-    """AMD's, from the kernel's files: rocm-smi hangs on a wedged driver."""
+    """Read AMD's GPUs from the kernel's files, because rocm-smi hangs on a wedged driver."""
     kfd = sys + "/class/kfd/kfd"
     numbers = _ids(kfd + "/topology/nodes")
     found = []
@@ -164,19 +163,19 @@ def _sensor(device: str, name: str) -> Optional[int]:
 
 
 def _ids(nodes: str) -> Dict[str, int]:
-    """Render node -> the number by which the compute driver knows the GPU."""
+    """Return the compute driver's number of each GPU by render node."""
     found = {}
     for folder in glob.glob(nodes + "/*"):
         words = (line.split() for line in read_text(folder + "/properties").splitlines())
         minor = {word[0]: word[1] for word in words if len(word) == 2}.get("drm_render_minor", "0")
-        one = read_number(folder + "/gpu_id")
-        if one:
-            found["/dev/dri/renderD" + minor] = one
+        number_of_gpu = read_number(folder + "/gpu_id")
+        if number_of_gpu:
+            found["/dev/dri/renderD" + minor] = number_of_gpu
     return found
 
 
 def _pids(root: str, gpu: Optional[int]) -> Dict[int, Optional[int]]:
-    """The processes that have memory on a GPU; those of others are not all to be seen."""
+    """Return the processes that have memory on a GPU. Processes of other users may be hidden."""
     found: Dict[int, Optional[int]] = {}
     for path in glob.glob("%s/*/vram_%s" % (root, gpu)):
         pid, used = os.path.basename(os.path.dirname(path)), read_number(path)

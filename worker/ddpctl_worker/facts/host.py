@@ -1,4 +1,4 @@
-"""The machine, the login on it and its file systems: cores, memory, limits, control groups, room on disk."""
+"""The machine, the login and the file systems: cores, memory, limits, cgroups, free space."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import stat
 import tempfile
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpctl_worker.facts import number, user_name
+from ddpctl_worker.facts import number, program_seconds, user_name
 from ddpctl_worker.machine import tool
 from ddpctl_worker.machine.fs import read_text
 from ddpctl_worker.machine.proc import boot_id
@@ -23,7 +23,7 @@ _NOEXEC = getattr(os, "ST_NOEXEC", 8)
 
 
 def machine(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """Its names, the cores this process may use, memory in bytes, resource limits ([soft, hard], None: unlimited)."""
+    """Return names, usable cores, memory in bytes, and resource limits as [soft, hard] (``None``: unlimited)."""
     return {
         "hostname": os.uname().nodename,
         "boot_id": boot_id(),
@@ -40,12 +40,12 @@ def machine(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def in_container() -> bool:
-    """Docker, Podman or systemd-nspawn, by the marks that they leave."""
+    """Return whether Docker, Podman or systemd-nspawn have left their marks."""
     return any(os.path.exists(path) for path in ("/.dockerenv", "/run/.containerenv", "/run/systemd/container"))
 
 
 def may_lock_memory() -> bool:
-    """Whether the limit of locked memory does not count: CAP_IPC_LOCK, in the first user namespace."""
+    """Return whether the limit of locked memory does not apply: CAP_IPC_LOCK in the first user namespace."""
     status = read_text("/proc/self/status")
     match = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
     first = read_text("/proc/self/uid_map").split() == ["0", "0", "4294967295"]
@@ -53,7 +53,7 @@ def may_lock_memory() -> bool:
 
 
 def memory() -> Dict[str, int]:
-    """``total`` and ``available`` in bytes."""
+    """Return ``total`` and ``available`` in bytes."""
     found = {}
     for line in read_text("/proc/meminfo").splitlines():
         name, _, rest = line.partition(":")
@@ -63,16 +63,19 @@ def memory() -> Dict[str, int]:
 
 
 def limit(name: str) -> List[Optional[int]]:
-    """[soft, hard] of one resource limit."""
+    """Return [soft, hard] of a resource limit."""
     pair = resource.getrlimit(getattr(resource, "RLIMIT_" + name))
     return [None if value == resource.RLIM_INFINITY else value for value in pair]
 
 
 def cgroup(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """The tightest limits of the control groups around this process, version 1 or 2; None: no limit.
+    """Return the tightest limits of the cgroups around this process, version 1 or 2; ``None``: no limit.
 
-    ``memory``: bytes, bytes in use and those of them that are page cache; ``cpus``: cores' worth of time; ``pids``:
-    most and now; each with its folder.
+        memory    bytes, bytes in use, and the bytes in use that are page cache
+        cpus      cores' worth of time
+        pids      most, and now
+
+    Each limit has the folder that sets it.
     """
     found: Dict[str, Any] = {"memory": None, "cpus": None, "pids": None}
     for controllers, folder in _cgroup_folders():
@@ -101,7 +104,7 @@ def _room(level: Dict[str, Any]) -> float:
 
 
 def _cgroup_folders() -> List[Tuple[Tuple[Any, str], str]]:
-    """((controllers, mount point), folder) of each hierarchy; the controllers of version 2 are the set of ''."""
+    """Return ((controllers, mount point), folder) of each hierarchy; version 2 has the controllers {''}."""
     mounts = []
     for line in read_text("/proc/self/mounts").splitlines():
         fields = line.split(" ")
@@ -128,7 +131,7 @@ def _upward(folder: str, top: str) -> List[str]:
 
 
 def memory_limit(folder: str) -> Optional[List[float]]:
-    """[limit, in use, page cache] of one group, bytes; None without a limit."""
+    """Return [limit, in use, page cache] of a cgroup in bytes, or ``None`` without a limit."""
     for most, now in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
         value = number(folder + "/" + most)
         if value is not None and value < 1 << 60:  # version 1 spells "no limit" as a huge number
@@ -137,7 +140,7 @@ def memory_limit(folder: str) -> Optional[List[float]]:
 
 
 def _page_cache(folder: str) -> float:
-    """Bytes of files in memory (tmpfs is not among them). Version 1 counts the groups below under ``total_``."""
+    """Return the bytes of cached files (without tmpfs). Version 1 counts the groups below under ``total_``."""
     stat = dict(line.split(" ", 1) for line in read_text(folder + "/memory.stat").splitlines() if " " in line)
     prefix = "total_" if "total_active_file" in stat else ""
     return sum(float(stat.get(prefix + name, 0)) for name in ("active_file", "inactive_file"))
@@ -159,7 +162,7 @@ def _pids_max(folder: str) -> Optional[List[float]]:
 
 
 def login(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """What systemd-logind does at the end of a session: busctl's own words, and whether the user lingers."""
+    """Return systemd-logind's action at the end of a session, as busctl prints it, and whether the user lingers."""
     user = user_name()
     found: Dict[str, Any] = {
         "systemd": os.path.isdir("/run/systemd/system"),
@@ -171,19 +174,17 @@ def login(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     }
     if found["systemd"]:
         properties = ["KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers", "RemoveIPC"]
-        found["busctl"] = tool.tool(
-            ["busctl", "get-property", *_LOGIND, *properties], timeout=max(1.0, context["deadline"] - 1.0)
-        )
+        found["busctl"] = tool.tool(["busctl", "get-property", *_LOGIND, *properties], timeout=program_seconds(context))
     return found
 
 
 def shell(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """What the account's shell prints and how long it takes before it runs a command, as sshd starts it."""
+    """Run the account's shell as sshd does, and return its output and its time before any command."""
     program = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
     if "SSH_CONNECTION" not in os.environ:
         return {"shell": program, "ran": False, "printed": "", "seconds": 0.0}
     env = {name: value for name, value in os.environ.items() if name != "SHLVL"}  # bash reads ~/.bashrc at level 0
-    result = tool.run([program, "-c", ":"], timeout=max(1.0, context["deadline"] - 1.0), replace_env=env)
+    result = tool.run([program, "-c", ":"], timeout=program_seconds(context), replace_env=env)
     return {
         "shell": program,
         "ran": True,
@@ -194,9 +195,9 @@ def shell(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def disk(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """The file system that holds ``params["path"]`` (or its nearest parent that exists): sizes in bytes.
+    """Return the file system of ``params["path"]`` (or its nearest existing parent); sizes in bytes.
 
-    ``write_error`` is None when a file of one page could be created, written and removed there.
+    ``write_error``: ``None`` if a file of one page could be created, written and removed there.
     """
     path = os.path.abspath(os.path.expanduser(params["path"]))
     folder = nearest(path)
@@ -224,7 +225,7 @@ def disk(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def nearest(path: str) -> str:
-    """The path itself or its nearest parent that is a folder."""
+    """Return the path, or its nearest parent that is a folder."""
     while not os.path.isdir(path):
         parent = os.path.dirname(path)
         if parent == path:
@@ -234,7 +235,7 @@ def nearest(path: str) -> str:
 
 
 def write_error(folder: str) -> Optional[str]:
-    """Why a small file cannot be written there; None when it can. Nothing is left behind."""
+    """Return why a small file cannot be written in the folder, or ``None`` if it can. Leaves nothing behind."""
     try:
         handle, name = tempfile.mkstemp(prefix=".ddpctl-probe-", dir=folder)
     except OSError as error:
@@ -255,7 +256,7 @@ def _reason(error: OSError) -> str:
 
 
 def mount_of(folder: str) -> Tuple[str, str]:
-    """Mount point and kind of file system: the longest mount point that is a parent, the last one mounted there."""
+    """Return mount point and type of the file system: of the longest mount point above, the last mount there."""
     real = os.path.realpath(folder)
     best: List[str] = ["/", "?"]
     for line in read_text("/proc/self/mounts").splitlines():

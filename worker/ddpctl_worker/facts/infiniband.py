@@ -1,4 +1,4 @@
-"""InfiniBand, RoCE and EFA adapters: the kernel's word for every port, and whether a process from here may use them."""
+"""InfiniBand, RoCE and EFA adapters: the kernel's state of every port, and whether a process here may use it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import os
 import sys
 from typing import Any, Dict, List, Optional
 
+from ddpctl_worker.facts import program_seconds
+from ddpctl_worker.facts.limits import MOST_GIDS
 from ddpctl_worker.machine import tool
 from ddpctl_worker.machine.fs import read_number, read_text
 
-_MOST_GIDS = 256  # as many as an adapter of Mellanox' has
 _ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"
 CLASS = "/sys/class/infiniband"
-# NCCL looks for the first two, since 2.23 for the third as well.
+# NCCL looks for the first two files, and since 2.23 also for the third.
 _PEERMEM = (
     "/sys/kernel/mm/memory_peers/nv_mem/version",
     "/sys/kernel/mm/memory_peers/nv_mem_nc/version",
     "/sys/module/nvidia_peermem/version",
 )
 
-# As NCCL does it, in a process of its own: a vendor's library that crashes takes no other answer with it.
+# The same calls as NCCL's. In a process of its own, as a vendor's library may crash.
 PROGRAM = r"""
 import ctypes, json
 out = {"error": None, "devices": [], "mtus": {}}
@@ -53,9 +54,12 @@ print(json.dumps(out))
 
 
 def infiniband(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """``ports``: the kernel's own words (``state`` is ``4: ACTIVE`` where it works) with the GID table, the driver and
-    the MTU of the interface. ``access``: for each device why its node in /dev cannot be opened, None where it can.
-    ``verbs``: what libibverbs finds and opens. ``peermem``: the marks of a module that lets an adapter into GPU memory.
+    """Return the adapters of this node.
+
+    ports     the kernel's own text (``state`` is ``4: ACTIVE`` for a working port), the GID table, the driver, the MTU
+    access    device -> why its node in /dev cannot be opened; ``None`` if it can
+    verbs     the devices that libibverbs finds and opens
+    peermem   the marks of a kernel module that gives an adapter access to GPU memory
     """
     ports = [_port(folder) for folder in sorted(glob.glob(CLASS + "/*/ports/*"))]
     devices = sorted({port["device"] for port in ports})
@@ -85,7 +89,7 @@ def _port(folder: str) -> Dict[str, Any]:
 
 
 def access(device: str) -> Optional[str]:
-    """Why the device's node cannot be opened; None where it can. A container sees all of /sys and little of /dev."""
+    """Return why the device's node cannot be opened, or ``None``. A container sees all of /sys and little of /dev."""
     for path in glob.glob("/sys/class/infiniband_verbs/uverbs*"):
         if read_text(path + "/ibdev").strip() == device:
             node = "/dev/infiniband/" + os.path.basename(path)
@@ -98,9 +102,8 @@ def access(device: str) -> Optional[str]:
 
 
 def libibverbs(context: Dict[str, Any]) -> Dict[str, Any]:
-    """``error``: why it cannot be loaded; ``devices``: those that it opens; ``mtus``: the active MTU of their first
-    port."""
-    result = tool.run([sys.executable, "-I", "-c", PROGRAM], timeout=max(1.0, context["deadline"] - 1.0))
+    """Return ``devices`` that libibverbs opens, ``mtus`` of their first ports, or the ``error`` of its load."""
+    result = tool.run([sys.executable, "-I", "-c", PROGRAM], timeout=program_seconds(context))
     try:
         found: Dict[str, Any] = json.loads(result["stdout"].splitlines()[-1])
         return found
@@ -111,9 +114,9 @@ def libibverbs(context: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def gids(folder: str) -> List[Dict[str, Any]]:
-    """The entries in use: index, address, type (``RoCE v2``, ``IB/RoCE v1``) and interface."""
+    """Return the used entries of the GID table: index, address, type (``RoCE v2``, ``IB/RoCE v1``) and interface."""
     found = []
-    for path in sorted(glob.glob(folder + "/gids/*"), key=lambda name: int(os.path.basename(name)))[:_MOST_GIDS]:
+    for path in sorted(glob.glob(folder + "/gids/*"), key=lambda name: int(os.path.basename(name)))[:MOST_GIDS]:
         index = os.path.basename(path)
         gid = read_text(path).strip()
         if gid and gid != _ZERO:

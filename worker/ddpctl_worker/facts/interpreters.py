@@ -1,6 +1,7 @@
-"""The Pythons of this host that people install torch into: virtual environments, conda, pyenv, the system's own.
+"""Finds Python interpreters on this host: virtual environments, conda, pyenv, the system's own.
 
-Nothing is run and nothing imported: an import of torch takes seconds on a cold disk. What lies in the folders says it.
+No interpreter is run and no module imported, because an import of torch takes seconds on a cold disk. The files in the
+folders give the answer.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import sys
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ddpctl_worker.facts.env import module_version, site_folders
+from ddpctl_worker.facts.limits import MOST_INTERPRETERS
 from ddpctl_worker.machine.fs import read_text
 
-MOST = 64  # interpreters that are reported; those that have torch first
 _HOME = (
     "venv",
     ".venv",
@@ -36,9 +37,12 @@ _MINOR = re.compile(r"python3\.(\d+)$")
 
 
 def interpreters(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """``pythons``: [{"path", "version": "3.11" or None, "torch": version or None, "default"}], each environment once;
-    ``path`` begins with ~/ below the home folder; ``default``: it runs this worker. ``modules``: whether this host has
-    environment modules, which a command over SSH does not load."""
+    """Return the interpreters, each environment once, and whether this host has environment modules.
+
+    ``pythons``: [{"path", "version": "3.11" or ``None``, "torch": version or ``None``, "default"}]. ``path`` begins
+    with ~/ below the home folder. ``default``: this interpreter runs the worker. A command over SSH does not load
+    ``modules``.
+    """
     home = os.path.expanduser("~")
     seen: Dict[Tuple[str, str], Dict[str, Any]] = {}
     for path in _candidates(home):
@@ -58,13 +62,13 @@ def interpreters(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, A
         shown = "~" + path[len(home) :] if path.startswith(home + "/") else path
         version = torch["version"] if torch else None
         seen[key] = {"path": shown, "version": "3." + minor, "torch": version, "default": default}
-    found = sorted(seen.values(), key=lambda one: (one["torch"] is None, not one["default"]))
+    found = sorted(seen.values(), key=lambda python: (python["torch"] is None, not python["default"]))
     modules = bool(os.environ.get("MODULESHOME") or os.environ.get("LMOD_CMD"))
-    return {"pythons": found[:MOST], "modules": modules or any(os.path.exists(path) for path in _MODULES)}
+    return {"pythons": found[:MOST_INTERPRETERS], "modules": modules or any(os.path.exists(path) for path in _MODULES)}
 
 
 def _candidates(home: str) -> Iterator[str]:
-    """Paths of interpreters, those first that are named most plainly; one may come twice."""
+    """Yield the paths of interpreters, with the plainest names first. A path may come twice."""
     yield sys.executable
     for name in ("python3", "python"):
         found = shutil.which(name)
@@ -84,7 +88,7 @@ def _candidates(home: str) -> Iterator[str]:
 
 
 def _prefix(path: str) -> str:
-    """The environment of an interpreter: where pyvenv.cfg or conda says, else where the program really is."""
+    """Return an interpreter's environment: the folder with pyvenv.cfg or conda-meta, else the real program's."""
     prefix = os.path.dirname(os.path.dirname(path))
     for name in ("pyvenv.cfg", "conda-meta"):
         if os.path.exists(os.path.join(prefix, name)):
@@ -93,7 +97,7 @@ def _prefix(path: str) -> str:
 
 
 def _minor(path: str, prefix: str) -> Optional[str]:
-    """``11`` of Python 3.11; None: that cannot be seen, or it is no Python 3."""
+    """Return ``11`` for Python 3.11, or ``None`` if the version is unknown or not 3."""
     match = _MINOR.search(os.path.realpath(path))
     if match:
         return match.group(1)
@@ -103,7 +107,7 @@ def _minor(path: str, prefix: str) -> Optional[str]:
 
 
 def _folders(prefix: str, minor: str, home: str) -> List[str]:
-    """Where that interpreter imports packages from, first one first."""
+    """Return the folders from which that interpreter imports packages, in their order."""
     library = "python3." + minor
     own = [os.path.join(prefix, lib, library, "site-packages") for lib in ("lib", "lib64")]
     config = read_text(os.path.join(prefix, "pyvenv.cfg"))

@@ -1,4 +1,4 @@
-"""The job's files on this node, and what its script imports, really imported."""
+"""The job's files on this node, and a real import of the modules that its script imports."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ import sys
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
+from ddpctl_worker.facts import program_seconds
 from ddpctl_worker.facts.env import site_folders
+from ddpctl_worker.facts.limits import COUNT_S, HASHED_BYTES, MOST_FILES, SCRIPT_BYTES
 from ddpctl_worker.facts.torch import cache_file, fingerprint, remember, stamp
 from ddpctl_worker.machine import tool
 from ddpctl_worker.machine.fs import read_optional, read_text
 from ddpctl_worker.machine.proc import boot_id
 
-_MOST_FILES = 20000
-_WALK_S = 2.0
-_TEXT_LIMIT = 256 * 1024
-_HASH_LIMIT = 64 << 20
 _CODE = (".py", ".pyx", ".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".sh", ".cu", ".cpp")
 _SKIPPED = frozenset({".git", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".pytest_cache"})
 _MARK = "DDPCTL-MODULES "
 _AT = "DDPCTL-MODULE "
-# What a guard of a statement catches: ``except ModuleNotFoundError`` and ``except ImportError``.
+# The kinds of failure that a guard catches: ``except ModuleNotFoundError``, and ``except ImportError``.
 _CAUGHT = {"missing": ("missing",), "import": ("missing", "import")}
-# Runs in a process of its own. argv: the statements. Says which one it is at, and in the end which failed and how.
+# Runs in a process of its own. argv: the statements. Prints the number of each statement, and all failures at the end.
 PROGRAM = r"""
 import json, sys, traceback, warnings
 warnings.simplefilter("ignore")
@@ -60,8 +58,10 @@ os._exit(0)
 
 
 def path(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """``params["path"]`` (relative to ``params["workdir"]``): kind, readable, and for a folder its files and bytes,
-    counted for at most two seconds (``complete`` says whether that was enough)."""
+    """Return the kind of ``params["path"]`` (relative to ``params["workdir"]``), and whether it is readable.
+
+    A folder also has its number of files and bytes. ``complete``: false if COUNT_S was too short to count all.
+    """
     where = absolute(params["path"], params.get("workdir"))
     found: Dict[str, Any] = {"path": where, "exists": os.path.exists(where), "kind": None, "readable": False}
     if not found["exists"]:
@@ -78,27 +78,27 @@ def path(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def script(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """A script that is already on the node: its hash and its text, at most 256 KiB, for what it asks of a launcher."""
+    """Return the hash and the text (at most SCRIPT_BYTES) of a script that is already on the node."""
     where = absolute(params["path"], params.get("workdir"))
     if not os.path.isfile(where):
         return {"path": where, "exists": os.path.exists(where), "sha256": None, "text": None}
     with open(where, "rb") as file:
-        data = file.read(_HASH_LIMIT)
-    text = data[:_TEXT_LIMIT].decode("utf-8", "replace")
+        data = file.read(HASHED_BYTES)
+    text = data[:SCRIPT_BYTES].decode("utf-8", "replace")
     return {"path": where, "exists": True, "sha256": hashlib.sha256(data).hexdigest(), "text": text}
 
 
 def tree(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """One hash over the names and contents of a folder's code files, and the commit that git has checked out."""
+    """Return a hash over the names and contents of a folder's code files, and the commit that git has checked out."""
     root = absolute(params["path"], None)
     digest = hashlib.sha256()
     count, size, complete = 0, 0, True
-    until = time.monotonic() + _WALK_S
+    until = time.monotonic() + COUNT_S
     for name, status in _files(root):
         if not name.endswith(_CODE):
             continue
         count, size = count + 1, size + status.st_size
-        if count > _MOST_FILES or size > _HASH_LIMIT or time.monotonic() > until:
+        if count > MOST_FILES or size > HASHED_BYTES or time.monotonic() > until:
             complete = False
             break
         with open(name, "rb") as file:
@@ -114,7 +114,7 @@ def tree(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def git_commit(folder: str) -> Optional[str]:
-    """The commit that HEAD names, read from the files: git itself may not be there."""
+    """Return the commit of HEAD, read from git's files: the program git may be missing."""
     git = os.path.join(folder, ".git")
     head = read_text(os.path.join(git, "HEAD")).strip()
     if not head.startswith("ref: "):
@@ -130,46 +130,49 @@ def git_commit(folder: str) -> Optional[str]:
 
 
 def absolute(name: str, workdir: Optional[str]) -> str:
-    """A path of the inventory on this node."""
+    """Return a path of the inventory as an absolute path on this node."""
     return os.path.normpath(os.path.join(os.path.expanduser(workdir or "~"), os.path.expanduser(name)))
 
 
 def _count(root: str) -> Dict[str, Any]:
     count, size = 0, 0
-    until = time.monotonic() + _WALK_S
+    until = time.monotonic() + COUNT_S
     for _, status in _files(root):
         count, size = count + 1, size + status.st_size
-        if count >= _MOST_FILES or time.monotonic() > until:
+        if count >= MOST_FILES or time.monotonic() > until:
             return {"files": count, "bytes": size, "complete": False}
     return {"files": count, "bytes": size, "complete": True}
 
 
 def _files(root: str) -> Iterator[Tuple[str, os.stat_result]]:
-    """Every regular file below a folder, in an order that is the same on every node."""
+    """Yield every regular file below a folder, in the same order on every node."""
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in _SKIPPED)
         for name in sorted(names):
             full = os.path.join(folder, name)
             try:
                 status = os.stat(full)
-            except OSError:  # a dangling link, or gone meanwhile
+            except OSError:  # a dangling link, or removed meanwhile
                 continue
             yield full, status
 
 
 def modules(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """Run the import statements ``params["statements"]`` one after the other, as the script does, and say which fail.
+    """Run the import statements ``params["statements"]`` in the order of the script, and return the failures.
 
-    ``params["env"]``: the variables of the job; ``params["beside"]``: folders of the job's own code on this node, whose
-    modules are never imported (they may train); ``params["python"]``: the job's interpreter where it is not this one;
-    ``params["guards"]``: which failures the script survives.
+        env       the variables of the job
+        beside    folders of the job's own code here; their modules are never imported, as they may begin to train
+        python    the job's interpreter, unless it runs this worker
+        guards    statement -> the failures that the script survives
 
-    ``failed`` holds what each said; ``error`` is there when the process did not get to the end, and ``at`` the
-    statement where it was. A success is remembered, also where the script survives what fails; any other failure is
-    tried again.
+    ``failed`` holds each failure. ``error``: the process did not get to the end; ``at``: the statement where it
+    stopped. A success is remembered, also if the script survives all failures. Any other failure is tried again the
+    next time.
     """
     beside = params.get("beside") or []
-    statements = [one for one in params["statements"] if not any(_lies_in(folder, one.split()[1]) for folder in beside)]
+    statements = [
+        each for each in params["statements"] if not any(_lies_in(folder, each.split()[1]) for folder in beside)
+    ]
     if not statements:
         return {"failed": [], "error": None, "cached": True}
     env = {str(k): str(v) for k, v in (params.get("env") or {}).items()}
@@ -181,20 +184,20 @@ def modules(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
         return {"failed": [], "error": None, "cached": True}
     said = tool.run(
         [python, "-c", PROGRAM, *statements],
-        timeout=max(1.0, context["deadline"] - 1.0),
+        timeout=program_seconds(context),
         env=dict(env, OMP_NUM_THREADS="1"),
         cwd="/",
     )
     value = _value(said, statements)
     guards = params.get("guards") or {}
-    survived = [one["kind"] in _CAUGHT.get(str(guards.get(one["statement"])), ()) for one in value["failed"]]
+    survived = [fail["kind"] in _CAUGHT.get(str(guards.get(fail["statement"])), ()) for fail in value["failed"]]
     if value["error"] is None and all(survived):
         remember(cache, known, key, {})
     return dict(value, cached=False)
 
 
 def _value(said: Dict[str, Any], statements: List[str]) -> Dict[str, Any]:
-    """What the process told, or how it ended before that."""
+    """Return the process's answer, or how it ended without an answer."""
     at: Optional[str] = None
     for line in said["stdout"].splitlines():
         if line.startswith(_MARK):
@@ -211,23 +214,23 @@ def _value(said: Dict[str, Any], statements: List[str]) -> Dict[str, Any]:
 
 
 def _key(python: str, statements: List[str], env: Dict[str, str]) -> str:
-    """Changes with the environment, with the modules themselves, and with the machine: its libraries count too."""
+    """Return a hash that changes with the environment, the modules and the machine (its libraries)."""
     parts: List[Any] = [python, statements, boot_id(), os.uname().nodename]
     if python == sys.executable:
         path = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
-        tops = sorted({one.split()[1].split(".")[0] for one in statements})
+        tops = sorted({statement.split()[1].split(".")[0] for statement in statements})
         parts.append(fingerprint(dict(env, PYTHONPATH=path) if path else env))
         for folder in site_folders(path):
             parts.append([stamp(os.path.join(folder, top, "__init__.py")) for top in tops])
             parts.append([stamp(os.path.join(folder, top + ".py")) for top in tops])
-    else:  # an environment of ours: named by its content, and never changed
+    else:  # an environment that ddpctl built: named by its content, and never changed
         parts += [stamp(python), stamp(os.path.join(os.path.dirname(os.path.dirname(python)), "pyvenv.cfg"))]
         parts.append(sorted(env.items()))
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _lies_in(folder: str, module: str) -> bool:
-    """Whether an import there finds this module first, or may."""
+    """Return whether an import with this folder on the path may find the module there."""
     place = os.path.join(os.path.expanduser(folder), module.split(".")[0])
     found = (glob.glob(glob.escape(place) + pattern) for pattern in (".*.so", ".so", "/*.py"))
     return os.path.exists(place + ".py") or any(found)

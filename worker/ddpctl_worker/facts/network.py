@@ -1,4 +1,4 @@
-"""The network as this node sees it: addresses, ports, how SSH came in, what names mean here, the kernel's tables."""
+"""The network as this node sees it: addresses, ports, the SSH connection's address, names, the kernel's tables."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from ddpctl_worker.machine.net import addresses, neighbour_table, port_range, ss
 
 
 def network(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """What the mesh needs to know of a node.
+    """Return this node's part of the input for the mesh.
 
-    ``addresses``: [{"address", "family": 4|6, "prefix", "interface", "up", "mtu", "speed" (Mbit/s or None),
-    "virtual"}], without link-local ones, in the kernel's order; ``ssh_address``: the address of this node that SSH came
-    in by, or None; ``neighbours``: see ``neighbour_table``; ``gpus``: their device nodes; ``cores`` that we may use;
-    ``machine``: its type as the kernel calls it; ``names``: each of ``params["names"]`` as it resolves here.
+    addresses     [{"address", "family": 4|6, "prefix", "interface", "up", "mtu", "speed" (Mbit/s or ``None``),
+                  "virtual"}], without link-local addresses, in the kernel's order
+    ssh_address   this node's address of the SSH connection, or ``None``
+    neighbours    see ``neighbour_table``
+    gpus          the number of their device nodes
+    cores         the cores that this process may use
+    machine       the machine type as the kernel names it
+    names         each of ``params["names"]`` as it resolves here
     """
     return {
         "addresses": addresses(),
@@ -34,7 +38,7 @@ def network(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _resolve(name: str) -> List[str]:
-    """Every address of a name as this node sees it; empty when it has none."""
+    """Return every address of a name as this node sees it; empty without an address."""
     try:
         answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -43,8 +47,10 @@ def _resolve(name: str) -> List[str]:
 
 
 def names(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """What this host's own name resolves to, in the resolver's order: gloo binds to the first address unless it is
-    told an interface. ``local`` says of each address whether this host really has it."""
+    """Return the addresses of this host's own name, in the resolver's order.
+
+    gloo binds to the first address unless an interface is set. ``local``: for each address whether this host has it.
+    """
     hostname = os.uname().nodename
     started = time.monotonic()
     try:
@@ -63,7 +69,7 @@ def names(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def is_local(address: str) -> bool:
-    """Whether a socket can be bound to it here."""
+    """Return whether a socket can be bound to the address here."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as sock:
@@ -74,7 +80,7 @@ def is_local(address: str) -> bool:
 
 
 def tables(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """Tables of the kernel's network that may be full; None: there is no such table here."""
+    """Return the fill of the kernel's network tables; ``None`` for a table that does not exist here."""
     folder = "/proc/sys/net/"
     return {
         "uid": os.getuid(),

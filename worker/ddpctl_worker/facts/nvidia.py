@@ -1,6 +1,7 @@
-"""NVIDIA GPUs: what the kernel says (files only, never hangs) and what nvidia-smi says (may hang for ever).
+"""NVIDIA GPUs, from the kernel's files (which never hang) and from nvidia-smi (which may hang forever).
 
-nvidia-smi's text is handed on raw: it differs by driver, and the orchestrator reads it (and is tested on recordings).
+The text of nvidia-smi is passed on as it is, because it differs by driver. The orchestrator reads it, and is tested on
+recordings.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import struct
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ddpctl_worker.facts.processes import SHOWN, owner
+from ddpctl_worker.facts import program_seconds
+from ddpctl_worker.facts.limits import COMMAND_LETTERS, KERNEL_LINES, LEAST_SMI_S, PROGRAM_MARGIN_S, UNKNOWN_FIELDS
+from ddpctl_worker.facts.processes import owner
 from ddpctl_worker.machine import proc, tool
 from ddpctl_worker.machine.fs import read_text
 from ddpctl_worker.wire.contract import ENV_JOB, ENV_RUN
@@ -23,11 +26,10 @@ _BRIDGE = "0x0680"  # an NVSwitch
 _MODULES = ("nvidia", "nvidia_uvm", "nvidia_drm", "nvidia_peermem", "nv_peer_mem", "nouveau")
 WSL_CUDA = "/usr/lib/wsl/lib/libcuda.so.1"
 _BAD_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
-_MOST_BAD_FIELDS = 12
 _OLD_REASONS = "clocks_throttle_reasons."
 _NEW_REASONS = "clocks_event_reasons."
 
-# Old drivers do not know the later ones; the worker leaves out what nvidia-smi refuses.
+# Old drivers do not know all fields. ``_query_gpu`` leaves out the fields that nvidia-smi refuses.
 FIELDS = (
     "index,uuid,name,driver_version,pci.bus_id,memory.total,memory.used,utilization.gpu,temperature.gpu,compute_mode,"
     "persistence_mode,mig.mode.current,ecc.mode.current,ecc.errors.uncorrected.volatile.total,retired_pages.pending,"
@@ -41,12 +43,11 @@ REMAPPED = "gpu_uuid,remapped_rows.correctable,remapped_rows.uncorrectable,remap
 _EXTENDED = 0x100
 _ACS = 0x000D
 _INTERESTING = re.compile(r"NVRM: .*Xid|fallen off the bus|RmInitAdapter failed|nvidia-nvswitch\d*: SXid.*\bFatal")
-_MOST = 100
-_Log = Tuple[Optional[List[str]], Optional[str], Optional[str]]  # lines, where they come from, why there are none
+_Log = Tuple[Optional[List[str]], Optional[str], Optional[str]]  # lines, their source, and why there are no lines
 
 
 def nvidia_kernel(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """PCI devices by kind, loaded modules, the driver's own version text, device nodes, the distribution's names."""
+    """Return PCI devices by kind, loaded modules, the driver's version text, device nodes, the distribution."""
     devices = pci_devices()
     loaded = {line.split(" ", 1)[0] for line in read_text("/proc/modules").splitlines()}
     return {
@@ -64,7 +65,7 @@ def nvidia_kernel(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, 
 
 
 def minors(root: str = "/proc/driver/nvidia/gpus") -> Dict[str, int]:
-    """PCI address -> N of /dev/nvidiaN, which is not nvidia-smi's number."""
+    """Return N of /dev/nvidiaN by PCI address. N is not nvidia-smi's number."""
     found = {}
     for path in glob.glob(root + "/*/information"):
         match = re.search(r"^Device Minor:\s*(\d+)", read_text(path), re.MULTILINE)
@@ -74,7 +75,7 @@ def minors(root: str = "/proc/driver/nvidia/gpus") -> Dict[str, int]:
 
 
 def distribution() -> List[str]:
-    """``ID`` and ``ID_LIKE`` of os-release: ``["ubuntu", "debian"]``."""
+    """Return ``ID`` and ``ID_LIKE`` of os-release, such as ``["ubuntu", "debian"]``."""
     found = []
     for line in read_text("/etc/os-release").splitlines():
         name, _, value = line.partition("=")
@@ -84,13 +85,13 @@ def distribution() -> List[str]:
 
 
 def devices() -> int:
-    """GPUs by their device nodes; WSL2 has one node for all, and CUDA's library where the GPU is NVIDIA's."""
+    """Return the number of GPUs by device nodes; WSL2 has a single node, and CUDA's library if the GPU is NVIDIA's."""
     nodes = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in os.listdir("/dev"))
     return nodes or int(os.path.exists("/dev/dxg") and os.path.exists(WSL_CUDA))
 
 
 def pci_devices() -> List[Tuple[str, str]]:
-    """(slot, class) of NVIDIA's PCI devices."""
+    """Return (slot, class) of NVIDIA's PCI devices."""
     found = []
     for folder in sorted(glob.glob("/sys/bus/pci/devices/*")):
         if read_text(folder + "/vendor").strip() == _VENDOR:
@@ -99,14 +100,18 @@ def pci_devices() -> List[Tuple[str, str]]:
 
 
 def nvidia_smi(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-    """nvidia-smi's answers, each with ``code``, ``stdout``, ``stderr`` and ``timed_out``; None: not installed.
+    """Return nvidia-smi's answers, each with ``code``, ``stdout``, ``stderr`` and ``timed_out``.
 
-    ``gpu`` is a CSV table with a header, ``apps`` the processes on the GPUs, ``remapped`` the row remapping of newer
-    generations, ``list`` the output of ``-L`` where MIG is on. The later ones are only asked when the first worked.
+        gpu        a CSV table with a header
+        apps       the processes on the GPUs
+        remapped   the row remapping of newer generations
+        list       the output of ``-L``, if MIG is on
+
+    ``None`` if nvidia-smi is not installed. If ``gpu`` fails, the other answers are not asked for.
     """
     if tool.find("nvidia-smi") is None:
         return None
-    until = time.monotonic() + context["deadline"] - 1.0
+    until = time.monotonic() + context["deadline"] - PROGRAM_MARGIN_S
     found: Dict[str, Any] = {"gpu": _query_gpu(until), "apps": None, "remapped": None, "list": None, "processes": []}
     found["program"] = tool.find("nvidia-smi")
     if found["gpu"]["code"] != 0:
@@ -120,18 +125,18 @@ def nvidia_smi(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[Dict
 
 
 def _smi(arguments: List[str], until: float) -> Dict[str, Any]:
-    return tool.run(["nvidia-smi", *arguments], timeout=max(0.5, until - time.monotonic()))
+    return tool.run(["nvidia-smi", *arguments], timeout=max(LEAST_SMI_S, until - time.monotonic()))
 
 
 def _query_gpu(until: float) -> Dict[str, Any]:
-    """The table, without the fields that this driver does not know."""
+    """Return the table, without the fields that this driver does not know."""
     fields = FIELDS.split(",")
-    for _ in range(_MOST_BAD_FIELDS):
+    for _ in range(UNKNOWN_FIELDS):
         result = _smi(["--query-gpu=" + ",".join(fields), "--format=csv"], until)
         bad = _BAD_FIELD.search(result["stdout"] + result["stderr"])
         if not bad or bad.group(1) not in fields:
             break
-        if bad.group(1).startswith(_OLD_REASONS):  # a driver that knows the new name alone
+        if bad.group(1).startswith(_OLD_REASONS):  # a driver that knows the new names only
             fields = [field.replace(_OLD_REASONS, _NEW_REASONS) for field in fields]
         else:
             fields.remove(bad.group(1))
@@ -139,7 +144,7 @@ def _query_gpu(until: float) -> Dict[str, Any]:
 
 
 def _column(text: str, name: str) -> str:
-    """All cells of one column, in one string."""
+    """Return all cells of a column, joined to a string."""
     lines = text.splitlines()
     header = [cell.strip().split(" ")[0] for cell in lines[0].split(",")] if lines else []
     if name not in header:
@@ -159,22 +164,22 @@ def _pids(text: str) -> List[int]:
 
 
 def describe(pid: int) -> Dict[str, Any]:
-    """Who a process on a GPU is, as far as we may see; in a container the numbers are the host's and mean nothing."""
+    """Describe a process on a GPU, as far as this user may see. In a container the pids are the host's."""
     marks = proc.variables(pid)
     return {
         "pid": pid,
         "user": owner(pid),
-        "command": proc.command_line(pid, SHOWN) if owner(pid) else None,
+        "command": proc.command_line(pid, COMMAND_LETTERS) if owner(pid) else None,
         "job": marks.get(ENV_JOB),
         "run": marks.get(ENV_RUN),
     }
 
 
 def fabric_manager(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-    """The NVSwitch fabric manager: systemctl's word and its version; None on a machine without NVSwitches."""
+    """Return state and version of the NVSwitch fabric manager, or ``None`` on a machine without NVSwitches."""
     if not any(kind.startswith(_BRIDGE) for _, kind in pci_devices()):
         return None
-    timeout = max(0.5, (context["deadline"] - 1.0) / 2)
+    timeout = max(LEAST_SMI_S, (context["deadline"] - PROGRAM_MARGIN_S) / 2)
     return {
         "active": tool.tool(["systemctl", "is-active", "nvidia-fabricmanager"], timeout),
         "version": tool.tool(["nv-fabricmanager", "--version"], timeout),
@@ -182,8 +187,11 @@ def fabric_manager(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[
 
 
 def gpu_paths(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """``gpus``: for each GPU of NVIDIA's the type of its IOMMU group (``DMA``, ``DMA-FQ``, ``identity``; None without
-    an IOMMU) and the bridges above it. ``acs``: each bridge's ACS control word; None where only root may read it."""
+    """Return the path of each NVIDIA GPU to the PCI root.
+
+    ``gpus``: slot -> the bridges above it and the type of its IOMMU group (``DMA``, ``DMA-FQ``, ``identity``; ``None``
+    without an IOMMU). ``acs``: bridge -> its ACS control word; ``None`` if only root may read it.
+    """
     slots = [slot for slot, kind in pci_devices() if kind.startswith(_DISPLAY)]
     above = {slot: bridges(slot) for slot in slots}
     return {
@@ -200,7 +208,7 @@ def iommu(slot: str) -> Optional[str]:
 
 
 def bridges(slot: str) -> List[str]:
-    """The PCI bridges on the way from the root to a device."""
+    """Return the PCI bridges from the root to a device."""
     path = os.path.realpath("/sys/bus/pci/devices/" + slot)
     return [part for part in path.split("/")[:-1] if os.path.exists("/sys/bus/pci/devices/" + part)]
 
@@ -214,7 +222,7 @@ def _config(slot: str) -> bytes:
 
 
 def acs_control(config: bytes) -> Optional[int]:
-    """The control word of the ACS capability, 0 where there is none; None where its part was not to be read."""
+    """Return the control word of the ACS capability, 0 without it, or ``None`` if that part cannot be read."""
     if len(config) < _EXTENDED:
         return None
     at, seen = _EXTENDED, 0
@@ -228,25 +236,25 @@ def acs_control(config: bytes) -> Optional[int]:
 
 
 def kernel_log(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-    """The last lines about GPU faults, ``[seconds since boot] text``, where they were read, and the uptime in seconds.
+    """Return the last lines about GPU faults as ``[seconds since boot] text``, their source, and the uptime.
 
-    None on a machine without a GPU of NVIDIA's. ``source`` is None where this user may not read the log
-    (kernel.dmesg_restrict) and has no sudo without a password; ``error`` says so.
+    ``None`` on a machine without an NVIDIA GPU. ``source`` is ``None`` and ``error`` has the reason if this user may
+    not read the log (kernel.dmesg_restrict) and has no sudo without a password.
     """
     if not pci_devices():
         return None
-    timeout = max(1.0, context["deadline"] - 1.0)
+    timeout = program_seconds(context)
     lines, source, error = _from_device()
     programs = [["dmesg"], ["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-monotonic"]]
     if os.getuid() != 0:
-        programs.append(["sudo", "-n", "dmesg"])  # it only reads, and it never asks for a password
+        programs.append(["sudo", "-n", "dmesg"])  # only reads, and never asks for a password
     for argv in programs:
         if lines is None:
             lines, source, error = _from_program(argv, timeout, error)
     matching = [line for line in lines or [] if _INTERESTING.search(line)]
     return {
         "source": source,
-        "lines": matching[-_MOST:],
+        "lines": matching[-KERNEL_LINES:],
         "total": len(matching),
         "error": error if lines is None else None,
         "uptime": time.clock_gettime(time.CLOCK_BOOTTIME),
@@ -254,7 +262,7 @@ def kernel_log(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[Dict
 
 
 def _from_device() -> _Log:
-    """/dev/kmsg, a record a read: ``priority,sequence,microseconds,flags;text``."""
+    """Read /dev/kmsg, a record in each read: ``priority,sequence,microseconds,flags;text``."""
     try:
         handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
@@ -266,7 +274,7 @@ def _from_device() -> _Log:
                 record = os.read(handle, 8192).decode("utf-8", "replace")
             except BlockingIOError:  # the end
                 return lines, "/dev/kmsg", None
-            except BrokenPipeError:  # overwritten while we read: continue with the next one
+            except BrokenPipeError:  # overwritten during the read: continue with the next record
                 continue
             head, _, text = record.partition(";")
             fields = head.split(",")
@@ -284,13 +292,13 @@ def _from_program(argv: List[str], timeout: float, before: Optional[str]) -> _Lo
     if result is None:
         return None, None, before
     lines = joined(result["stdout"])
-    if result["code"] != 0 or not lines:  # journalctl shows nothing, without an error, to whom it has nothing to show
+    if result["code"] != 0 or not lines:  # without the right to read, journalctl prints nothing and no error
         return None, None, result["stderr"].strip() or before
     return lines, argv[0], None
 
 
 def joined(text: str) -> List[str]:
-    """dmesg's lines; one that continues on an indented line (an old way of the driver's) is put together again."""
+    """Return dmesg's lines, with indented continuations joined to their line, as old drivers print them."""
     lines: List[str] = []
     for line in text.splitlines():
         if lines and line[:1].isspace():

@@ -1,6 +1,6 @@
-"""NVIDIA's management library, called directly: nvidia-smi costs a process of tens of milliseconds each time.
+"""Calls NVIDIA's management library directly: each run of nvidia-smi costs a process of tens of milliseconds.
 
-Not run on a GPU so far. Names and layouts are those of NVIDIA's nvml.h, which keeps a function's number for ever.
+Not run on a GPU so far. Names and layouts are from NVIDIA's nvml.h, which never changes the number of a function.
 """
 
 from __future__ import annotations
@@ -8,15 +8,16 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Dict, List, Optional
 
+from ddpctl_worker.facts.limits import GPU_PROCESSES
+
 LIBRARY, OF_WSL = "libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1"
 _OK, _MORE = 0, 7  # NVML_SUCCESS, NVML_ERROR_INSUFFICIENT_SIZE
 _CORE = 0  # NVML_TEMPERATURE_GPU
 _TEXT = 96  # bytes of a name
-_MOST = 256  # processes on a GPU
 _NOT_KNOWN = (1 << 64) - 1
 # nvmlClocksThrottleReasonHwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown
 SLOWED = 0x8 | 0x20 | 0x40 | 0x80
-# The last one has a shorter entry, see _Holder.
+# The last function has shorter entries, see _OldHolder.
 _LISTS = (
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetComputeRunningProcesses_v2",
@@ -41,11 +42,11 @@ class _Holder(ctypes.Structure):
 
 
 class NvmlError(Exception):
-    """The library's own word for it."""
+    """An error in the library's own words."""
 
 
 class Nvml:
-    """Raises OSError where there is no library, NvmlError where it cannot be used."""
+    """The library, initialized. Raises OSError: no library; NvmlError: the library cannot be used."""
 
     def __init__(self) -> None:
         self._library = _load()
@@ -54,7 +55,7 @@ class Nvml:
         self._gpus = [(handle, self._about(handle)) for handle in handles]
 
     def read(self) -> List[Dict[str, Any]]:
-        """Every GPU: what it cannot tell is None. ``pids``: pid -> bytes that the process has there, or None."""
+        """Return every GPU; an unknown value is ``None``. ``pids``: pid -> bytes of the process there, or ``None``."""
         return [dict(fixed, **self._now(handle)) for handle, fixed in self._gpus]
 
     def _count(self) -> int:
@@ -87,7 +88,7 @@ class Nvml:
             "power_w": _thousandth(self._number("nvmlDeviceGetPowerUsage", handle)),
             "slowed": self._slowed(handle),
             "pids": self._pids(handle),
-            "error": None if has_memory else self._words(answer),  # a GPU that is lost answers nothing
+            "error": None if has_memory else self._words(answer),  # a lost GPU answers nothing
         }
 
     def _number(self, function: str, handle: ctypes.c_void_p) -> Optional[int]:
@@ -95,7 +96,7 @@ class Nvml:
         return value.value if getattr(self._library, function)(handle, ctypes.byref(value)) == _OK else None
 
     def _slowed(self, handle: ctypes.c_void_p) -> Optional[bool]:
-        """Whether heat or power holds its clock down."""
+        """Return whether heat or power reduces the GPU's clock."""
         reasons = ctypes.c_ulonglong()
         function = getattr(self._library, "nvmlDeviceGetCurrentClocksThrottleReasons", None)
         known = function is not None and function(handle, ctypes.byref(reasons)) == _OK
@@ -105,11 +106,11 @@ class Nvml:
         listing = next((name for name in _LISTS if hasattr(self._library, name)), None)
         if listing is None:
             return {}
-        entries: Any = ((_OldHolder if listing == _LISTS[-1] else _Holder) * _MOST)()
-        count = ctypes.c_uint(_MOST)
+        entries: Any = ((_OldHolder if listing == _LISTS[-1] else _Holder) * GPU_PROCESSES)()
+        count = ctypes.c_uint(GPU_PROCESSES)
         code = getattr(self._library, listing)(handle, ctypes.byref(count), entries)
-        found = entries[: min(count.value, _MOST)] if code in (_OK, _MORE) else []
-        return {one.pid: None if one.memory == _NOT_KNOWN else one.memory for one in found if one.pid}
+        found = entries[: min(count.value, GPU_PROCESSES)] if code in (_OK, _MORE) else []
+        return {entry.pid: None if entry.memory == _NOT_KNOWN else entry.memory for entry in found if entry.pid}
 
     def _check(self, code: int) -> None:
         if code != _OK:

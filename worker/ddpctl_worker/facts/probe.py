@@ -1,9 +1,9 @@
-"""What a node knows about itself: all questions of all checks answered in one call.
+"""The probe verb: answers all questions of all checks in one call.
 
-A question may hang for ever (``statvfs`` on a dead NFS server, ``nvidia-smi`` on a wedged driver), and a thread that
-hangs in the kernel cannot be ended, nor can the process that holds it. So one forked child answers everything, one
-thread a question; the parent gathers what arrives, gives up on each question at its own deadline, kills the child's
-process group and leaves without ever joining it.
+A question may hang forever (``statvfs`` on a dead NFS server, ``nvidia-smi`` on a wedged driver). A thread that hangs
+in the kernel cannot be ended, and neither can its process. So a forked child answers all questions, each in a thread.
+The parent collects the answers, gives each question up at its own deadline, kills the child's process group, and
+returns without joining the child.
 """
 
 from __future__ import annotations
@@ -18,21 +18,18 @@ import time
 from typing import Any, Dict, List, Optional, Set
 
 from ddpctl_worker import facts
+from ddpctl_worker.facts.limits import DEFAULT_DEADLINE_S, MOST_DEADLINE_S, REAP_S
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST
-
-DEFAULT_DEADLINE_S = 5.0
-MAX_DEADLINE_S = 300.0
-REAP_S = 0.5  # how long a killed child may take to go; one that is stuck in the kernel is left behind
 
 Answer = Dict[str, Any]
 
 
 def probe(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """Answer ``questions``: each ``{"id", "name", "params", "deadline"}`` (seconds).
+    """Answer ``questions``, each ``{"id", "name", "params", "deadline"}`` (seconds).
 
-    Returns ``{"answers": {id: {"ok", "value", "error", "timed_out", "seconds"}}, "received": t, "sent": t}``, the two
-    moments by this node's clock.
+    Returns ``{"answers": {id: {"ok", "value", "error", "timed_out", "seconds"}}, "received": t, "sent": t}``. The two
+    times are by this node's clock.
     """
     received = time.time()
     questions = request.get("questions")
@@ -43,7 +40,7 @@ def probe(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def ask_all(questions: List[Dict[str, Any]], context: Dict[str, Any]) -> Dict[str, Answer]:
-    """Every question's answer by id, within the longest deadline, whatever hangs."""
+    """Return every question's answer by id, within the longest deadline, even if questions hang."""
     if not questions:
         return {}
     reader, writer = os.pipe()
@@ -54,7 +51,7 @@ def ask_all(questions: List[Dict[str, Any]], context: Dict[str, Any]) -> Dict[st
     os.close(writer)
     broke_off = False
     try:
-        answers, broke_off = _gather(reader, {one["id"]: _deadline(one) for one in questions}, started)
+        answers, broke_off = _gather(reader, {question["id"]: _deadline(question) for question in questions}, started)
     finally:
         os.close(reader)
         status = _end(pid, broke_off)
@@ -67,13 +64,13 @@ def ask_all(questions: List[Dict[str, Any]], context: Dict[str, Any]) -> Dict[st
 
 
 def _deadline(question: Dict[str, Any]) -> float:
-    return min(float(question.get("deadline") or DEFAULT_DEADLINE_S), MAX_DEADLINE_S)
+    return min(float(question.get("deadline") or DEFAULT_DEADLINE_S), MOST_DEADLINE_S)
 
 
 def _gather(reader: int, deadlines: Dict[str, float], started: float) -> "tuple[Dict[str, Answer], bool]":
-    """Read answers until all are there or all that are missing are overdue; True when the child ended before that.
+    """Read answers until all have come or all missing answers are overdue.
 
-    A late answer still counts while others are waited for.
+    Also returns whether the child ended before that. A late answer counts while other answers are missing.
     """
     answers: Dict[str, Answer] = {}
     waiting: Set[str] = set(deadlines)
@@ -92,14 +89,14 @@ def _gather(reader: int, deadlines: Dict[str, float], started: float) -> "tuple[
 
 
 def _missing(question: Dict[str, Any], status: Optional[int], late: float) -> Answer:
-    """The answer in place of one that never came: overdue, or lost with the child."""
+    """Return the answer for a question that is overdue, or was lost with the child."""
     if status is not None:
         return _answer(error="the probe process ended without an answer (wait status %d)" % status, seconds=late)
     return _answer(error="no answer within %g s" % _deadline(question), timed_out=True, seconds=late)
 
 
 def _end(pid: int, broke_off: bool) -> Optional[int]:
-    """Kill the child and everything it started. Its wait status when it had ended by itself, otherwise None."""
+    """Kill the child's process group. Returns the child's wait status if it had ended by itself, else ``None``."""
     ended, status = _reap(pid, REAP_S if broke_off else 0.0)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
@@ -110,7 +107,7 @@ def _end(pid: int, broke_off: bool) -> Optional[int]:
 
 
 def _reap(pid: int, patience: float) -> "tuple[bool, int]":
-    """Wait up to ``patience`` seconds for the child, never longer."""
+    """Wait up to ``patience`` seconds for the child."""
     until = time.monotonic() + patience
     while True:
         try:
@@ -128,7 +125,7 @@ def _reap(pid: int, patience: float) -> "tuple[bool, int]":
 
 
 def _child(questions: List[Dict[str, Any]], context: Dict[str, Any], writer: int) -> None:
-    """Answer all questions on threads of their own; never returns."""
+    """Answer all questions, each in a thread. Never returns."""
     code = 1
     try:
         os.setsid()
@@ -148,24 +145,24 @@ def _child(questions: List[Dict[str, Any]], context: Dict[str, Any], writer: int
 
 
 def _detach(keep: int) -> None:
-    """Hold nothing of the parent but the pipe: a child that hangs must not keep the connection open."""
+    """Close all descriptors but the pipe: a child that hangs must not keep the connection open."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         if fd > 2 and fd != keep:
-            with contextlib.suppress(OSError):  # the descriptor that listed the folder is gone already
+            with contextlib.suppress(OSError):  # the descriptor of the listing is closed already
                 os.close(fd)
 
 
 def _answer_one(question: Dict[str, Any], context: Dict[str, Any], writer: int, lock: threading.Lock) -> None:
-    """One question: whatever it raises is its answer."""
+    """Answer a question. An exception is an answer too."""
     started = time.monotonic()
     try:
         value = facts.ask(question["name"], question.get("params") or {}, dict(context, deadline=_deadline(question)))
         blob = json.dumps([question["id"], _answer(value=value, seconds=time.monotonic() - started)])
-    except Exception as error:  # a fault in one question must not cost the others; the check reports it
+    except Exception as error:  # a fault in one question must not cost the other answers; the check reports it
         text = "%s: %s" % (type(error).__name__, error)
         blob = json.dumps([question["id"], _answer(error=text, seconds=time.monotonic() - started)])
     view = memoryview(blob.encode("ascii") + b"\n")

@@ -1,4 +1,4 @@
-"""Processes of this node: who holds a TCP port, and which are ranks of a job."""
+"""Processes of this node: the holders of a TCP port, and the ranks of jobs."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ import socket
 from typing import Any, Dict, List, Optional, Set
 
 from ddpctl_worker.facts import user_name
+from ddpctl_worker.facts.limits import COMMAND_LETTERS, MOST_LEFTOVERS
 from ddpctl_worker.machine import net, proc
 from ddpctl_worker.machine.fs import read_number
 from ddpctl_worker.machine.notes import boottime
 from ddpctl_worker.wire.contract import ENV_JOB, ENV_JOB_ID, ENV_RUN
 
-_MOST = 200
 _MARKS = ("DDPCTL_COOKIE", "TORCHELASTIC_RUN_ID")
 _SHOWN = (ENV_JOB, ENV_JOB_ID, ENV_RUN, "TORCHELASTIC_RUN_ID", "RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
-# How the worker shows in a command line: started by the bootstrap, or as a module.
+# The worker's command line contains the bootstrap or the module's name.
 _SUPERVISOR = (b"ddpctl=json.loads", b"ddpctl_worker")
 _STATES = {"01": "established", "02": "syn-sent", "06": "time-wait", "08": "close-wait", "0A": "listening"}
-UNPRIVILEGED = 1024  # the first port that anybody may have, where the kernel does not say
-SHOWN = 300  # characters of a command line
+UNPRIVILEGED = 1024  # the first port that every user may bind, if the kernel does not say
 
 
 def port(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """Bind ``params["port"]`` just as the launcher's store will (SO_REUSEADDR, every address), without listening.
+    """Bind ``params["port"]`` as the launcher's store will (SO_REUSEADDR, every address), without listening.
 
-    Without SO_REUSEADDR a port in TIME_WAIT, which does the launcher no harm, would look taken.
+    Without SO_REUSEADDR a port in TIME_WAIT, which does not disturb the launcher, would look taken.
     """
     number = int(params["port"])
     error = bind_error(number)
@@ -42,7 +41,7 @@ def port(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def bind_error(number: int) -> Optional[str]:
-    """The errno's name that a bind of the port gives on IPv4 or IPv6; None when it is free on both."""
+    """Return the errno's name of a failed bind on IPv4 or IPv6, or ``None`` if the port is free on both."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
             sock = socket.socket(family, socket.SOCK_STREAM)
@@ -62,7 +61,7 @@ def bind_error(number: int) -> Optional[str]:
 
 
 def owners(number: int) -> List[Dict[str, Any]]:
-    """Every socket on this local port and, as far as we may see, the process that holds it."""
+    """Return every socket on this local port and, as far as this user may see, its process."""
     found = [one for one in net.tcp_sockets() if one.port == number and one.state != net.TIME_WAIT]
     processes = holders({one.inode for one in found})
     return [
@@ -77,18 +76,18 @@ def owners(number: int) -> List[Dict[str, Any]]:
 
 
 def holders(inodes: Set[int]) -> Dict[int, Dict[str, Any]]:
-    """Socket inode -> pid and command line of a process that holds it. Other users' processes are closed to us."""
+    """Return pid and command line of a process that holds each socket inode. Other users' processes are hidden."""
     found: Dict[int, Dict[str, Any]] = {}
     for pid in proc.pids() if inodes else ():
         try:
             held = proc.sockets(pid) & inodes - found.keys()
-        except OSError:  # it ended meanwhile, or it is not ours to see
+        except OSError:  # the process ended meanwhile, or belongs to another user
             continue
         for inode in held:
             marks = proc.variables(pid)
             found[inode] = {
                 "pid": pid,
-                "command": proc.command_line(pid, SHOWN),
+                "command": proc.command_line(pid, COMMAND_LETTERS),
                 "job": marks.get(ENV_JOB),
                 "run": marks.get(ENV_RUN),
             }
@@ -96,9 +95,12 @@ def holders(inodes: Set[int]) -> Dict[int, Dict[str, Any]]:
 
 
 def leftovers(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """Every process that a launcher started (torchrun's or ddpctl's variables are in its environment), as far as we may
-    look. ``supervised``: a live ddpctl supervisor is among its ancestors; ``launched``: its launcher still lives;
-    ``orphan``: its parents are gone up to init."""
+    """Return every process with the variables of torchrun or ddpctl in its environment, as far as this user may see.
+
+    supervised   a live ddpctl supervisor is among its ancestors
+    launched     its launcher lives
+    orphan       its ancestors are gone up to init
+    """
     own = {os.getpid(), *ancestors(os.getpid())}
     found: List[Dict[str, Any]] = []
     for pid in sorted(proc.pids()):
@@ -110,7 +112,7 @@ def leftovers(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]
             {
                 "pid": pid,
                 "user": owner(pid),
-                "command": proc.command_line(pid, SHOWN),
+                "command": proc.command_line(pid, COMMAND_LETTERS),
                 "age_s": age(pid),
                 "supervised": any(is_supervisor(one) for one in chain),
                 "launched": any(any(mark in proc.variables(one) for mark in _MARKS) for one in chain)
@@ -119,11 +121,11 @@ def leftovers(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]
                 "variables": {key: marks[key] for key in _SHOWN if key in marks},
             }
         )
-    return {"processes": found[:_MOST], "total": len(found)}
+    return {"processes": found[:MOST_LEFTOVERS], "total": len(found)}
 
 
 def ancestors(pid: int) -> List[int]:
-    """Parent, grandparent, ... up to the first process of this namespace."""
+    """Return parent, grandparent and so on, up to the first process of this namespace."""
     chain: List[int] = []
     while True:
         found = proc.read_stat(pid)
@@ -134,25 +136,25 @@ def ancestors(pid: int) -> List[int]:
 
 
 def age(pid: int) -> Optional[float]:
-    """Seconds since the process started."""
+    """Return the seconds since the process started."""
     found = proc.read_stat(pid)
     return round(boottime() - found.start / os.sysconf("SC_CLK_TCK"), 1) if found else None
 
 
 def is_supervisor(pid: int) -> bool:
-    """Whether it is ddpctl's own process on the node."""
+    """Return whether the process is a worker of ddpctl."""
     line = proc.read(pid, "cmdline") or b""
     return any(mark in line for mark in _SUPERVISOR)
 
 
 def is_launcher(pid: int) -> bool:
-    """Whether it is torch's launcher."""
+    """Return whether the process is torch's launcher."""
     line, found = proc.read(pid, "cmdline") or b"", proc.read_stat(pid)
     return b"torch.distributed" in line or b"torchrun" in line or (found is not None and found.name == "pt_elastic")
 
 
 def owner(pid: int) -> Optional[str]:
-    """The user it belongs to; None: it is not there."""
+    """Return the user of the process, or ``None`` if it is gone."""
     try:
         return user_name(os.stat("/proc/%d" % pid).st_uid)
     except OSError:

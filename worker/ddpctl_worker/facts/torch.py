@@ -1,6 +1,6 @@
-"""The real ``import torch``, tried once for each environment of this node and remembered until that changes.
+"""Tries a real ``import torch`` once for each environment of this node, and remembers it until the environment changes.
 
-The import is remembered, the devices are not: the driver's library is asked for them each time, without torch.
+The devices are not remembered: each question asks the driver's library for them, without torch.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
+from ddpctl_worker.facts import program_seconds
 from ddpctl_worker.facts.env import libraries, module_version, site_folders
+from ddpctl_worker.facts.limits import DRIVER_S, KEPT_ENVIRONMENTS, LEAST_PROGRAM_S, PROGRAM_MARGIN_S
 from ddpctl_worker.machine import tool
 from ddpctl_worker.machine.fs import read_optional, read_text, write_json
 from ddpctl_worker.machine.proc import boot_id
 
-# They choose and order what a process sees.
+# Variables that choose and order the devices of a process.
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 ROCM = "/opt/rocm/lib"
 
-# Runs in a process of its own: the library may hang, and it reads the job's variables once. It makes no context, so it
-# takes no memory of a GPU. Prints one JSON line.
+# Runs in a process of its own: the library may hang, and reads the job's variables only once. The program creates no
+# context, so it takes no GPU memory. It prints one JSON line.
 DEVICES_PROGRAM = r"""
 import ctypes, json, sys
 out = {"api": None, "code": None, "error": None, "devices": []}
@@ -63,8 +65,6 @@ sys.__stdout__.write("\nDDPCTL-DEVICES " + json.dumps(out) + "\n")
 """
 
 _DEVICES_MARK = "DDPCTL-DEVICES "
-KEEP = 8  # environments remembered
-SEEN_S = 15.0  # how long the driver's library may take; most of it is the driver's own start
 # Runs in a process of its own, with the job's search paths. Prints one JSON line.
 PROGRAM = r"""
 import json, sys, time, warnings
@@ -131,17 +131,21 @@ _MARK = "DDPCTL-IMPORT "
 
 
 def gpu_devices(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """``seen`` with ``params["env"]``, the job's variables."""
+    """Return ``seen`` with ``params["env"]``, the job's variables."""
     env = {str(k): str(v) for k, v in (params.get("env") or {}).items()}
     torch = module_version(site_folders(env.get("PYTHONPATH")), "torch") or {}
-    return seen(env, torch.get("hip"), torch.get("path"), max(1.0, context["deadline"] - 1.0))
+    return seen(env, torch.get("hip"), torch.get("path"), program_seconds(context))
 
 
 def seen(env: Dict[str, str], hip: Optional[str], torch: Optional[str], timeout: float) -> Dict[str, Any]:
-    """``devices``: the PCI addresses in the order of the device numbers; ``api``: cuda or hip (None: neither library is
-    there); ``code`` and ``error``: what the library itself said; ``visible``: the variables that choose devices.
+    """Return the GPUs that the driver's library reports.
 
-    A library that does not answer within ``timeout`` seconds has ``code`` None and an ``error``.
+        devices   the PCI addresses, in the order of the device numbers
+        api       cuda or hip; ``None`` if neither library is there
+        code      the library's own status, with its text in ``error``
+        visible   the variables that choose devices
+
+    A library that does not answer within ``timeout`` seconds has ``code`` ``None`` and an ``error``.
     """
     cuda, rocm = [["cuda", "libcuda.so.1"]], [["hip", name] for name in _hip(torch)]
     libraries = rocm + cuda if hip else cuda + rocm
@@ -163,20 +167,22 @@ def seen(env: Dict[str, str], hip: Optional[str], torch: Optional[str], timeout:
 
 
 def _hip(torch: Optional[str]) -> List[str]:
-    """Where HIP's library may be: torch's wheels bring their own."""
+    """Return the possible paths of HIP's library; torch's wheels bring their own."""
     own = [os.path.join(torch, "lib", "libamdhip64.so")] if torch else []
     return [*own, "libamdhip64.so", os.path.join(ROCM, "libamdhip64.so")]
 
 
 def torch_import(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """What a real import says: versions, CUDA build, NCCL, gloo, the GPU generations of the build, or the last line of
-    the error. ``params["env"]``: the variables of the job that change what is imported. A success is remembered; a
-    failure is tried again, since its cure (a system library) often leaves the environment as it is.
+    """Return the result of a real import: versions, CUDA build, NCCL, gloo, GPU architectures, or the error's last
+    line.
 
-    ``live`` is what the driver's library says now (``devices.seen``; None: a build for processors), ``devices`` how
-    many GPUs torch sees. When the driver sees another number than torch did, torch is imported again.
+    ``params["env"]``: the variables of the job that change the import. A success is remembered. A failure is tried
+    again, because its cure (a system library) often leaves the environment unchanged.
+
+    ``live``: the present answer of the driver's library (see ``seen``; ``None``: torch is built for processors only).
+    ``devices``: the number of GPUs that torch sees. If the driver sees another number, torch is imported again.
     """
-    until = time.monotonic() + context["deadline"] - 1.0
+    until = time.monotonic() + context["deadline"] - PROGRAM_MARGIN_S
     env = {str(k): str(v) for k, v in (params.get("env") or {}).items()}
     key = fingerprint(env)
     cache = cache_file("torch_import", context)
@@ -184,13 +190,13 @@ def torch_import(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, A
     live = _live(env)
     if key in known:
         value = known[key]["value"]
-        if live and live["code"] is None and live["error"]:  # it hangs, and so would torch
+        if live and live["code"] is None and live["error"]:  # the driver hangs, and so would torch
             return dict(value, devices=0, live=live, cached=True)
         if value.get("devices", 0) == (len(live["devices"]) if live else 0):
             return dict(value, live=live, cached=True)
     result = tool.run(
         [sys.executable, "-c", PROGRAM],
-        timeout=max(1.0, until - time.monotonic()),
+        timeout=max(LEAST_PROGRAM_S, until - time.monotonic()),
         env=dict(env, OMP_NUM_THREADS="1"),
         cwd="/",
     )
@@ -204,7 +210,7 @@ def _live(env: Dict[str, str]) -> Optional[Dict[str, Any]]:
     torch = module_version(site_folders(env.get("PYTHONPATH")), "torch") or {}
     if not (torch.get("cuda") or torch.get("hip")):
         return None
-    return seen(env, torch.get("hip"), torch.get("path"), SEEN_S)
+    return seen(env, torch.get("hip"), torch.get("path"), DRIVER_S)
 
 
 def _value(result: Dict[str, Any]) -> Dict[str, Any]:
@@ -218,8 +224,11 @@ def _value(result: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def fingerprint(env: Dict[str, str]) -> str:
-    """Changes with the interpreter, an installed package, the search paths, the driver, the visible devices, and with
-    each boot."""
+    """Return a hash of all that may change an import.
+
+    It changes with the interpreter, the installed packages, the search paths, the driver, the visible devices, and a
+    boot.
+    """
     folders = site_folders(env.get("PYTHONPATH"))
     parts: List[Any] = [sys.executable, os.path.realpath(sys.executable), sys.version, sorted(env.items())]
     for folder in folders:
@@ -242,14 +251,14 @@ def stamp(path: str) -> Optional[List[int]]:
 
 
 def cache_file(name: str, context: Dict[str, Any]) -> str:
-    """Where this host remembers answers: a file a host, for a home on NFS is that of all nodes."""
+    """Return the file of this host's remembered answers. Each host has its own file, as a home on NFS is shared."""
     folder = os.path.join(os.path.expanduser(context.get("base_dir") or ""), "cache")
     return os.path.join(folder, "%s.%s.json" % (name, os.uname().nodename))
 
 
 def remember(path: str, known: Dict[str, Any], key: str, value: Dict[str, Any]) -> None:
-    """A node whose disk is full simply does not remember."""
-    newest = sorted(known.items(), key=lambda item: -item[1].get("time", 0))[: KEEP - 1]
+    """Remember an answer. A node with a full disk does not remember."""
+    newest = sorted(known.items(), key=lambda item: -item[1].get("time", 0))[: KEPT_ENVIRONMENTS - 1]
     with contextlib.suppress(OSError):
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         write_json(path, dict(newest, **{key: {"time": time.time(), "value": value}}), durable=False)

@@ -1,4 +1,4 @@
-"""The fetch verb: a run's records, logs and outputs as a stream of files, each exactly of the announced size."""
+"""The fetch verb: sends a run's records, logs and outputs, each file with exactly the announced size."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from ddpctl_worker.record.logs import Reader
 from ddpctl_worker.record.paths import RunPaths, base_of, checkpoint_dir
 from ddpctl_worker.record.record import named_by
 from ddpctl_worker.run.launcher import folders_of, place, working_folder
+from ddpctl_worker.verbs.limits import CHUNK_BYTES
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import NO_SUCH_CHECKPOINT
 
-CHUNK = 1 << 20
-
 
 def fetch(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: {"file"} and {"chunk"} frames, then {"files", "bytes", "missing"}.
+    """Send {"file"} and {"chunk"} frames, and answer with {"files", "bytes", "missing"}.
 
-    ``outputs`` (default: those of the record) are paths or patterns below the job's working folder; ``missing`` are
-    those that match nothing on this node. ``ranks``: of the logs only theirs. ``outputs_only``: neither records nor
-    logs. ``have``: what the other side has of earlier calls, as {name: [size, mtime_ns, SHA-256]}; a file that is
-    still so is left out, and of one that has grown the rest is sent.
+        outputs        paths or patterns below the job's working folder (default: the outputs in the record)
+        ranks          send the logs of these ranks only
+        outputs_only   send neither records nor logs
+        have           the receiver's files from earlier calls: {name: [size, mtime_ns, SHA-256]}
+
+    ``missing``: the outputs without a match on this node. An unchanged file of ``have`` is not sent. If a file has
+    grown, its rest is sent.
     """
     paths, run = named_by(request)
     sender = _Sender(channel, request.get("have"))
@@ -65,8 +67,10 @@ def _send_record(paths: RunPaths, sender: _Sender, folder: str) -> None:
 
 
 def fetch_checkpoint(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: {"file"} and {"chunk"} frames for the files named in ``paths`` of what ``writer`` wrote of an entry, as
-    long as it is still that ``version``; then nothing more."""
+    """Send {"file"} and {"chunk"} frames for the files ``paths`` of a checkpoint entry of ``writer``.
+
+    Raises WorkerError: the entry no longer has this ``version``.
+    """
     folder = checkpoint_dir(base_of(request), str(request.get("job_id") or ""), str(request.get("writer") or ""))
     entry = str(request.get("entry") or "")
     known = manifest.read(folder, entry)
@@ -80,7 +84,7 @@ def fetch_checkpoint(request: Dict[str, Any], channel: Channel) -> Dict[str, Any
 
 
 class _Sender:
-    """Sends files, each one once; of what the other side has already (``have``) what is new."""
+    """Sends each file once. Of a file in ``have`` only the new part is sent."""
 
     def __init__(self, channel: Channel, have: Optional[Dict[str, List[Any]]] = None) -> None:
         self._channel = channel
@@ -90,7 +94,7 @@ class _Sender:
         self.bytes = 0
 
     def plain(self, path: str, name: str) -> None:
-        """A plain file; what is none, or has vanished, is passed over."""
+        """Send a plain file. Any other path, or a file that has vanished, is skipped."""
         if name in self._sent or self._channel.closed.is_set():
             return
         try:
@@ -112,14 +116,16 @@ class _Sender:
     def stream(
         self, file: IO[bytes], name: str, size: int, mode: int = 0o600, offset: int = 0, mtime_ns: int = 0
     ) -> None:
-        """Exactly ``size`` bytes, or those from ``offset`` on, where the file is: one that grows is cut there, one that
-        shrinks is filled with zeros."""
+        """Send the bytes from ``offset`` to ``size``.
+
+        A file that grows meanwhile is cut at ``size``. A file that shrinks is filled with zeros.
+        """
         self._sent.add(name)
         info = {"path": printable(name), "size": size, "mode": mode, "offset": offset, "mtime_ns": mtime_ns}
         self._channel.send({"file": info})
         left = size - offset
         while left and not self._channel.closed.is_set():
-            piece = file.read(min(CHUNK, left)) or b"\0" * min(CHUNK, left)
+            piece = file.read(min(CHUNK_BYTES, left)) or b"\0" * min(CHUNK_BYTES, left)
             self._channel.send({"chunk": True}, piece)
             left -= len(piece)
         self.files += 1
@@ -127,10 +133,10 @@ class _Sender:
 
 
 def _begins(file: IO[bytes], known: List[Any]) -> bool:
-    """Whether the file begins with what the other side has of it: then it has grown, and is not another one."""
+    """Return whether the file begins with the receiver's part: then the file has grown, and was not replaced."""
     sha, left = hashlib.sha256(), known[0]
     while left:
-        piece = file.read(min(CHUNK, left))
+        piece = file.read(min(CHUNK_BYTES, left))
         if not piece:
             return False
         sha.update(piece)
@@ -139,12 +145,12 @@ def _begins(file: IO[bytes], known: List[Any]) -> bool:
 
 
 def printable(name: str) -> str:
-    """A name that is no UTF-8 as one that is: the receiving side may be another system."""
+    """Return the name as valid UTF-8, because the receiver may be another system."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _send_logs(paths: RunPaths, sender: _Sender, ranks: Optional[List[int]] = None) -> None:
-    """Every rank's output as plain text in the order it came, and the launcher's own; or that of some ranks."""
+    """Send every rank's output as plain text in its order, and the launcher's output; or only that of ``ranks``."""
     files: Dict[Optional[int], IO[bytes]] = {}
     reader = Reader(paths.logs)
     end, offset = reader.end(), 0
@@ -165,7 +171,7 @@ def _send_logs(paths: RunPaths, sender: _Sender, ranks: Optional[List[int]] = No
                     files[rank] = _scratch(paths.node)
                 text = value["x"].encode("utf-8", "surrogateescape") + value.get("e", "\n").encode("ascii")
                 files[rank].write(text)
-        for rank in sorted(files, key=lambda one: -1 if one is None else one):
+        for rank in sorted(files, key=lambda rank: -1 if rank is None else rank):
             size = files[rank].tell()
             files[rank].seek(0)
             name = "launcher" if rank is None else "rank-%d" % rank
@@ -177,7 +183,7 @@ def _send_logs(paths: RunPaths, sender: _Sender, ranks: Optional[List[int]] = No
 
 
 def _scratch(folder: str) -> IO[bytes]:
-    """A file without a name, in the run's folder or, where that is full, in the system's."""
+    """Return a file without a name in the run's folder or, if that disk is full, in the system's."""
     try:
         return tempfile.TemporaryFile(dir=folder)
     except OSError:
@@ -205,16 +211,16 @@ def _send_outputs(paths: RunPaths, outputs: Any, sender: _Sender) -> List[str]:
 
 
 def _kept(paths: RunPaths, root: str) -> Dict[str, str]:
-    """The job's ``checkpoint.paths``, by where they really are: these links are ddpctl's own."""
+    """Return the job's ``checkpoint.paths`` by their real paths. These links belong to ddpctl."""
     settings = (fs.read_json(paths.run) or {}).get("checkpoint") or {}
     links = [os.path.join(root, str(path).rstrip("/")) for path in settings.get("paths") or ()]
     return {os.path.realpath(link): link for link in links if os.path.islink(link)}
 
 
 def _name_below(root: str, path: str, kept: Dict[str, str]) -> Optional[str]:
-    """The name that an output gets; None when it lies outside the working folder through a symbolic link.
+    """Return the name for an output, or ``None`` if a symbolic link leads it out of the working folder.
 
-    An absolute output (declared as such) lies elsewhere by intent: it keeps its full path.
+    An absolute output lies elsewhere by intent, and keeps its full path.
     """
     real = os.path.realpath(path)
     for there, link in kept.items():
@@ -226,7 +232,7 @@ def _name_below(root: str, path: str, kept: Dict[str, str]) -> Optional[str]:
 
 
 def _walk(top: str) -> Iterator[str]:
-    """Every plain file at or below ``top``; symbolic links are not followed."""
+    """Yield every plain file at or below ``top``, without following symbolic links."""
     if os.path.islink(top):
         return
     if os.path.isfile(top):

@@ -1,4 +1,4 @@
-"""Something that is read again and again, in a thread of its own, as it may hang. It may cost a share of a core."""
+"""A value that is read again and again, in a thread of its own because a reading may hang."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ import time
 from typing import Any, Callable, NamedTuple, Optional
 
 from ddpctl_worker.machine import notes
-
-SHARE = 0.003  # of a core, for each gauge: what costs more is read less often
-LATE_S = 6.0  # a reading that takes longer is called late
+from ddpctl_worker.verbs.limits import GAUGE_SHARE, READING_LATE_S
 
 
 class Reading(NamedTuple):
-    """``value`` is None until the first one. ``late_s``: for how long a reading has been under way, where that is
-    long: what was read before says nothing about now."""
+    """The newest value, or ``None`` before the first.
+
+    ``late_s``: seconds that the present reading has taken, if that is too long. The value is then outdated.
+    """
 
     value: Optional[Any]
     late_s: Optional[float]
 
 
 class Gauge:
-    """Calls ``read`` when it is due. An exception of it is not its end: the next reading may work."""
+    """Calls ``read`` when it is due. After an exception the next reading is tried as usual.
+
+    An expensive reading becomes due later, so that each gauge takes at most GAUGE_SHARE of a core.
+    """
 
     def __init__(self, name: str, read: Callable[[], Any]) -> None:
         self._name, self._read = name, read
         self._asked, self._done = threading.Event(), threading.Event()
-        self._began: Optional[float] = None  # of the reading that is under way
+        self._began: Optional[float] = None  # start of the reading in progress
         self._due_at = 0.0
         self._value: Optional[Any] = None
 
@@ -35,20 +38,20 @@ class Gauge:
         threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def ask(self) -> None:
-        """Begin a reading, unless one is under way or none is due."""
+        """Begin a reading, unless a reading is in progress or no reading is due."""
         if self._began is None and time.monotonic() >= self._due_at:
             self._done.clear()
             self._began = time.monotonic()
             self._asked.set()
 
     def result(self, patience: float) -> Reading:
-        """The newest reading; waits ``patience`` seconds for one that is under way, but not for one that is late."""
+        """Return the newest reading. Waits ``patience`` seconds for a reading in progress that is not late."""
         began = self._began
-        if began is not None and time.monotonic() - began < LATE_S:
+        if began is not None and time.monotonic() - began < READING_LATE_S:
             self._done.wait(patience)
         began = self._began
         took = 0.0 if began is None else time.monotonic() - began
-        return Reading(self._value, round(took, 1) if took >= LATE_S else None)
+        return Reading(self._value, round(took, 1) if took >= READING_LATE_S else None)
 
     def _run(self) -> None:
         while self._asked.wait():
@@ -58,12 +61,12 @@ class Gauge:
                 self._value = self._read()
             except Exception as error:
                 notes.note("top: %s: %r" % (self._name, error))
-            self._due_at = time.monotonic() + (_cost() - before) / SHARE
+            self._due_at = time.monotonic() + (_cost() - before) / GAUGE_SHARE
             self._began = None
             self._done.set()
 
 
 def _cost() -> float:
-    """Seconds of processor time that this thread has used, and the helper programs that have ended."""
+    """Return the seconds of processor time of this thread and of the helper programs that have ended."""
     below = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.thread_time() + below.ru_utime + below.ru_stime

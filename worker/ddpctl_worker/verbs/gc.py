@@ -1,4 +1,4 @@
-"""What lies below base_dir that nothing uses any more: old runs, environments, wheels, and unfinished transfers."""
+"""The gc verb: finds and removes unused files below base_dir: old runs, environments, wheels, unfinished transfers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.status import last_sign
 from ddpctl_worker.store.install import MARKER
 from ddpctl_worker.store.remove import is_over, left_of, take
+from ddpctl_worker.verbs.limits import DAY_S, GC_WAIT_S, UNUSED_S
 from ddpctl_worker.wire.channel import Channel
-
-FRESH_S = 3600.0  # younger than this it may just be on its way into use, whatever is asked for
-DAY = 86400.0
-PATIENCE_S = 10.0
 
 
 class Unused(NamedTuple):
-    """Something that can go. ``bytes`` is what its removal frees, each file counted once however many names it has."""
+    """A removable item. ``bytes``: the space that its removal frees; a file with several names counts once."""
 
     kind: str
     name: str
@@ -37,17 +34,16 @@ class Unused(NamedTuple):
 def gc(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"days": float, "delete": bool}`` -> ``{"items": [{"kind", "name", "bytes", "age_s"}], "freed", "kept"}``.
 
-    ``patience``: how many seconds an installation, or another gc, is waited for.
-
-    Without ``delete`` nothing is touched. A live run, its environment and its code are never in the list.
+    ``patience``: seconds to wait for an installation or another gc. Without ``delete`` nothing changes. A live run, its
+    environment and its code are never in the list.
     """
     base = os.path.expanduser(request["base_dir"])
     fs.own_folder(base)
     days = float(request.get("days", 7))
-    # Nobody installs meanwhile, and no other gc is at work: hosts may share a base_dir, and take turns.
+    # The lock excludes installations and other gcs, also on hosts that share the base_dir.
     lock = os.path.join(fs.own_folder(base, "envs"), fs.ENVS)
-    with fs.alone(lock, channel, float(request.get("patience", PATIENCE_S))):
-        finder = Finder(base, request["host"], days * DAY)
+    with fs.alone(lock, channel, float(request.get("patience", GC_WAIT_S))):
+        finder = Finder(base, request["host"], days * DAY_S)
         items = list(finder.items())
         freed = 0
         for item in items if request.get("delete") else []:
@@ -67,25 +63,25 @@ def gc(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def parts_of(run: str) -> List[RunPaths]:
-    """What the hosts have of it."""
+    """Return the parts of a run, a part for each host."""
     return [RunPaths(path) for path in glob.glob(os.path.join(glob.escape(run), "*")) if fs.is_folder(path)]
 
 
 class Finder:
-    """Walks base_dir once; ``max_age`` (seconds) is how long unused things are kept."""
+    """Walks base_dir once. ``max_age``: unused items are kept for so many seconds."""
 
     def __init__(self, base: str, host: str, max_age: float) -> None:
         self._base, self._host, self._now = base, host, time.time()
-        self._max_age = max(max_age, FRESH_S)
-        self._wheels: Set[str] = set()  # of environments that stay
-        self._codes: Set[str] = set()  # of runs that stay
-        self._live_since: Optional[float] = None  # when the oldest live run was asked for
-        self._staying: Set[int] = set()  # inodes of files in environments that stay
+        self._max_age = max(max_age, UNUSED_S)
+        self._wheels: Set[str] = set()  # wheels of kept environments
+        self._codes: Set[str] = set()  # code of kept runs
+        self._live_since: Optional[float] = None  # when the oldest live run was created
+        self._staying: Set[int] = set()  # inodes of files in kept environments
         self._counted: Set[int] = set()
         self.kept_environments: Set[str] = set()
 
     def items(self) -> Iterator[Unused]:
-        """Runs before environments before wheels: what one keeps, the next one needs."""
+        """Yield runs, then environments, then wheels, because an item that stays keeps the items that it needs."""
         yield from self._runs()
         yield from self._environments()
         yield from self._blobs()
@@ -96,8 +92,8 @@ class Finder:
         return self._age(path) > self._max_age
 
     def _in_use(self, path: str) -> bool:
-        """Whether what is touched at every start was touched for a run that is live."""
-        return self._live_since is not None and self._now - self._age(path) > self._live_since - FRESH_S
+        """Return whether a live run may use the path: every start touches the files that it uses."""
+        return self._live_since is not None and self._now - self._age(path) > self._live_since - UNUSED_S
 
     def _age(self, path: str) -> float:
         try:
@@ -109,7 +105,7 @@ class Finder:
         return Unused(kind, os.path.basename(path), path, self._freeable(path), self._age(path) if age is None else age)
 
     def _freeable(self, path: str) -> int:
-        """Bytes of the files below ``path`` that neither stay under another name nor were counted before."""
+        """Return the bytes of the files below ``path`` that do not stay under another name and are not yet counted."""
         total = 0
         for info in files_of(path):
             if info.st_ino not in self._staying and info.st_ino not in self._counted:
@@ -119,8 +115,10 @@ class Finder:
 
     # --- runs ---------------------------------------------------------------------------------------------------------
     def _runs(self) -> Iterator[Unused]:
-        """A run goes when every host's part of it here is over and old (base_dir may be shared by several hosts), and
-        no process of it is left."""
+        """Yield the runs that are over and old on every host, without a process left.
+
+        Several hosts may share a base_dir, so a run may have the parts of several hosts.
+        """
         for run in sorted(glob.glob(os.path.join(glob.escape(self._base), "runs", "*"))):
             parts = parts_of(run)
             over = all(is_over(paths, self._host) for paths in parts)
@@ -150,7 +148,7 @@ class Finder:
         for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "envs", "[0-9a-f]*"))):
             marker = os.path.join(path, MARKER)
             if path.endswith(".tmp") or not os.path.exists(marker):
-                if self._age(path) > FRESH_S:
+                if self._age(path) > UNUSED_S:
                     going.append((path, self._age(path)))
                 continue
             # The marker is touched whenever the environment is used for a start.
@@ -168,11 +166,11 @@ class Finder:
 
     # --- files --------------------------------------------------------------------------------------------------------
     def _blobs(self) -> Iterator[Unused]:
-        """Wheels that no environment that stays was made from, code that no run that stays was started with."""
+        """Yield wheels that no kept environment was built from, and code that no kept run was started with."""
         for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "store", "[0-9a-f]*"))):
             name = os.path.basename(path)
             if name.endswith(".part"):
-                if self._age(path) > FRESH_S and not _is_locked(path):
+                if self._age(path) > UNUSED_S and not _is_locked(path):
                     yield self._item("part", path)
                 continue
             if name in self._wheels or name in self._codes or not self._old(path):
@@ -190,9 +188,9 @@ class Finder:
                 yield Unused("wheel", "link", folder, 0, self._age(folder))
 
     def _cache(self) -> Iterator[Unused]:
-        """What uv unpacked, where no environment that stays has a file of it. (Installations are locked out.)"""
+        """Yield folders that uv unpacked, without a file in a kept environment. Installations are locked out."""
         for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "uv-cache", "archive-*", "*"))):
-            if self._age(path) > FRESH_S and not any(info.st_ino in self._staying for info in files_of(path)):
+            if self._age(path) > UNUSED_S and not any(info.st_ino in self._staying for info in files_of(path)):
                 yield self._item("cache", path)
 
     def _leftovers(self) -> Iterator[Unused]:
@@ -202,28 +200,30 @@ class Finder:
             yield from self._broken_off(pattern)
 
     def _tools(self) -> Iterator[Unused]:
-        """Programs that no live run may have been started with. A use touches them."""
+        """Yield programs that no live run may have been started with. Each use touches its program."""
         for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "tools", "*"))):
             if not path.endswith(".part") and self._old(path) and not self._in_use(path):
                 yield self._item("tool", path)
 
     def _packages(self) -> Iterator[Unused]:
-        """Workers of other versions. A supervisor may need more of its own at any time, and no record says which that
-        is: as long as a run is not over they stay."""
+        """Yield workers of other versions, if every run is over.
+
+        A supervisor may import more of its own version at any time, and no record names that version.
+        """
         own = os.path.realpath(os.path.dirname(os.path.dirname(os.path.abspath(ddpctl_worker.__file__))))
         for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "worker", "[0-9a-f]*"))):
             if self._live_since is None and self._old(path) and os.path.realpath(path) != own:
                 yield self._item("worker", path)
 
     def _broken_off(self, pattern: str) -> Iterator[Unused]:
-        """What a start, a stop or a transfer that was killed left below base_dir."""
+        """Yield old files below base_dir that a killed start, stop or transfer has left."""
         for path in sorted(glob.glob(os.path.join(glob.escape(self._base), pattern))):
-            if self._age(path) > FRESH_S:
+            if self._age(path) > UNUSED_S:
                 yield self._item("part", path)
 
 
 def mapped_paths() -> Set[str]:
-    """Files that processes of ours run from: first argument and mapped libraries."""
+    """Return the files from which this user's processes run: first argument and mapped libraries."""
     found: Set[str] = set()
     for pid in proc.pids():
         program = (proc.read(pid, "cmdline") or b"").split(b"\0")[0]
@@ -234,7 +234,7 @@ def mapped_paths() -> Set[str]:
 
 
 def files_of(path: str) -> Iterator[os.stat_result]:
-    """Every regular file below ``path``, or itself."""
+    """Yield the status of every regular file below ``path``, or of ``path`` itself."""
     if not fs.is_folder(path):
         with contextlib.suppress(OSError):
             yield os.lstat(path)
@@ -248,7 +248,7 @@ def files_of(path: str) -> Iterator[os.stat_result]:
 
 
 def _ended(paths: RunPaths) -> float:
-    """When a run that is over ended: one that was lost has no exit record unless somebody stopped it."""
+    """Return the end of a run that is over. A lost run without a stop has no exit record; then its last sign counts."""
     try:
         return os.lstat(paths.exit).st_mtime
     except OSError:
@@ -258,12 +258,12 @@ def _ended(paths: RunPaths) -> float:
 def _is_empty(folder: str) -> bool:
     try:
         return not os.listdir(folder)
-    except FileNotFoundError:  # it was removed just now
+    except FileNotFoundError:  # removed just now
         return False
 
 
 def _is_locked(path: str) -> bool:
-    """Whether a transfer writes this part now."""
+    """Return whether a transfer is writing this part."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -278,7 +278,7 @@ def _is_locked(path: str) -> bool:
 
 
 def _seconds(text: Any) -> Optional[float]:
-    """An ISO 8601 moment as seconds since the epoch."""
+    """Return an ISO 8601 time as seconds since the epoch."""
     try:
         return datetime.datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
     except ValueError:

@@ -1,4 +1,4 @@
-"""The tail verb: a run's log from an absolute offset on, live, whether or not the supervisor is alive."""
+"""The tail verb: sends a run's log from an offset on, also live, with or without a supervisor."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from ddpctl_worker.record.logs import Batch, Reader, backwards, segments
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.record import named_by
 from ddpctl_worker.record.status import node_status, refuse_elsewhere
+from ddpctl_worker.verbs.limits import JUDGE_RUN_S, LINE_SEARCH_S, LOG_FRAME_BYTES, LOG_POLL_S
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST, STALE, TERMINAL
 
-POLL_S = 0.04
-JUDGE_S = 2.0  # how often a quiet run without an exit record is looked at: its supervisor may be dead
-READ_BYTES = 256 << 10  # of the log, in one frame
-SEARCH_S = 2.0  # of CPU time, for a pattern in one line
-
 
 def tail(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: {"lines": columns, "offset", "more"} frames, then {"offset", "state"}; with ``follow`` also {"state",
-    "heartbeat_age_s"} at the beginning and whenever the supervisor falls silent or its host is cut off (``stale``) or
-    is back, and from node rank 0 {"stuck"}: why the run is stuck, and null once it moves again.
+    """Send {"lines": columns, "offset", "more"} frames, and answer with {"offset", "state"}.
 
-    ``more``: another frame of lines follows at once. With ``follow`` a frame without ``more`` always comes, even if
-    there are no lines.
+    The log is sent from ``offset``, or from the last ``lines`` lines, from the first line of the time ``since`` (Unix
+    seconds) or of ``ago`` seconds ago, or from the beginning. ``ranks`` keeps the lines of these ranks, ``grep`` the
+    lines with a match of this pattern. ``more``: another frame of lines follows at once.
 
-    From ``offset``, or from the last ``lines`` lines, the first line of the time ``since`` (Unix seconds) or of ``ago``
-    seconds ago, or from the beginning. ``ranks`` keeps these ranks only, ``grep`` lines in which this pattern is found.
-    With ``follow`` it ends when the run is over on this node and all is read, or when the reader goes away.
+    With ``follow`` these frames come as well:
+
+        {"state", "heartbeat_age_s"}   at the beginning, and when the supervisor falls silent or its host is cut off
+                                       (``stale``), and when it is back
+        {"stuck"}                      from node rank 0: why the run is stuck, and null once it moves again
+        {"lag"}                        when the checkpoints fall far behind, and when they have caught up
+
+    With ``follow`` a frame without ``more`` always comes, even without lines. The verb ends when the run is over on
+    this node and the whole log is sent, or when the reader goes away.
     """
     paths, _ = named_by(request)
     wanted = _Wanted(request, channel)
@@ -49,7 +50,7 @@ def tail(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 class _Wanted:
-    """Which lines were asked for."""
+    """The filter for lines."""
 
     def __init__(self, request: Dict[str, Any], channel: Channel) -> None:
         ranks, pattern = request.get("ranks"), request.get("grep")
@@ -66,9 +67,9 @@ class _Wanted:
         return not self._channel.closed.is_set() and self._found(str(value["x"]))
 
     def _found(self, text: str) -> bool:
-        """A search that takes very long is ended: the timer's signal interrupts it, which nothing else could do."""
+        """Search a line. The timer's signal interrupts a search that takes too long; nothing else could."""
         assert self._search is not None
-        signal.setitimer(signal.ITIMER_VIRTUAL, SEARCH_S)
+        signal.setitimer(signal.ITIMER_VIRTUAL, LINE_SEARCH_S)
         try:
             return self._search(text) is not None
         finally:
@@ -79,34 +80,34 @@ def _search(pattern: str) -> Any:
     signal.signal(signal.SIGVTALRM, _too_long)
     try:
         return re.compile(pattern).search
-    except re.error as error:  # this Python may be older than the one that has tried it
+    except re.error as error:  # this Python may be older than the controller's, which accepted the pattern
         raise WorkerError(BAD_REQUEST, "its Python cannot read the pattern: %s" % error) from None
 
 
 def _too_long(_number: int, _frame: Any) -> None:
     hint = "write a simpler pattern: one without a repeat inside a repeat, such as (a+)+"
-    raise WorkerError(BAD_REQUEST, "the pattern takes more than %g s for one line" % SEARCH_S, hint)
+    raise WorkerError(BAD_REQUEST, "the pattern takes more than %g s for one line" % LINE_SEARCH_S, hint)
 
 
 class _Follow:
-    """Knows when a followed run is over."""
+    """Decides when a followed run is over, and sends changes of its state."""
 
     def __init__(self, paths: RunPaths, channel: Channel) -> None:
         self._paths, self._channel = paths, channel
         self._judge_at = 0.0
-        self._stale: Optional[bool] = None  # as last told
-        self._stuck: Optional[Dict[str, Any]] = None  # as last told
-        self._late = False  # whether the checkpoints are far behind, as last told
+        self._stale: Optional[bool] = None  # as last sent
+        self._stuck: Optional[Dict[str, Any]] = None  # as last sent
+        self._late = False  # whether the checkpoints are far behind, as last sent
 
     def over(self) -> bool:
-        """Asked before a read that finds nothing: then nothing more can come."""
+        """Return whether nothing more can come. Call it before a read that may find nothing."""
         if os.path.exists(self._paths.exit):
             return True
         now = time.monotonic()
         if now < self._judge_at:
             return False
-        self._judge_at = now + JUDGE_S
-        refuse_elsewhere(self._paths)  # its end may never be seen from here
+        self._judge_at = now + JUDGE_RUN_S
+        refuse_elsewhere(self._paths)  # the end of a run on another machine may never show here
         status = node_status(self._paths)
         stale = status["state"] == STALE or bool(status["note"])
         if status["state"] not in TERMINAL and stale != self._stale:
@@ -125,33 +126,36 @@ class _Follow:
 
 
 def _who(stuck: Optional[Dict[str, Any]]) -> Any:
-    """What makes a diagnosis news. Its sentence does not: that changes with every second of the wait."""
+    """Return the part of a diagnosis that makes it news. Its sentence changes with every second of the wait."""
     return None if stuck is None else (stuck.get("time"), stuck.get("suspects"))
 
 
 def _stream(reader: Reader, offset: int, wanted: _Wanted, follow: Optional[_Follow], channel: Channel) -> int:
-    told = follow is None  # how far the log goes now
+    reached_end = follow is None  # whether a frame without ``more`` has been sent
     ahead: Optional[Batch] = None
     while not channel.closed.is_set():
-        over = follow is None or follow.over()  # before the read: what was written until now will be seen
-        batch = ahead or reader.read(offset, READ_BYTES)
+        over = follow is None or follow.over()  # before the read, which then sees all lines written until now
+        batch = ahead or reader.read(offset, LOG_FRAME_BYTES)
         offset = batch.offset
-        ahead = reader.read(offset, READ_BYTES) if batch.records else None
+        ahead = reader.read(offset, LOG_FRAME_BYTES) if batch.records else None
         if ahead is not None and not ahead.records:
             ahead = None
         lines = _columns(batch, wanted)
-        if lines["text"] or not (told or ahead):
+        if lines["text"] or not (reached_end or ahead):
             channel.send({"lines": lines, "offset": offset, "more": ahead is not None})
-        told = ahead is None
+        reached_end = ahead is None
         if not batch.records:
             if over:
                 break
-            time.sleep(POLL_S)
+            time.sleep(LOG_POLL_S)
     return offset
 
 
 def _columns(batch: Batch, wanted: _Wanted) -> Dict[str, List[Any]]:
-    """The lines of a batch by their fields: half the size of a list of objects, and made in a third of the time."""
+    """Return the lines of a batch as a list for each field.
+
+    This is half the size of a list of objects, and takes a third of the time.
+    """
     values = decode_all([line for _, line in batch.records])
     ends = [end for end, _ in batch.records]
     if wanted.all and None not in values:
@@ -187,10 +191,10 @@ def _gap(size: int, offset: int, following: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _start(folder: str, reader: Reader, request: Dict[str, Any], wanted: _Wanted) -> int:
-    """The offset of the first line that was asked for."""
+    """Return the offset of the first requested line."""
     lines, since, ago = request.get("lines"), request.get("since"), request.get("ago")
     if ago is not None:
-        since = time.time() - ago  # by the clock that the lines have their times from
+        since = time.time() - ago  # by the clock of the lines' times
     return max(
         0 if lines is None else before_last(folder, int(lines), wanted),
         0 if since is None else at_time(folder, reader, float(since)),
@@ -198,9 +202,9 @@ def _start(folder: str, reader: Reader, request: Dict[str, Any], wanted: _Wanted
 
 
 def at_time(folder: str, reader: Reader, since: float) -> int:
-    """The offset of the first line of this time or later; of the log's end where there is none.
+    """Return the offset of the first line of this time or later, or of the log's end.
 
-    Times in a log may be a little out of order: what follows that line is shown whatever its time.
+    Times in a log may be a little out of order. All lines after the first are shown, whatever their times.
     """
     offset = 0
     for segment in segments(folder):
@@ -209,7 +213,7 @@ def at_time(folder: str, reader: Reader, since: float) -> int:
             break
         offset = segment.start
     while True:
-        batch = reader.read(offset, READ_BYTES)
+        batch = reader.read(offset, LOG_FRAME_BYTES)
         if not batch.records:
             return batch.offset
         for end, line in batch.records:
@@ -224,8 +228,10 @@ def _time(line: bytes) -> float:
 
 
 def before_last(folder: str, count: int, wanted: Callable[[Dict[str, Any]], bool]) -> int:
-    """The offset from which exactly the last ``count`` lines (of those wanted) follow. Pieces without an end belong to
-    the line that they begin."""
+    """Return the offset before the last ``count`` wanted lines.
+
+    A piece without a line end belongs to the line that it begins.
+    """
     seen = 0
     best: Optional[int] = None
     for segment in reversed(segments(folder)):

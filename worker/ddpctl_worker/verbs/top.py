@@ -1,4 +1,4 @@
-"""The top verb: how this node is, every two seconds, for as long as somebody reads."""
+"""The top verb: sends the state of this node every two seconds, as long as the reader stays."""
 
 from __future__ import annotations
 
@@ -7,55 +7,56 @@ from typing import Any, Dict
 
 from ddpctl_worker.facts.gpus import Gpus
 from ddpctl_worker.record.paths import base_of
-from ddpctl_worker.verbs.gauge import LATE_S, Gauge
+from ddpctl_worker.verbs.gauge import Gauge
+from ddpctl_worker.verbs.limits import FIRST_PULSE_S, PULSE_S, READING_LATE_S, READING_WAIT_S
 from ddpctl_worker.verbs.topmachine import Machine
 from ddpctl_worker.verbs.toprows import Runs
 from ddpctl_worker.wire.channel import Channel
 
-EVERY_S = 2.0
-FIRST_S = 0.5  # shares of processor time need two looks
-PATIENCE_S = 0.5  # for a file system or a driver, before the frame is sent without it
-# What changes with every look at a run is in the pulse, not in its status.
+# Fields that change with every look belong to the pulse, not to the status.
 _AGES = ("heartbeat_age_s", "last_output_age_s", "survivors")
 
 
 def top(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: {"run": the status of a run} when there is news of it, and {"pulse": {...}} every two seconds.
+    """Send {"run": status} when a run's status has changed, and {"pulse": {...}} every PULSE_S.
 
-    Disk and driver may hang: they are read in threads, and ``late`` says so. With ``once`` it ends after the first
-    pulse, and waits longer for them.
+    Disk and driver may hang, so threads read them, and ``late`` names a late reading. With ``once`` the verb ends after
+    the first pulse, and waits longer for these readings.
     """
     machine = Machine()
     gauges = {"runs": Gauge("runs", Runs(base_of(request), request["host"]).read), "gpus": Gauge("gpus", Gpus().read)}
     for gauge in gauges.values():
         gauge.start()
-    told: Dict[str, Any] = {}  # run -> its status as last sent
+    sent: Dict[str, Any] = {}  # run -> its status as last sent
+    patience = READING_LATE_S if request.get("once") else READING_WAIT_S
     machine.read()
     for gauge in gauges.values():
         gauge.ask()
-    channel.closed.wait(FIRST_S)
+    channel.closed.wait(FIRST_PULSE_S)
     while not channel.closed.is_set():
         begun = time.monotonic()
         for gauge in gauges.values():
             gauge.ask()
-        readings = {name: gauge.result(LATE_S if request.get("once") else PATIENCE_S) for name, gauge in gauges.items()}
-        _send(channel, machine.read(), readings, told)
+        readings = {name: gauge.result(patience) for name, gauge in gauges.items()}
+        _send(channel, machine.read(), readings, sent)
         if request.get("once"):
             break
-        channel.closed.wait(max(0.0, begun + EVERY_S - time.monotonic()))
+        channel.closed.wait(max(0.0, begun + PULSE_S - time.monotonic()))
     return {}
 
 
-def _send(channel: Channel, machine: Dict[str, Any], readings: Dict[str, Any], told: Dict[str, Any]) -> None:
-    pulse = dict(machine, late={name: one.late_s for name, one in readings.items() if one.late_s is not None})
+def _send(channel: Channel, machine: Dict[str, Any], readings: Dict[str, Any], sent: Dict[str, Any]) -> None:
+    pulse = dict(
+        machine, late={name: reading.late_s for name, reading in readings.items() if reading.late_s is not None}
+    )
     runs, gpus = readings["runs"], readings["gpus"]
     pulse["gpus"] = gpus.value if gpus.late_s is None else None
     pulse["runs"] = {run: seen["pulse"] for run, seen in (runs.value or {}).items()}
     for run, seen in (runs.value or {}).items():
         status = {name: value for name, value in seen["status"].items() if name not in _AGES}
-        if told.get(run) != status:
-            told[run] = status
+        if sent.get(run) != status:
+            sent[run] = status
             channel.send({"run": status})
-    for run in told.keys() - pulse["runs"].keys():
-        del told[run]
+    for run in sent.keys() - pulse["runs"].keys():
+        del sent[run]
     channel.send({"pulse": pulse})

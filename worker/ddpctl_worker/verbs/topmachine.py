@@ -1,4 +1,4 @@
-"""Load, processors and memory of the machine, from /proc alone."""
+"""Load, processors and memory of the machine, from /proc."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ddpctl_worker.facts.host import memory
 from ddpctl_worker.machine.fs import read_text
 
 _IDLE = (3, 4)  # idle and iowait, of the first line of /proc/stat
-_OWN = 8  # what follows is in the first ones already: guests
+_OWN = 8  # the fields after these are guests, and already counted in the first fields
 
 
 class Machine:
-    """Remembers the last look: use is what was between two."""
+    """The machine. Keeps the last ticks, because the load of the processors is a difference."""
 
     def __init__(self) -> None:
         self._last: Optional[Tuple[int, int]] = None
 
     def read(self) -> Dict[str, Any]:
-        """``cpu``: percent of all cores that are busy, None at the first look; memory in bytes."""
+        """Return the state. ``cpu``: percent of all cores, ``None`` at the first call; memory in bytes."""
         now, before = _ticks(), self._last
         self._last = now
         return {
@@ -38,7 +38,7 @@ def _load() -> Optional[float]:
 
 
 def _ticks() -> Optional[Tuple[int, int]]:
-    """Ticks that the cores were busy, and all of them."""
+    """Return busy ticks and all ticks of the cores."""
     words = read_text("/proc/stat", limit=4096).partition("\n")[0].split()[1 : 1 + _OWN]
     try:
         ticks = [int(word) for word in words]

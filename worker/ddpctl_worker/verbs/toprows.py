@@ -1,6 +1,6 @@
-"""The runs of this host as their records say, and what each rank does: from small files and /proc.
+"""The runs of this host from their records, and the state of each rank, from small files and /proc.
 
-The folder of runs is listed when it has changed. A run that has ended is looked at once; of a file that grows only the
+To be cheap, the folder of runs is listed only after a change, an ended run is read once, and of a growing file only the
 new end is read.
 """
 
@@ -19,51 +19,48 @@ from ddpctl_worker.record.logs import segments
 from ddpctl_worker.record.metrics import Values, files_of, read_from
 from ddpctl_worker.record.paths import RunPaths, job_id, run_paths, runs_dir
 from ddpctl_worker.record.status import status_or_fault
+from ddpctl_worker.verbs.limits import COMING_RUN_S, LOG_END_BYTES, LOST_RUN_S, MOST_RUNS
 from ddpctl_worker.wire import contract
 from ddpctl_worker.wire.channel import WorkerError
 
-MOST = 100  # runs; the newest ones
-LOST_S = 60.0  # between two looks at a run that is over and has no exit record
-COMING_S = 600.0  # how long a folder of a run may be there before this host's part of it is
 SHOWN = ("step", "epoch", "loss", "samples_per_s")
-LOG_BYTES = 64 << 10  # of the end of a log, to see which rank wrote last
 _HEAD = re.compile(rb'^\{"t":([0-9]+\.[0-9]+),"r":([0-9]{1,7}),', re.MULTILINE)
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 class Runs:
-    """What is not over, and the newest run of every job."""
+    """The runs that are not over, and the newest run of every job."""
 
     def __init__(self, base: str, host: str) -> None:
         self._base, self._host = base, host
-        self._listed: Optional[int] = None  # mtime of the folder of runs at its last listing
-        self._names: Set[str] = set()  # every run that has been seen
+        self._listed: Optional[int] = None  # mtime of the runs' folder at its last listing
+        self._names: Set[str] = set()  # every known run
         self._coming: Dict[str, float] = {}  # run -> when its folder was first seen without this host's part
         self._jobs: Dict[str, str] = {}  # job -> its newest run
         self._ended: Dict[str, Dict[str, Any]] = {}  # run -> its last status
         self._live: Dict[str, _Live] = {}
 
     def read(self) -> Dict[str, Any]:
-        """run -> ``status`` (a NodeStatus) and ``pulse``: ages, and the ranks; empty once it is over."""
+        """Return run -> ``status`` (a NodeStatus) and ``pulse`` (ages and ranks; empty once the run is over)."""
         self._find()
         found = {}
-        for run in sorted({*self._live, *self._ended}, reverse=True)[:MOST]:
-            one = self._live.get(run)
-            status = self._ended.get(run) if one is None else one.status()
+        for run in sorted({*self._live, *self._ended}, reverse=True)[:MOST_RUNS]:
+            live = self._live.get(run)
+            status = self._ended.get(run) if live is None else live.status()
             if status is None:  # removed
                 self._forget(run)
                 continue
             over = status["state"] in contract.TERMINAL
-            if not over or one is None or run in self._jobs.values():
-                found[run] = {"status": status, "pulse": {} if one is None or over else one.pulse(status)}
-            if over and one is not None and os.path.exists(one.paths.exit):
+            if not over or live is None or run in self._jobs.values():
+                found[run] = {"status": status, "pulse": {} if live is None or over else live.pulse(status)}
+            if over and live is not None and os.path.exists(live.paths.exit):
                 del self._live[run]
                 self._ended[run] = status
         return found
 
     def _find(self) -> None:
-        """Runs that have come or gone since the last look."""
+        """Find runs that have come or gone since the last call."""
         root = runs_dir(self._base)
         try:
             changed = os.stat(root).st_mtime_ns
@@ -76,11 +73,11 @@ class Runs:
             self._coming.update(dict.fromkeys(names - self._names, time.monotonic()))
             self._names, self._listed = names, changed
         for run in sorted(self._coming, reverse=True):
-            if self._take(run) or time.monotonic() - self._coming[run] > COMING_S:
+            if self._take(run) or time.monotonic() - self._coming[run] > COMING_RUN_S:
                 del self._coming[run]
 
     def _take(self, run: str) -> bool:
-        """Whether this host's part of the run is there, or never will be."""
+        """Return whether this host's part of the run is there, or will never be there."""
         try:
             paths = run_paths(self._base, run, self._host)
         except WorkerError:
@@ -113,7 +110,7 @@ class _Seen(NamedTuple):
 
 
 class _Live:
-    """One run that may not be over."""
+    """A run that may not be over."""
 
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
@@ -124,22 +121,25 @@ class _Live:
         self._look_at = 0.0
 
     def status(self) -> Optional[Dict[str, Any]]:
-        """None: it is gone. One that is over without an exit record is rarely looked at: that means all of /proc."""
+        """Return the status, or ``None`` if the run was removed.
+
+        A run that is over without an exit record is rarely read, because its status takes a look at all of /proc.
+        """
         if time.monotonic() >= self._look_at:
             self._status = status_or_fault(self.paths)
             if self._status is not None and self._status["state"] in contract.TERMINAL:
-                self._look_at = time.monotonic() + LOST_S
+                self._look_at = time.monotonic() + LOST_RUN_S
         return self._status
 
     def pulse(self, status: Dict[str, Any]) -> Dict[str, Any]:
-        """What changes all the time."""
+        """Return the values that change all the time."""
         attempts = self.paths.attempts()
         part = self.paths.of_attempt(int(status["attempt"])) if attempts else self.paths
         numbers = {name: status.get(name) for name in ("heartbeat_age_s", "last_output_age_s")}
         return dict(numbers, ranks=self._ranks(part))
 
     def _ranks(self, part: RunPaths) -> Dict[str, Dict[str, Any]]:
-        """By rank; the key "" holds the metrics where the ranks of this node share a file."""
+        """Return the state by rank. The key "" holds the metrics if the ranks of this node share a file."""
         metrics = self._values(part)
         ages = self._log.ages()
         seen, found = {}, {}
@@ -164,14 +164,13 @@ class _Live:
 
 
 def _listed(part: RunPaths) -> Dict[str, Tuple[int, int]]:
-    """rank -> pid and start time of its process, as its supervisor saw it last."""
+    """Return pid and start time of each rank, as the supervisor saw it last."""
     ranks = fs.read_optional(part.processes).get("ranks")
     pairs = ranks.items() if isinstance(ranks, dict) else ()
     return {rank: (int(pair[0]), int(pair[1])) for rank, pair in pairs if isinstance(pair, list) and len(pair) == 2}
 
 
 def _percent(before: Optional[_Seen], now: _Seen) -> Optional[float]:
-    """Of a core."""
     if before is None or now.at <= before.at:
         return None
     return round(100.0 * (now.ticks - before.ticks) * _TICK_S / (now.at - before.at), 1)
@@ -183,7 +182,7 @@ def _resident(pid: int) -> Optional[float]:
 
 
 class _Grown:
-    """The last values in a file of metrics; only what is new in it is read."""
+    """The last values in a file of metrics. Only the new part of the file is read."""
 
     def __init__(self, path: str) -> None:
         self._path, self._offset, self._size = path, -LAST_METRICS_BYTES, -1
@@ -203,12 +202,12 @@ class _Grown:
 
 
 class _Log:
-    """When each rank wrote last, from the ends of the log as it grows."""
+    """The time of each rank's last output, from the end of the growing log."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._last: Dict[str, float] = {}  # rank -> wall clock
-        self._read: Tuple[str, int] = ("", 0)  # file, and its size then
+        self._read: Tuple[str, int] = ("", 0)  # the file that was read last, and its size then
 
     def ages(self) -> Dict[str, float]:
         with contextlib.suppress(OSError):
@@ -225,8 +224,8 @@ class _Log:
         if size == before:
             return
         with open(path, "rb") as file:
-            file.seek(max(before, size - LOG_BYTES))
-            data = file.read(LOG_BYTES)
+            file.seek(max(before, size - LOG_END_BYTES))
+            data = file.read(LOG_END_BYTES)
         whole = data.rfind(b"\n") + 1
         self._read = (path, size - (len(data) - whole))
         self._last.update({match[2].decode(): float(match[1]) for match in _HEAD.finditer(data[:whole])})

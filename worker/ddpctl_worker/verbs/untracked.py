@@ -1,8 +1,8 @@
-"""The untracked verb: files that a run's script wrote into its working folder and that no declared output covers.
+"""The untracked verb: finds files in a run's working folder that no declared output covers.
 
-``ddpctl fetch`` leaves them on the node. A file counts if it has changed since the supervisor took the run on: the code
-was in place by then. Hidden files, Python's caches and symbolic links do not count. The look is cut off after
-MOST_LOOKED names or LOOK_S seconds: the working folder may be a home folder, or on a slow disk.
+``ddpctl fetch`` leaves these files on the node. A file counts if it has changed since the supervisor took over the run:
+the code was in place by then. Hidden files, Python's caches and symbolic links do not count. The walk stops after
+MOST_ENTRIES names or UNTRACKED_S seconds, because the working folder may be a home folder or on a slow disk.
 """
 
 from __future__ import annotations
@@ -19,27 +19,30 @@ from ddpctl_worker.record.paths import RunPaths, base_of
 from ddpctl_worker.record.record import named_by
 from ddpctl_worker.run.launcher import folders_of, place
 from ddpctl_worker.verbs.fetch import printable
+from ddpctl_worker.verbs.limits import LARGEST_FILES, MOST_ENTRIES, UNTRACKED_S
 from ddpctl_worker.wire.channel import Channel
 
-MOST_LOOKED = 20_000  # names
-LOOK_S = 1.0
-MOST_NAMED = 3  # of the files, the largest
 _CACHES = frozenset({"__pycache__"})
 
 
 def untracked(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: ``folder``, the working folder, or null where the run never had one here; how many ``files`` stay in it
-    and their ``bytes``; the ``largest`` as [name, bytes]; ``whole``: false if the look was cut off."""
+    """Answer with the uncovered files of a run.
+
+    folder        the working folder, or null if the run never had a working folder here
+    files, bytes  their number and size
+    largest       the largest files as [name, bytes]
+    whole         false if the walk was cut off
+    """
     paths, run = named_by(request)
     root, since = _working_folder(paths), _begun(paths)
     if root is None or since is None:
         return {"folder": None, "files": 0, "bytes": 0, "largest": [], "whole": True}
     kept = (run.get("checkpoint") or {}).get("paths") or ()
     wanted = [*(run.get("outputs") or ()), *kept]
-    covering = list(_parts_below(root, (place(os.path.expanduser(str(one)), folders_of(paths)) for one in wanted)))
+    covering = list(_parts_below(root, (place(os.path.expanduser(str(each)), folders_of(paths)) for each in wanted)))
     walk = _Walk(root, since, covering, os.path.realpath(base_of(request)))
     found = [(info.st_size, name) for name, info in walk.files()]
-    largest = heapq.nlargest(MOST_NAMED, found)
+    largest = heapq.nlargest(LARGEST_FILES, found)
     return {
         "folder": root,
         "files": len(found),
@@ -55,7 +58,7 @@ def _working_folder(paths: RunPaths) -> Optional[str]:
 
 
 def _begun(paths: RunPaths) -> Optional[int]:
-    """When the supervisor of the first attempt took the run on (ns): all of the code was there before."""
+    """Return when the first attempt's supervisor took over the run (ns). The code was complete before."""
     first = [*paths.attempts(), paths][0]
     try:
         return os.stat(first.claim).st_ctime_ns
@@ -64,9 +67,9 @@ def _begun(paths: RunPaths) -> Optional[int]:
 
 
 def _parts_below(root: str, outputs: Iterable[str]) -> Iterator[List[str]]:
-    """The outputs that lie below ``root``, split at each slash."""
-    for one in outputs:
-        path = os.path.normpath(os.path.join(root, one))
+    """Yield the outputs below ``root``, split at each slash."""
+    for output in outputs:
+        path = os.path.normpath(os.path.join(root, output))
         if path == root:
             yield []
         elif path.startswith(root + os.sep):
@@ -74,22 +77,24 @@ def _parts_below(root: str, outputs: Iterable[str]) -> Iterator[List[str]]:
 
 
 class _Walk:
-    """One walk through the folder ``root``: the top first. ``since``: ns; ``covering``: outputs, as their parts;
-    ``apart``: a folder that is left out, ddpctl's own."""
+    """A breadth-first walk through the folder ``root``.
+
+    ``since``: ns; ``covering``: the outputs, as parts; ``apart``: ddpctl's own folder, which is left out.
+    """
 
     def __init__(self, root: str, since: int, covering: Sequence[Sequence[str]], apart: str) -> None:
         self._root, self._since, self._covering, self._apart = root, since, covering, apart
         self.whole = True
 
     def files(self) -> Iterator[Tuple[str, os.stat_result]]:
-        """The files that no output covers: their names below ``root``."""
-        until, looked = time.monotonic() + LOOK_S, 0
+        """Yield the files that no output covers, by their names below ``root``."""
+        until, looked = time.monotonic() + UNTRACKED_S, 0
         folders: Deque[Tuple[str, ...]] = deque([()])
         while folders:
             parts = folders.popleft()
             for entry in self._entries(parts):
                 looked += 1
-                if looked > MOST_LOOKED or time.monotonic() > until:
+                if looked > MOST_ENTRIES or time.monotonic() > until:
                     self.whole = False
                     return
                 name = (*parts, entry.name)
@@ -109,7 +114,7 @@ class _Walk:
         try:
             with os.scandir(folder) as entries:
                 yield from entries
-        except OSError:  # removed meanwhile, or closed to us: then the script did not write there
+        except OSError:  # removed meanwhile, or not readable: then the script did not write there
             return
 
     def _is_covered(self, name: Sequence[str]) -> bool:
@@ -117,7 +122,7 @@ class _Walk:
 
 
 def covers(pattern: Sequence[str], name: Sequence[str]) -> bool:
-    """Whether an output means a file or a folder above it. ``**`` stands for any number of folders."""
+    """Return whether an output covers a file, or a folder above it. ``**`` stands for any number of folders."""
     if not pattern:
         return True
     if pattern[0] == "**":

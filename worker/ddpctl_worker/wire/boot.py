@@ -1,7 +1,7 @@
 """Receives the worker on a node and runs it. The orchestrator sends this text in the header (see contract.py).
 
-It runs before anything else is known of the node, so it must parse under any Python from 3.4 on, to be able to say that
-the interpreter is too old; the name ``ddpctl`` (the header, a dict) is there when it runs.
+The text runs before anything else is known about the node. It must parse under any Python from 3.4 on, to report that
+the interpreter is too old. The name ``ddpctl`` (the header, a dict) exists when it runs.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ class Refusal(Exception):
 
 
 def boot(header: dict) -> int:  # type: ignore[type-arg]  # ``dict[...]`` is too new for this file
-    """Answer the header, receive the package where it is missing, run it."""
+    """Answer the header, receive the package if it is missing, and run it."""
 
     def say(word: str) -> None:
         os.write(1, ("%s %s %s\n" % (header["banner"], header["nonce"], word)).encode("ascii"))
@@ -51,14 +51,14 @@ def boot(header: dict) -> int:  # type: ignore[type-arg]  # ``dict[...]`` is too
         refuse(named(error, base))
         return 0
     sys.path.insert(0, folder)
-    os.umask(umask)  # the worker sets its own, and hands the login's on to a job
+    os.umask(umask)  # the worker sets its own umask, and passes the login's on to a job
     from ddpctl_worker.__main__ import main
 
     return main()
 
 
 def refuse(error: Refusal) -> None:
-    """The one frame that ends this."""
+    """Send the error frame that ends the connection."""
     import json
 
     fail = {"ok": False, "error": {"kind": error.kind, "message": error.message, "hint": error.hint}}
@@ -66,7 +66,7 @@ def refuse(error: Refusal) -> None:
 
 
 def named(error: Exception, base: str) -> Refusal:
-    """An OSError as an error that says what to do."""
+    """Return an OSError as a Refusal with a hint."""
     import errno
 
     if isinstance(error, Refusal):
@@ -84,7 +84,7 @@ def named(error: Exception, base: str) -> Refusal:
 
 
 def ensure(path: str) -> None:
-    """``path`` is a folder of ours, made where it is missing."""
+    """Make sure that ``path`` is a folder of this user. Creates a missing folder."""
     if not os.path.lexists(path):
         try:
             os.makedirs(path, 0o700)
@@ -95,7 +95,7 @@ def ensure(path: str) -> None:
 
 
 def own(path: str) -> None:
-    """``path`` is a real folder that nobody else can write into."""
+    """Raise Refusal unless ``path`` is a real folder of this user that no other user can write."""
     found = os.lstat(path)
     if stat.S_ISLNK(found.st_mode):
         raise Refusal("unsafe_path", "%s is a symbolic link" % path, "name its target as `base_dir:`, or remove it")
@@ -114,13 +114,13 @@ def own(path: str) -> None:
 
 
 def used(folder: str) -> None:
-    """When a worker was last used, for gc."""
+    """Record the use of a worker, for gc."""
     with contextlib.suppress(OSError):  # a disk that became read-only
         os.utime(folder)
 
 
 def receive(size: int) -> bytes:
-    """Exactly ``size`` bytes of stdin."""
+    """Read exactly ``size`` bytes from stdin."""
     parts = []
     while size:
         part = os.read(0, min(size, 1 << 16))
@@ -132,7 +132,7 @@ def receive(size: int) -> bytes:
 
 
 def unpack(data: bytes, digest: str, root: str, folder: str) -> None:
-    """The zip under its final name: complete, or not at all. Two controllers at once both succeed."""
+    """Unpack the zip under its final name: complete, or not at all. Two controllers at the same time both succeed."""
     import errno
     import hashlib
     import io
@@ -165,14 +165,14 @@ def unpack(data: bytes, digest: str, root: str, folder: str) -> None:
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-            own(folder)  # the other controller's, complete as ours
+            own(folder)  # the other controller's folder is complete as well
         sync(root)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def sync(path: str) -> None:
-    """A folder's entries survive a power cut."""
+    """Make a folder's entries survive a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

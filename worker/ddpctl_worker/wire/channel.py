@@ -1,4 +1,4 @@
-"""The pipe to the orchestrator: frames out, request and body in, and word when the other side is gone."""
+"""The pipe to the orchestrator: frames out, request and body in, and a signal when the other side is gone."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Channel:
         self._lock = threading.Lock()
         self._buffer = b""
         self.closed = threading.Event()
-        self.login_umask = 0o022  # what the login had before the worker chose its own
+        self.login_umask = 0o022  # the login's umask, before the worker set its own
 
     def fileno(self) -> int:
-        """What ``select`` finds readable once ``closed`` is about to be set, for a verb that waits for other things."""
+        """Return the descriptor that becomes readable before ``closed`` is set, for a verb that calls ``select``."""
         return self._in
 
     def send(self, data: Dict[str, Any], raw: bytes = b"") -> None:
-        """One frame. A reader that is gone ends the stream (``closed``), it never raises into a verb."""
+        """Send a frame. If the reader is gone this sets ``closed``, and never raises into a verb."""
         if raw:
             data = dict(data, raw=len(raw))
         blob = json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n" + raw
@@ -50,7 +50,7 @@ class Channel:
                 self.closed.set()
 
     def read_line(self, limit: int = 64 << 20) -> bytes:
-        """The next line, without its end; empty at the end of input."""
+        """Return the next line, without its end; empty at the end of input."""
         while b"\n" not in self._buffer and len(self._buffer) <= limit:
             chunk = os.read(self._in, 1 << 16)
             if not chunk:
@@ -60,11 +60,11 @@ class Channel:
         return line
 
     def forget(self) -> None:
-        """What was read beyond a request was its body, and is for the child that serves it."""
+        """Drop the bytes read beyond a request: they are the request's body, for the child that serves it."""
         self._buffer = b""
 
     def body(self, size: int, chunk: int = 1 << 20) -> Iterator[bytes]:
-        """Exactly ``size`` bytes in pieces; raises WorkerError when the input ends early."""
+        """Yield exactly ``size`` bytes in pieces. Raises WorkerError: the input ends early."""
         left = size
         while left:
             piece = self._buffer[:left] or os.read(self._in, min(chunk, left))
@@ -75,16 +75,16 @@ class Channel:
             yield piece
 
     def watch(self) -> None:
-        """From now on: a keepalive every few seconds, and ``closed`` once stdin ends. Nothing more is read as body."""
+        """Send keepalives from now on, and set ``closed`` once stdin ends. No body can be read after this."""
         self.keep_alive()
         self.watch_end()
 
     def watch_end(self) -> None:
-        """``closed`` once stdin ends: for a verb whose body has been read to its end."""
+        """Set ``closed`` once stdin ends: for a verb that has read its body to the end."""
         threading.Thread(target=self._wait_for_end, daemon=True).start()
 
     def keep_alive(self) -> None:
-        """Keepalives only, for a verb that still reads its body."""
+        """Send keepalives only: for a verb that still reads its body."""
         threading.Thread(target=self._keep_alive, daemon=True).start()
 
     def _keep_alive(self) -> None:
@@ -101,10 +101,10 @@ class Channel:
 
 
 def echo(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """A verb that only exercises the pipe, for tests and measurements.
+    """Exercise the pipe, for tests and measurements.
 
-    Takes ``size`` bytes of body, sends ``frames`` frames of ``raw`` bytes ``every`` seconds, and says what arrived.
-    With ``fail`` it ends in an error of that kind. The stream ends early when the other side is gone.
+    Takes ``size`` bytes of body, sends ``frames`` frames of ``raw`` bytes ``every`` seconds, and reports the received
+    bytes. With ``fail`` it ends in an error of that kind. The stream ends early when the other side is gone.
     """
     import hashlib
 

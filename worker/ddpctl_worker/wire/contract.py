@@ -1,26 +1,28 @@
-"""The words that both sides share. All that the orchestrator imports from the worker is in this file.
+"""The words that both sides share. The orchestrator imports nothing else of the worker's protocol.
 
-How they talk
--------------
-The orchestrator starts one fixed command on the node (``PYTHON -I -c BOOTSTRAP``; see ddpctl.transport.bootstrap) and
+The protocol
+------------
+The orchestrator starts a fixed command on the node (``PYTHON -I -c BOOTSTRAP``; see ddpctl.transport.bootstrap) and
 writes to its stdin:
 
-1. one JSON line, the *header*: ``{"banner", "nonce", "min_python", "base_dir", "hash", "size", "program"}``. The
-   program is boot.py. On stdout it answers ``banner + " " + nonce + " "`` and HAVE, NEED, FAIL (one error frame
-   follows) or OLD and the interpreter's version; whatever a shell profile printed before that is ignored. After NEED it
-   reads ``size`` bytes (a zip of the package), checks their SHA-256 and unpacks them to ``<base_dir>/worker/<hash>/``.
-2. one JSON line, the *request*: ``{"verb": str, "host": str, "base_dir": str, ...arguments}``, then raw bytes where the
-   verb takes a body.
+1. A JSON line, the *header*: ``{"banner", "nonce", "min_python", "base_dir", "hash", "size", "program"}``. The program
+   is boot.py. It answers on stdout ``banner + " " + nonce + " "`` and a word: HAVE, NEED, FAIL (an error frame follows)
+   or OLD with the interpreter's version. The orchestrator ignores any output of a shell profile before that. After NEED
+   the program reads ``size`` bytes (a zip of the package), checks their SHA-256, and unpacks them to
+   ``<base_dir>/worker/<hash>/``.
+2. A JSON line, the *request*: ``{"verb": str, "host": str, "base_dir": str, ...arguments}``, then raw bytes if the verb
+   takes a body.
 
-The worker answers with *frames* on stdout: one JSON object a line; an object with the key ``"raw": n`` is followed by
-exactly n raw bytes; a line has 4 MiB at most, raw bytes 16 MiB. ``{KEEPALIVE: 1}`` comes every KEEPALIVE_S while a
-verb is at work. The last frame is
-``{"ok": true, "result": {...}}`` or ``{"ok": false, "error": {"kind", "message", "hint"}}``. When the worker's stdin
-reaches its end a stream ends too, so that no tail outlives its reader. Who only closes that side still gets the result:
-``listen`` and ``rehearse`` are brought to their end that way.
+The worker answers with *frames* on stdout. A frame is a JSON object on a line, of at most 4 MiB. An object with the key
+``"raw": n`` is followed by exactly n raw bytes, at most 16 MiB. While a verb is at work the worker sends
+``{KEEPALIVE: 1}`` every KEEPALIVE_S. The last frame is ``{"ok": true, "result": {...}}`` or
+``{"ok": false, "error": {"kind", "message", "hint"}}``.
 
-A request with ``"again": true`` is served by a child of the worker. After its last frame comes ``{"ready": status}``
-with the child's wait status, and the worker takes another request; it ends when its stdin does.
+When the worker's stdin ends, a stream ends too, so that no tail outlives its reader. An orchestrator that closes only
+stdin still gets the result: ``listen`` and ``rehearse`` are ended in this way.
+
+A child of the worker serves a request with ``"again": true``. After the child's last frame the worker sends
+``{"ready": status}`` with the child's wait status, and takes another request. It ends when its stdin ends.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ BANNER = "DDPCTL/%d" % PROTOCOL
 AGAIN = "again"
 READY = "ready"
 KEEPALIVE = "hb"
-KEEPALIVE_S = 4.0  # how often a verb at work says so
+KEEPALIVE_S = 4.0  # between two keepalives of a verb at work
 LINK_DEAD_S = 15.0  # a stream without a byte for this long is a dead link
 MIN_PYTHON = (3, 8)
-HAVE, NEED, FAIL, OLD = "have", "need", "fail", "old"  # what the node answers to the header
+HAVE, NEED, FAIL, OLD = "have", "need", "fail", "old"  # the node's answers to the header
 
 # --- states of a node and of a run -------------------------------------------------------------------------------
 PENDING = "pending"
@@ -45,16 +47,16 @@ SUCCEEDED = "succeeded"
 FAILED = "failed"
 KILLED = "killed"
 LOST = "lost"
-UNREACHABLE = "unreachable"  # a node only: it cannot be asked now, or another machine answers to its name
-STALE = "stale"  # a node only: it runs, but its heartbeat is old
+UNREACHABLE = "unreachable"  # of a node: it does not answer, or another machine has its name
+STALE = "stale"  # of a node: it runs, but its heartbeat is old
 TERMINAL = frozenset({SUCCEEDED, FAILED, KILLED, LOST})
 
-# --- what a run is called ------------------------------------------------------------------------------------------
-SHORTEST_BEGINNING = 4  # letters of a run id, as for git: fewer are more likely a name that was mistyped
+# --- the names of a run ------------------------------------------------------------------------------------------
+SHORTEST_BEGINNING = 4  # letters of a run id, as for git: a shorter word is more likely a mistyped name
 
 
 def begins(run: str, word: str) -> bool:
-    """Whether ``word`` may stand for the run id ``run``: it is the beginning of it."""
+    """Return whether ``word`` may stand for the run id ``run``, as its beginning."""
     return len(word) >= SHORTEST_BEGINNING and run.startswith(word)
 
 
@@ -65,7 +67,7 @@ OOM = "oom"
 KILLED_BY_USER = "killed_by_user"
 NODE_LOST = "node_lost"
 NODE_REBOOTED = "node_rebooted"
-LINK_LOST = "link_lost"  # no rank and no host is at fault, the path between two hosts is; the cause names both
+LINK_LOST = "link_lost"  # the path between two hosts failed, not a rank or a host; the cause names both hosts
 SUPERVISOR_LOST = "supervisor_lost"
 RENDEZVOUS_TIMEOUT = "rendezvous_timeout"
 SILENCE = "silence"
@@ -76,46 +78,46 @@ SPAWN_FAILED = "spawn_failed"
 NO_SUCH_RUN = "no_such_run"
 NO_SUCH_CHECKPOINT = "no_such_checkpoint"
 OTHER_MACHINE = "other_machine"
-LIVE = "live"  # a run that has not ended is in the way
+LIVE = "live"  # a live run is in the way
 BAD_REQUEST = "bad_request"
-UNSAFE_PATH = "unsafe_path"  # not ours, writable by others, a symbolic link, no folder
+UNSAFE_PATH = "unsafe_path"  # another user's, writable by other users, a symbolic link, no folder
 UNWRITABLE = "unwritable"
 NO_SPACE = "no_space"
-OS_ERROR = "os_error"  # any other trouble with the node's disk
+OS_ERROR = "os_error"  # any other error of the node's disk
 CORRUPT = "corrupt"
 NO_PORT = "no_port"
 BUSY = "busy"
 TIMEOUT = "timeout"
 INTERRUPTED = "interrupted"  # the controller went away
 INSTALL = "install"
-IMPORT = "import"  # what was installed cannot be imported
-BUILD = "build"  # a package's own build failed: the message is the end of what it said
+IMPORT = "import"  # an installed package cannot be imported
+BUILD = "build"  # a package's own build failed: the message is the end of its output
 BUG = "bug"  # a fault of the worker itself
 
-# --- ports and what a dialer finds on them ---------------------------------------------------------------------------
-USUAL_PORTS = (29500, 29999)  # torch's default and the ones after it: first and last
+# --- ports, and the results of a dial ---------------------------------------------------------------------------
+USUAL_PORTS = (29500, 29999)  # first and last: torch's default and the ports after it
 AGENT_PORTS = (29600, 29999)  # where the agents of a run with restarts listen
 OK = "ok"
 REFUSED = "refused"  # a reset came back
-REJECTED = "rejected"  # a firewall or router on the way said no by ICMP
-DROPPED = "dropped"  # nothing came back
-NO_ROUTE = "no_route"  # the dialer has no route, or nobody answers at that address on the local network
+REJECTED = "rejected"  # a firewall or router on the way refused by ICMP
+DROPPED = "dropped"  # no answer
+NO_ROUTE = "no_route"  # the dialer has no route, or the address does not answer on the local network
 WRONG_HOST = "wrong_host"  # another node of this preflight
 FOREIGN = "foreign"  # another program
-SILENT = "silent"  # accepted, and nothing said
-CLOSED = "closed"  # accepted, and hung up
+SILENT = "silent"  # accepted, without a greeting
+CLOSED = "closed"  # accepted, then closed
 ERROR = "error"
-# ... and of a transfer: OK, or
+# ... and the results of a transfer: OK, or
 SLOW = "slow"  # stopped early, with the rate so far
-STALLED = "stalled"  # small messages pass and big ones never arrive
+STALLED = "stalled"  # small messages pass, and big messages never arrive
 BROKEN = "failed"
 
-# From SIGTERM to SIGKILL, where the job's `timeouts.stop` says nothing else: as torchrun's and Slurm's (KillWait).
+# From SIGTERM to SIGKILL, unless the job's `timeouts.stop` is set: the same as for torchrun and Slurm (KillWait).
 STOP_GRACE_S = 30.0
 
-# --- what ranks say --------------------------------------------------------------------------------------------------
-# A rank whose peer went away is the victim, and the culprit is elsewhere (seen with gloo, NCCL). A regular expression,
-# whatever the case of its letters.
+# --- the output of ranks ---------------------------------------------------------------------------------------------
+# These messages come from a rank that has lost its peer. The rank is a victim, and the culprit is elsewhere (seen with
+# gloo and NCCL). A regular expression, to be used without regard to case.
 VICTIM_WORDS = (
     r"Connection closed by (?:remote )?peer|Remote peer closed the connection|Connection reset by peer|Broken pipe|"
     r"Connection was likely closed|(?:Read|Write) error\b.*(?:timed out|No route to host|unreachable|aborted)|"
@@ -131,28 +133,28 @@ VICTIM_WORDS = (
 
 # --- environment of a job's process -----------------------------------------------------------------------------------
 ENV_JOB = "DDPCTL_JOB"
-ENV_JOB_ID = "DDPCTL_JOB_ID"  # CLUSTER/PROJECT/JOB: its name alone may be that of other projects' jobs, too
+ENV_JOB_ID = "DDPCTL_JOB_ID"  # CLUSTER/PROJECT/JOB, because jobs of several projects may have the same name
 ENV_RUN = "DDPCTL_RUN"
 ENV_RUN_DIR = "DDPCTL_RUN_DIR"
 ENV_OUTPUT_DIR = "DDPCTL_OUTPUT_DIR"
 ENV_HOST = "DDPCTL_HOST"
-ENV_HOSTS = "DDPCTL_HOSTS"  # of the attempt, by node rank, each with its number of ranks: node0:8,node1:8
+ENV_HOSTS = "DDPCTL_HOSTS"  # of the attempt, by node rank, with the number of ranks: node0:8,node1:8
 ENV_ATTEMPT = "DDPCTL_ATTEMPT"
 ENV_CHECKPOINT_DIR = "DDPCTL_CHECKPOINT_DIR"
 ENV_METRICS = "DDPCTL_METRICS"
 ENV_COOKIE = "DDPCTL_COOKIE"
 
-# The launcher of a script that starts its own processes: no launcher of torch's, the interpreter itself is started once
-# on each host, and counts as a rank: that of its node.
+# The launcher of a script that starts its own processes. The interpreter is started once on each host, without torch's
+# launcher, and counts as the rank of its node.
 PLAIN = "python"
 
-# In a NodePlan's argv, env or cwd these stand for the node's own folders, which only the node can spell (``~``).
+# In a NodePlan's argv, env or cwd these stand for the node's own folders: only the node can expand ``~``.
 RUN_DIR_TOKEN = "{run_dir}"
 OUTPUT_DIR_TOKEN = "{output_dir}"
 CODE_DIR_TOKEN = "{code_dir}"
 CHECKPOINT_DIR_TOKEN = "{checkpoint_dir}"
 
-# Variables that a launcher takes as silent defaults or that a job must not inherit from the login.
+# Variables that a launcher silently takes as defaults, or that a job must not inherit from the login.
 SCRUB_PREFIXES = ("PET_", "TORCHELASTIC_", "DDPCTL_")
 SCRUB_NAMES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK"}

@@ -1,1 +1,1 @@
-"""What runs inside a rank. It is copied into the run's folder, which is then first on the rank's PYTHONPATH."""
+"""The module that runs inside each rank; see ``sitecustomize.py``."""

@@ -1,37 +1,40 @@
-"""Runs in a rank before the user's program, and lets the doctor see it from outside.
+"""Runs in a rank before the user's program, and prepares the rank for looks from outside.
 
-The shim of the run starts the rank with the folder of this file first on PYTHONPATH. Nothing of that may be noticed:
-the path and the variables are removed at once, a sitecustomize of the user's own runs as if this one were not there,
-and children of the rank get nothing. Whatever fails here is ignored: the rank is then seen from outside only.
+The run's shim starts the rank with the folder of this file first on PYTHONPATH. The user's program must not notice:
 
-Once torch.distributed is imported, torch's own debug server is started on a Unix socket below the run's folder (torch
-2.4 and newer). It is never shut down and never destroyed: both can hang a process in its exit.
+- The path and the variables are removed at once.
+- A sitecustomize of the user runs as if this file were not there.
+- Children of the rank inherit nothing.
+- Every failure here is ignored; the doctor then has less to see.
+
+Once torch.distributed is imported, torch's own debug server (torch 2.4 and newer) starts on a Unix socket in the run's
+folder. It is never shut down and never destroyed, because both can hang a process at its exit.
 """
 
 import os
 import sys
 
-TYPE_CHECKING = False  # as mypy knows it: an import more takes time, and stays in sys.modules
+TYPE_CHECKING = False  # mypy takes it for true; importing typing would take time and stay in sys.modules
 if TYPE_CHECKING:
     import socket
     from typing import Any, Callable, Iterator, Optional, Tuple
 
 _SELF, _FOLDER, _WATCHER = "DDPCTL_LOOK_PID", "DDPCTL_LOOK", "DDPCTL_LOOK_BY"
-_HAD_PATH = "DDPCTL_LOOK_PATH"  # not empty where the user has set PYTHONPATH
+_HAD_PATH = "DDPCTL_LOOK_PATH"  # not empty if the user has set PYTHONPATH
 _TORCH = "torch.distributed.distributed_c10d"
-_STACK_SIGNAL = 40  # a real-time signal that nothing else is known to use
+_STACK_SIGNAL = 40  # a real-time signal without a known use
 _DUMPS = "nccl"  # where torch writes NCCL's record, below the folder for this rank
 _ENTRIES = "300"  # of the flight record: as many as can be read every few seconds at next to no cost
 _PR_SET_PTRACER = 0x59616D61
 _SHARE = 4  # the servers of all ranks of this host may take a quarter of the threads that are free
-_UNSEEN = 4096  # threads: taken for a pod's limit, which its containers cannot read (the default of OpenShift)
+_UNSEEN = 4096  # threads: the assumed limit of a pod, which its containers cannot read (OpenShift's default)
 _SPARE = 32  # threads that must be left to the rank, and to the other ranks that start at this moment
-_TURN_S = 2.0  # to wait for the other ranks of this host, each of which takes some 20 ms
-_HIGH = 250  # a descriptor that no program expects to get: it expects 3 for the first file it opens
+_TURN_S = 2.0  # to wait for the other ranks of this host, each of which needs about 20 ms
+_HIGH = 250  # a descriptor that no program expects: a program may expect 3 for its first file
 
 
 def _leave_no_trace() -> "Optional[Tuple[str, str]]":
-    """The folder for this rank, and the pid of the supervisor; None in any process but the rank itself."""
+    """Return the folder for this rank and the supervisor's pid, or ``None`` in a process that is not the rank."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [one for one in sys.path if one != here]
     sys.path_importer_cache.pop(here, None)
@@ -45,7 +48,7 @@ def _leave_no_trace() -> "Optional[Tuple[str, str]]":
 
 
 def _stack_on_signal(folder: str) -> None:
-    """Where no other process may read this one's memory, it writes its stack down itself when it is asked to."""
+    """Write the stack into a file on a signal, for hosts where no other process may read the rank's memory."""
     known = "faulthandler" in sys.modules
     import faulthandler
 
@@ -53,13 +56,13 @@ def _stack_on_signal(folder: str) -> None:
         del sys.modules["faulthandler"]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
     fd = _moved_up(os.open(os.path.join(folder, "%d.stack" % os.getpid()), flags, 0o600))
-    # Not of all threads: that can crash a process whose other threads run Python at that moment.
+    # The main thread only: a dump of all threads can crash a process while other threads run Python.
     faulthandler.register(_STACK_SIGNAL, fd, all_threads=False, chain=False)
     os.register_at_fork(after_in_child=lambda: faulthandler.unregister(_STACK_SIGNAL))
 
 
 def _moved_up(fd: int) -> int:
-    """The descriptor under a high number; as it is where that number is in use or above the limit."""
+    """Move the descriptor to a high number; keep it if that number is in use or above the limit."""
     try:
         os.fstat(_HIGH)
     except OSError:
@@ -73,7 +76,7 @@ def _moved_up(fd: int) -> int:
 
 
 class _AfterImport:
-    """A finder that calls ``then`` once the module ``name`` has been imported, and is gone by then."""
+    """A finder that calls ``then`` after the import of the module ``name``. Before that it removes itself."""
 
     def __init__(self, name: str, then: "Callable[[], None]") -> None:
         self._name, self._then = name, then
@@ -81,17 +84,17 @@ class _AfterImport:
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name != self._name:
             return None
-        # A new list: another thread may be in the middle of an import, and would miss a finder if this one shrank.
+        # A new list: another thread may be importing, and would miss a finder if the list shrank.
         sys.meta_path = [one for one in sys.meta_path if one is not self]
         spec: "Any" = None
         for finder in list(sys.meta_path):
-            find = getattr(finder, "find_spec", None)  # Python 3.11 and older take finders without it
+            find = getattr(finder, "find_spec", None)  # Python 3.11 and older accept finders without it
             spec = find(name, path, target) if find is not None else None
             if spec is not None:
                 break
         try:
             self._watch(spec.loader)
-        except Exception:  # there is none, or it is of an odd kind, or Python is older than 3.8
+        except Exception:  # no loader, an unusual loader, or a Python older than 3.8
             pass
         return spec
 
@@ -99,20 +102,22 @@ class _AfterImport:
         run, then = loader.exec_module, self._then
 
         def run_then_tell(module: "Any") -> None:
-            del loader.exec_module  # the one of its class is back
+            del loader.exec_module  # the method of its class is back
             run(module)
             then()
 
-        # Should the import fail: importlib leaves frames of its own out of the traceback, and so this one.
+        # If the import fails, importlib leaves its own frames out of the traceback, and with this name also this frame.
         run_then_tell.__code__ = run_then_tell.__code__.replace(co_filename="<frozen importlib._bootstrap>")
         loader.exec_module = run_then_tell
 
 
 def _keep_a_record() -> None:
-    """Torch reads this at its first collective. Before 2.11 it keeps no record by itself; what the user set stays.
+    """Switch on torch's record of collectives, unless the user has set its size. torch reads the size at its first
+    collective.
 
-    It is set where the server can give the record: that of gloo from 2.10 on, that of NCCL from 2.5 on. From 2.8 to
-    2.10 NCCL goes by the older name, but with that gloo writes a warning.
+    Before 2.11 torch keeps no record by default. The record is switched on for versions with a server that can return
+    it: gloo's from 2.10 on, NCCL's from 2.5 on. From 2.8 to 2.10 NCCL reads the older name, but with that name gloo
+    prints a warning.
     """
     newest, older = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
     if newest in os.environ or older in os.environ:
@@ -125,16 +130,18 @@ def _keep_a_record() -> None:
 
 
 def _version() -> "Tuple[int, ...]":
-    """Major and minor of the torch that is being imported."""
+    """Return major and minor of the torch that is being imported."""
     from torch.torch_version import __version__ as version
 
     return tuple(int(part) for part in version.split(".")[:2])
 
 
 def _place_its_dump(folder: str) -> None:
-    """When a collective of NCCL times out, torch writes the record to a file, whose name it reads only then: the stem
-    and the rank. What the user set stays. The write is switched on where torch does so itself (2.7 and newer): before
-    2.5 it can abort a rank at its end. With gloo nothing is ever written.
+    """Choose the file into which torch writes its record when a collective of NCCL times out.
+
+    torch reads the file's stem only then, and appends the rank. A stem set by the user stays. The dump is switched on
+    where torch does so by default (2.7 and newer): before 2.5 it can abort a rank at its end. With gloo torch writes no
+    dump.
     """
     number = _version()
     if number >= (2, 7):
@@ -147,27 +154,27 @@ def _place_its_dump(folder: str) -> None:
         os.environ[newest] = stem
     if number < (2, 10):
         os.environ[older] = stem
-    if os.path.exists(stem + rank):  # of an earlier attempt; torchfrtrace takes every name with rank_ in it
+    if os.path.exists(stem + rank):  # from an earlier attempt; torchfrtrace reads every file with rank_ in its name
         os.replace(stem + rank, os.path.join(folder, _DUMPS, "earlier_" + rank))
 
 
 def _serve(folder: str) -> None:
-    """torch's own server, whose threads leave all signals to the user's.
+    """Start torch's own server. Its threads leave all signals to the user's threads.
 
-    It starts as many threads as cpp-httplib has in a pool (CPPHTTPLIB_THREAD_POOL_COUNT), and one that listens. Where
-    one of them cannot be started, it aborts the process. Since 2026 the pool grows to four times its size while none of
-    its threads is idle: that takes as many questions at once, or as many that are never answered.
+    The server starts a listening thread and the threads of cpp-httplib's pool (CPPHTTPLIB_THREAD_POOL_COUNT). If a
+    thread cannot be started, it aborts the process. Since 2026 the pool grows to four times its size while all its
+    threads are busy, which takes as many questions at the same time, or as many that are never answered.
     """
     import signal
 
-    os.fstat(2)  # where there is no stderr, which it writes to, a file of ours would get that number
+    os.fstat(2)  # the server writes to stderr: without stderr, a file of ours would get the number 2
     threads = max(8, os.sysconf("SC_NPROCESSORS_ONLN") - 1) + 1
     if threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * _SHARE > _free_threads():
         return
     turn = _take_turn(folder)
     if turn is None:
         return
-    faults = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}  # a thread's own
+    faults = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}  # the signals that a thread causes itself
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
     try:
         if _may_start(threads + _SPARE):
@@ -180,9 +187,9 @@ def _serve(folder: str) -> None:
 
 
 def _free_threads(root: str = "/") -> int:
-    """How many more threads the limits allow, as far as they can be read. Raises OSError, ValueError.
+    """Return how many more threads the limits allow, as far as the limits can be read. Raises OSError, ValueError.
 
-    Each limit counts as if the threads of all users came under it: who else does is not known.
+    Each limit is compared with the threads of all users, because the number of threads under it is unknown.
     """
 
     def read(path: str) -> str:
@@ -197,7 +204,7 @@ def _free_threads(root: str = "/") -> int:
     for folder in _control_groups(read("proc/self/cgroup")):
         try:
             most, used = read(folder + "/pids.max").strip(), int(read(folder + "/pids.current"))
-        except FileNotFoundError:  # the root of all groups has no limit and, in version 2, no cgroup.events
+        except FileNotFoundError:  # the root group has no limit and, in version 2, no cgroup.events
             names = (os.path.join(root, folder, "cgroup." + name) for name in ("procs", "events"))
             all_seen = all_seen or [os.path.exists(name) for name in names] == [True, False]
         else:
@@ -206,7 +213,7 @@ def _free_threads(root: str = "/") -> int:
 
 
 def _control_groups(text: str) -> "Iterator[str]":
-    """The folders of the groups that limit the threads of a process with this /proc/PID/cgroup, and those above."""
+    """Yield the cgroup folders that limit the threads of a process with this /proc/PID/cgroup, from below."""
     for line in text.splitlines():
         _, kinds, path = line.split(":", 2)
         top = "sys/fs/cgroup" if not kinds else "sys/fs/cgroup/pids"
@@ -220,9 +227,9 @@ def _control_groups(text: str) -> "Iterator[str]":
 
 
 def _take_turn(folder: str) -> "Optional[socket.socket]":
-    """One rank of a run at a time, until it closes this; None where that takes too long.
+    """Wait for this rank's turn, which lasts until it closes the socket. ``None`` if the wait is too long.
 
-    The kernel binds an abstract name to one socket only, and frees it when its process ends. No disk is involved.
+    The kernel binds an abstract name to a single socket, and frees the name when the process ends. No disk is involved.
     """
     import socket
     import time
@@ -242,7 +249,7 @@ def _take_turn(folder: str) -> "Optional[socket.socket]":
 
 
 def _await_threads(number: int) -> None:
-    """The server's own are started in the background: the next rank must find them there."""
+    """Wait for the server's threads, which start in the background: the next rank must be able to count them."""
     import time
 
     until = time.monotonic() + 0.2
@@ -251,9 +258,9 @@ def _await_threads(number: int) -> None:
 
 
 def _may_start(threads: int) -> bool:
-    """Whether this number of threads can be started: a limit that cannot be read counts as well, or one of memory.
+    """Return whether so many threads can be started: there may be limits that cannot be read, also of memory.
 
-    Each waits at a semaphore until all are there, then ends: no Python runs in them.
+    Each thread waits at a semaphore until all have started, then ends. No Python runs in the threads.
     """
     import ctypes
 
@@ -274,19 +281,19 @@ def _may_start(threads: int) -> bool:
 
 
 def _start_server(folder: str) -> None:
-    """It is bound through the folder's descriptor: a socket's path ends at 107 bytes."""
+    """Start the server on a socket that is named through the folder's descriptor: a socket's path ends at 107 bytes."""
     import ctypes
 
     from torch._C._distributed_c10d import _WorkerServer
 
     name = "%d.sock" % os.getpid()
-    if os.path.exists(os.path.join(folder, name)):  # a pid that was used before; the server refuses an existing file
+    if os.path.exists(os.path.join(folder, name)):  # a reused pid; the server refuses an existing file
         os.unlink(os.path.join(folder, name))
     opened = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
     try:
         opened += [os.dup(2), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)]
         place, keep, null = opened
-        os.dup2(null, 2)  # it announces itself on stderr
+        os.dup2(null, 2)  # the server prints a line on stderr
         try:
             server = _WorkerServer("/proc/self/fd/%d/%s" % (place, name))
         finally:
@@ -298,14 +305,14 @@ def _start_server(folder: str) -> None:
 
 
 def _let_read(watcher: str) -> None:
-    """Yama lets only a parent read another process's memory: the supervisor and what it starts may do so too."""
+    """Let the supervisor and its children read this process's memory; Yama permits only a parent to do so."""
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(int(watcher)), 0, 0, 0)
 
 
 def _when_torch_is_there(folder: str, watcher: str, pid: int) -> None:
-    if os.getpid() != pid:  # a child that was forked before the import
+    if os.getpid() != pid:  # a child forked before the import
         return
     for step in (
         _keep_a_record,
@@ -315,7 +322,7 @@ def _when_torch_is_there(folder: str, watcher: str, pid: int) -> None:
     ):
         try:
             step()
-        except Exception:  # an older torch, or another system: then less can be seen
+        except Exception:  # an older torch or another system: the doctor sees less
             pass
 
 
@@ -326,14 +333,14 @@ def _begin() -> None:
     (folder, watcher), pid = found, os.getpid()
     try:
         _stack_on_signal(folder)
-    except Exception:  # no descriptor left, a disk that is away
+    except Exception:  # no free descriptor, or the disk is gone
         pass
     finder: "Any" = _AfterImport(_TORCH, lambda: _when_torch_is_there(folder, watcher, pid))
     sys.meta_path.insert(0, finder)
 
 
 def _run_the_shadowed() -> None:
-    """The sitecustomize that would have run without this one. What it raises is reported as it always is."""
+    """Run the sitecustomize that would have run without this file. Its exceptions are reported as usual."""
     from _frozen_importlib import module_from_spec
     from _frozen_importlib_external import PathFinder
 
