@@ -19,6 +19,20 @@ the ranks. Then all nodes together give a line of the first kind for each messag
 
 ``latency_us`` is the shortest time of --min_bytes; the other three values are of --max_bytes. A node's name is
 $DDPCTL_HOST, or else the host's. All other lines, which do not begin with ``{``, are for people.
+
+How to read the table. busbw is algbw times the share of the data that the busiest link must carry, with the factors of
+nccl-tests (doc/PERFORMANCE.md there): 2 (n - 1) / n for all_reduce. A low busbw on a fast link means that the algorithm
+moves more data than necessary: gloo's reduce_scatter takes as long as a whole all_reduce. gloo of torch 1.13 has no
+reduce_scatter: that row is left out, and a line says so. ``parameter_server`` sends all tensors to rank 0, which adds
+them up and sends back the sum: n - 1 tensors enter rank 0 and n - 1 leave it over one link, while in a ring no link
+carries more than 2 tensors. Between four hosts with links of 200 Mbit/s (0.025 GB/s), over gloo:
+
+         bytes collective            time us  algbw GB/s  busbw GB/s
+       2097152 all_reduce           131929.1      0.0159      0.0238
+       2097152 parameter_server     463803.7      0.0045      0.0068
+       2097152 reduce_scatter       133105.9      0.0158      0.0118
+       2097152 all_gather            66529.3      0.0315      0.0236
+       2097152 broadcast            158262.1      0.0133      0.0133
 """
 
 from __future__ import annotations

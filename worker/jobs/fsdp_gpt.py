@@ -6,7 +6,21 @@ each rank. Before a block of the model computes, the ranks gather its parameters
 backward pass gathers the parameters again, then averages the gradients over the ranks and leaves each rank its own
 shard (a reduce-scatter). The computation stays the same, and so do the losses: compare ``--parallel ddp``.
 
-The checkpoint is in shards as well: sharded_checkpoint.py. Needs torch 2.6 or newer, and numpy.
+The loss is the mean over all ranks in nats per character (guessing costs ln 96 = 4.56); ``gradient`` is the norm before
+clipping. ``--batch_size`` counts the sequences of all ranks together, so that a run with another number of ranks does
+the same steps. A resumed run needs the same text, so rank 0's node must have the same version of Python.
+
+Common mistakes that this job avoids:
+
+- An optimizer created before ``fully_shard``: it holds the full parameters, which are no longer used.
+- ``torch.save(model.state_dict())`` on rank 0: that is rank 0's shard, and the rest of the model is lost.
+- The gradient norm of the local shards: each rank clips by a different, too small number.
+- A forward pass on rank 0 alone, for a sample or an evaluation: it waits forever. All ranks must call it.
+- A different seed per rank before the model is created: DDP copies rank 0's weights to all ranks, but FSDP joins shards
+  of different models.
+
+The checkpoint is in shards as well: sharded_checkpoint.py. Without ``--resume``, earlier checkpoints are moved to
+``fsdp_gpt.old``. Needs torch 2.6 or newer, and numpy.
 """
 
 from __future__ import annotations

@@ -8,6 +8,10 @@ checkpoint.py and metrics.py.
 On SIGUSR1 (``ddpctl checkpoint``) it saves after the present step. Killed and started again with ``--resume``, it
 continues with the step after its newest checkpoint, as if it had never stopped. torchrun or ddpctl starts it on every
 node; ``python resnet_ddp.py`` trains in a single process. Needs torch 1.13.
+
+``--scale_lr --warmup_epochs 5`` is the linear scaling rule of Goyal et al. 2017. With ``--accumulate`` the gradients
+are reduced once, with ``no_sync()`` for all batches but the last. ``--amp fp16`` uses a GradScaler, for GPUs without
+bf16. A resume verifies the checksums of the checkpoint: it names a damaged file and uses the checkpoint before.
 """
 
 from __future__ import annotations

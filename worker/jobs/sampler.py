@@ -2,6 +2,15 @@
 
 The data set is the numbers 0, 1, 2 ..., so that a sample is its own index. Every rank loads its share as a training
 does. Then the shares are gathered, checked to be an exact partition, and printed by rank 0.
+
+All samples are shuffled, in the same order on every rank, and dealt out in turn. All ranks must run the same number of
+steps, or some ranks would wait for gradients that never come. So the sampler repeats the first samples of the order, or
+drops the last samples with ``--drop_last``; these samples change with each epoch. On a padded test set, some samples
+count twice. With twice the ranks, an epoch has half the steps and the global batch is twice as large, so the learning
+rate may have to change. The job refuses fewer samples than ranks: some ranks would train on copies only, or on nothing.
+
+Common mistake: without ``sampler.set_epoch(epoch)`` nothing fails, but every epoch has the same order. The last line of
+the table shows the number of different orders.
 """
 
 from __future__ import annotations

@@ -2,6 +2,15 @@
 
 ``--demo`` picks one or more of four demos. ``--spawn N`` starts the ranks without a launcher. All demos print their
 numbers, and check them against the same numbers computed without DDP. Needs torch 1.13 or newer, and numpy.
+
+Common mistakes. A call of ``model.module(x)`` in place of ``model(x)`` bypasses DDP: no gradient is averaged. Without
+``map_location`` all ranks of a host load a checkpoint onto GPU 0. ``torch.load`` does not verify the checksums in the
+file, so a wrong bit in a weight goes unnoticed. A model over two devices must not have ``device_ids``. An average of
+the ranks' variances, in place of a synchronized BatchNorm, ignores how far their means are apart.
+
+Without GPUs, ``model_parallel`` uses the CPU as both devices: that shows that DDP accepts such a model, not that a
+model larger than a device fits. With GPUs each rank needs two. Its default backend is gloo, because a rank without a
+GPU could not join over NCCL to report that it has no GPU.
 """
 
 from __future__ import annotations
