@@ -32,6 +32,7 @@ from ddpctl_worker.checkpoint.beliefs import Beliefs
 from ddpctl_worker.checkpoint.fencing import fence, read_begun
 from ddpctl_worker.checkpoint.folder import list_entries
 from ddpctl_worker.checkpoint.keep import too_old
+from ddpctl_worker.checkpoint.limits import DEATH_CLOCK_S, KEEPER_LOOK_S, SET_BACK_S
 from ddpctl_worker.checkpoint.listing import held
 from ddpctl_worker.checkpoint.pins import at, entries_pinned, pin, pinned, unpin, version_at
 from ddpctl_worker.checkpoint.whole import damaged, whole
@@ -44,10 +45,6 @@ from ddpctl_worker.rules.order import moment
 from ddpctl_worker.rules.saves import SaveCounter, left_behind
 from ddpctl_worker.rules.unite import unite
 
-COARSE_S = 0.1  # the word of a rank's death may have a time that much after it
-LOOK_S = 2.0  # between two looks; an entry that is the same in both is settled
-SHARE = 0.05  # of one core, at most, without hashing: a look at very many files, or on a slow disk, takes long
-SET_BACK_S = 10.0  # a clock that is set back by less is a clock that is corrected
 NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 
 
@@ -117,7 +114,7 @@ class Keeper:
     def heard(self, died: Optional[float], since: float) -> None:
         """When the first of the ranks that were started at ``since`` ended (wall-clock time; None: all live)."""
         if died is not None and self._died is None:
-            late = [entry for entry, at in self._guessed.items() if at >= died - COARSE_S]
+            late = [entry for entry, at in self._guessed.items() if at >= died - DEATH_CLOCK_S]
             for entry in late:
                 notes.note("checkpoint %s is not complete: it was being written when a rank ended" % entry)
                 manifest.discard(self._folder, entry)
@@ -221,7 +218,7 @@ class Keeper:
         if version is not None and version.place is not None and version_at(version.place) == version.files:
             refused = self._refused.get(entry) == version.files
             if not (refused and version.files != files):
-                return version if time.monotonic() - since >= LOOK_S else None
+                return version if time.monotonic() - since >= KEEPER_LOOK_S else None
         self._pins.pop(entry, None)
         version = self._pinned(Version(entry, files, None))
         if version is not None and version.place is not None:
@@ -340,7 +337,7 @@ class Keeper:
         if before != files:
             self._seen[entry] = (files, now)
             return False
-        return now - since >= LOOK_S
+        return now - since >= KEEPER_LOOK_S
 
     def _believed(self, version: Version, ended: Optional[bool]) -> Optional[bool]:
         """Whether it is all that its writer meant to write, as far as this host can know; None: not yet."""

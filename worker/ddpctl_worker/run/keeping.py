@@ -17,7 +17,8 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
-from ddpctl_worker.checkpoint.keeper import LOOK_S, SHARE, Keeper
+from ddpctl_worker.checkpoint.keeper import Keeper
+from ddpctl_worker.checkpoint.limits import KEEPER_LOOK_S, KEEPER_SHARE
 from ddpctl_worker.checkpoint.replicate import Replication, Servers
 from ddpctl_worker.machine import child, fs, notes, processes
 from ddpctl_worker.machine.strangers import TALLY
@@ -206,7 +207,7 @@ class _Looks:
         over = False
         while not over:
             if self._end is None:
-                self._hear(self._words.wait(min(LOOK_S, max(0.0, self._pace.left()))))
+                self._hear(self._words.wait(min(KEEPER_LOOK_S, max(0.0, self._pace.left()))))
             if self._alone:
                 return
             over = self._end is not None
@@ -235,7 +236,7 @@ class _Looks:
         """Some of a file was hashed. What is there at the end is looked at before the time for the rest is up."""
         if self._end is not None or self._alone:
             return
-        if time.monotonic() - self._watched >= LOOK_S:
+        if time.monotonic() - self._watched >= KEEPER_LOOK_S:
             self._watched = time.monotonic()
             self._try(self._keeper.watch)
         self._hear(self._words.wait(0.0))
@@ -269,8 +270,8 @@ def hurry(folder: str) -> None:
 
 
 class _Pace:
-    """When the next look is due. All looks together take ``SHARE`` of a core; hashing and copying do not count, since
-    that is done once for each checkpoint. For ``timeout`` seconds after a ``hurry`` the pauses are short."""
+    """When the next look is due. All looks together take ``KEEPER_SHARE`` of a core. Hashing and copying do not count,
+    since that is done once for each checkpoint. For ``timeout`` seconds after a ``hurry`` the pauses are short."""
 
     def __init__(self, folder: str, timeout: float) -> None:
         self._mark, self._timeout = os.path.join(folder, FOLDER, ASKED), timeout
@@ -286,7 +287,7 @@ class _Pace:
         now, asked = time.monotonic(), self._stamp()
         if asked != self._asked:
             self._asked, self._hurry_until = asked, now + self._timeout
-        pause = LOOK_S if now < self._hurry_until else max(LOOK_S, self._cost / SHARE)
+        pause = KEEPER_LOOK_S if now < self._hurry_until else max(KEEPER_LOOK_S, self._cost / KEEPER_SHARE)
         return self._looked + pause - now
 
     def _stamp(self) -> Optional[Tuple[int, int]]:
