@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from ddpctl.environment.spread import new_credentials
-from ddpctl_worker.checkpoint import copy, manifest
+from ddpctl_worker.checkpoint import copy, limits, manifest
 from ddpctl_worker.checkpoint.copy import CheckpointClient, Fetching, gather, put_copy, put_own
 from ddpctl_worker.checkpoint.fencing import begin
 from ddpctl_worker.checkpoint.folder import list_entries
@@ -531,7 +531,7 @@ def test_own_files_with_one_content_do_not_become_one_file(a: Disk, b: Disk) -> 
 
 def test_what_nobody_continues_is_cleared_away(b: Disk) -> None:
     incoming = Path(b.folder.make("b", entries.FOLDER, "incoming"))
-    for name, age in (("old", copy.FORGOTTEN_S + 60), ("new", 60.0)):
+    for name, age in (("old", limits.INCOMING_S + 60), ("new", 60.0)):
         (incoming / name).write_bytes(b"")
         os.utime(incoming / name, (0, incoming.stat().st_mtime - age))
     copy.sweep(b.folder)

@@ -12,7 +12,8 @@ import pytest
 
 from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.folder import list_entries
-from ddpctl_worker.checkpoint.keeper import LOOK_S, Keeper
+from ddpctl_worker.checkpoint.keeper import Keeper
+from ddpctl_worker.checkpoint.limits import KEEPER_LOOK_S
 from ddpctl_worker.checkpoint.listing import held
 from ddpctl_worker.rules.attempts import BEFORE_ANY
 from ddpctl_worker.rules.unite import Saved, unite
@@ -50,7 +51,7 @@ class Node:
         found = []
         for _ in range(count):
             found += [one["entry"] for one in self.keeper.look()]
-            self.now += LOOK_S
+            self.now += KEEPER_LOOK_S
         return found
 
     def end(self, *, well: bool) -> list[str]:

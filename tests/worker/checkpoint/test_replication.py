@@ -63,7 +63,7 @@ class Ring:
 
 @pytest.fixture
 def ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ring]:
-    monkeypatch.setattr(replicate, "LOOK_S", 0.05)
+    monkeypatch.setattr(replicate, "REPLICATION_LOOK_S", 0.05)
     made = Ring(tmp_path)
     yield made
     made.stop()

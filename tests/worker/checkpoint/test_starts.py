@@ -18,7 +18,7 @@ def run(name: str) -> dict[str, Any]:
 
 
 def test_each_run_is_noted_once_and_the_last_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts, "MOST", 2)
+    monkeypatch.setattr(starts, "MOST_STARTS", 2)
     folder = str(tmp_path / "host")
     assert starts_in(folder) == []
     for name in ("r1", "r2", "r2", "r3"):

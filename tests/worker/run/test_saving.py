@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker.checkpoint import fresh
+from ddpctl_worker.checkpoint import fresh, limits
 from ddpctl_worker.checkpoint.fresh import Fresh
 from tests.worker.checkpoints import JOB
 from tests.worker.gang.test_gang import Trio, trio  # noqa: F401
@@ -153,7 +153,7 @@ def test_what_still_changes_is_not_whole(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / "model.pt").write_text("x" * (second + 1))
         clock[0] += 1.0
         assert look() is None
-    clock[0] += fresh.STABLE_S
+    clock[0] += limits.STABLE_S
     assert look() == "model.pt"
 
 
@@ -164,9 +164,9 @@ def test_a_save_in_several_files_is_awaited_to_its_end(tmp_path: Path, monkeypat
     (tmp_path / "model.pt").write_text("x")
     assert look() is None
     for second in range(3):
-        clock[0] += fresh.STABLE_S / 2
+        clock[0] += limits.STABLE_S / 2
         (tmp_path / "optimizer.pt").write_text("x" * (second + 1))
         os.utime(tmp_path / "optimizer.pt", (2e9 + second, 2e9 + second))
         assert look() is None
-    clock[0] += fresh.STABLE_S
+    clock[0] += limits.STABLE_S
     assert look() is not None

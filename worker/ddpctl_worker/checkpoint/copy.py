@@ -18,6 +18,7 @@ from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.fencing import read_begun
 from ddpctl_worker.checkpoint.folder import list_entries
 from ddpctl_worker.checkpoint.jobfolder import INCOMING, JobFolder, inside
+from ddpctl_worker.checkpoint.limits import INCOMING_S, MOST_ANSWER_BYTES
 from ddpctl_worker.checkpoint.pins import at, pinned, unpin
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.checkpoint.whole import damaged, whole
@@ -32,8 +33,6 @@ from ddpctl_worker.store.relay import CHUNK, ChunkReader, LeastRate, PeerGone, c
 from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import CORRUPT, UNSAFE_PATH
 
-MOST = 64 << 20  # bytes of a list or a manifest
-FORGOTTEN_S = 86400.0  # what has lain aside for so long is nobody's any more
 _FILE = "file"  # the name aside of an entry that is a file
 
 File = Dict[str, Any]
@@ -93,7 +92,7 @@ class CheckpointClient:
 
     def _value(self, request: Dict[str, Any]) -> Dict[str, Any]:
         size = self._ask(request)
-        if not 0 <= size <= MOST:
+        if not 0 <= size <= MOST_ANSWER_BYTES:
             raise self._nonsense()
         try:
             value = json.loads(b"".join(self._pieces(size)))
@@ -389,7 +388,7 @@ def sweep(folder: JobFolder) -> None:
         incoming = os.path.join(folder.of(writer), FOLDER, INCOMING)
         for name in os.listdir(incoming) if os.path.isdir(incoming) else ():
             path = os.path.join(incoming, name)
-            if time.time() - os.lstat(path).st_mtime > FORGOTTEN_S:
+            if time.time() - os.lstat(path).st_mtime > INCOMING_S:
                 remove(path)
 
 

@@ -6,9 +6,8 @@ import os
 import stat
 from typing import Dict, List, Optional, Union
 
+from ddpctl_worker.checkpoint.limits import MOST_DEPTH
 from ddpctl_worker.rules.entries import Files, Stamp, Tree, entries_of, files_of, is_log, temporary
-
-_DEPTH = 8  # folders in folders; deeper is no checkpoint
 
 
 def list_entries(folder: str) -> Dict[str, Files]:
@@ -20,13 +19,13 @@ def list_entries(folder: str) -> Dict[str, Files]:
     Raises:
         OSError: ``folder`` itself cannot be listed.
     """
-    return entries_of(_tree(folder, _DEPTH))
+    return entries_of(_tree(folder, MOST_DEPTH))
 
 
 def files_in(folder: str, entry: str) -> Files:
     """Return the present files of one entry; {} if it is gone."""
     *above, name = entry.split("/")
-    found: Union[Stamp, Tree, None] = _tree(os.path.join(folder, *above), _DEPTH - len(above), [name]).get(name)
+    found: Union[Stamp, Tree, None] = _tree(os.path.join(folder, *above), MOST_DEPTH - len(above), [name]).get(name)
     if found is None:
         return {}
     return {"": found} if isinstance(found, Stamp) else dict(files_of(found))
@@ -35,7 +34,7 @@ def files_in(folder: str, entry: str) -> Files:
 def files_below(folder: str) -> Files:
     """Return every present file in a folder, temporary names included; {} if the folder is gone."""
     try:
-        return dict(files_of(_tree(folder, _DEPTH, sorted(os.listdir(folder)))))
+        return dict(files_of(_tree(folder, MOST_DEPTH, sorted(os.listdir(folder)))))
     except (FileNotFoundError, NotADirectoryError):
         return {}
 

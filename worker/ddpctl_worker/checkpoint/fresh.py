@@ -10,9 +10,8 @@ import time
 from typing import Dict, Optional, Tuple
 
 from ddpctl_worker.checkpoint.folder import list_entries
+from ddpctl_worker.checkpoint.limits import STABLE_S
 from ddpctl_worker.rules.entries import METADATA, SHARD, Files
-
-STABLE_S = 2.0
 
 
 class Fresh:

@@ -9,6 +9,7 @@ from typing import Any, Dict, List
 
 from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.folder import files_in
+from ddpctl_worker.checkpoint.limits import MOST_NAME_BYTES, MOST_REMOVED
 from ddpctl_worker.checkpoint.pins import at, pinned
 from ddpctl_worker.machine import fs
 from ddpctl_worker.record import paths
@@ -18,7 +19,6 @@ from ddpctl_worker.wire.contract import BAD_REQUEST
 
 INCOMING = "incoming"  # beside the manifests: unfinished transfers
 _OWNER, _REMOVED = "owner", "removed"
-MOST_REMOVED = 200
 
 
 class JobFolder:
@@ -120,7 +120,7 @@ def inside(entry: str, path: str) -> List[str]:
         WorkerError: bad_request, the path leads out of the folder, or into a hidden folder.
     """
     parts = [*str(entry).split("/"), *(str(path).split("/") if path else ())]
-    if any(part in ("", ".", "..") or "\0" in part or len(os.fsencode(part)) > 250 for part in parts):
+    if any(part in ("", ".", "..") or "\0" in part or len(os.fsencode(part)) > MOST_NAME_BYTES for part in parts):
         raise WorkerError(BAD_REQUEST, "%r is not a file of a checkpoint" % ("/".join(parts),))
     if parts[0].startswith("."):
         raise WorkerError(BAD_REQUEST, "%r is not a checkpoint" % (entry,))

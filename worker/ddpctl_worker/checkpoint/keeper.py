@@ -30,6 +30,7 @@ from ddpctl_worker.checkpoint.beliefs import Beliefs
 from ddpctl_worker.checkpoint.fencing import fence, read_begun
 from ddpctl_worker.checkpoint.folder import list_entries
 from ddpctl_worker.checkpoint.keep import too_old
+from ddpctl_worker.checkpoint.limits import DEATH_CLOCK_S, KEEPER_LOOK_S, SET_BACK_S
 from ddpctl_worker.checkpoint.listing import held
 from ddpctl_worker.checkpoint.pins import at, entries_pinned, pin, pinned, unpin, version_at
 from ddpctl_worker.checkpoint.whole import damaged, whole
@@ -42,10 +43,6 @@ from ddpctl_worker.rules.order import moment
 from ddpctl_worker.rules.saves import SaveCounter, left_behind
 from ddpctl_worker.rules.unite import unite
 
-COARSE_S = 0.1  # a death may be reported with a time that is so much too late
-LOOK_S = 2.0  # between two looks; an entry that is equal in both is settled
-SHARE = 0.05  # of a core for listing, without hashing: very many files or a slow disk make a look expensive
-SET_BACK_S = 10.0  # a smaller step back of the clock is a correction
 NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 
 
@@ -121,7 +118,7 @@ class Keeper:
         Files accepted after the death are withdrawn.
         """
         if died is not None and self._died is None:
-            late = [entry for entry, at in self._guessed.items() if at >= died - COARSE_S]
+            late = [entry for entry, at in self._guessed.items() if at >= died - DEATH_CLOCK_S]
             for entry in late:
                 notes.note("checkpoint %s is not complete: it was being written when a rank ended" % entry)
                 manifest.discard(self._folder, entry)
@@ -223,7 +220,7 @@ class Keeper:
         if version is not None and version.place is not None and version_at(version.place) == version.files:
             refused = self._refused.get(entry) == version.files
             if not (refused and version.files != files):
-                return version if time.monotonic() - since >= LOOK_S else None
+                return version if time.monotonic() - since >= KEEPER_LOOK_S else None
         self._pins.pop(entry, None)
         version = self._pinned(Version(entry, files, None))
         if version is not None and version.place is not None:
@@ -341,7 +338,7 @@ class Keeper:
         if before != files:
             self._seen[entry] = (files, now)
             return False
-        return now - since >= LOOK_S
+        return now - since >= KEEPER_LOOK_S
 
     def _believed(self, version: Version, ended: Optional[bool]) -> Optional[bool]:
         """Return whether a version is whole, as far as this host can know; None: not known yet."""

@@ -26,6 +26,7 @@ import re
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set
 
 from ddpctl_worker.checkpoint import metadata
+from ddpctl_worker.checkpoint.limits import BLOCK_BYTES, MOST_INDEX_BYTES
 from ddpctl_worker.machine import fs
 from ddpctl_worker.machine.notes import iso
 from ddpctl_worker.rules.attempts import BEFORE_ANY, AttemptId, attempt_of
@@ -35,7 +36,6 @@ from ddpctl_worker.rules.order import moment
 from ddpctl_worker.wire.channel import WorkerError
 
 SCHEMA = 1
-_BLOCK = 1 << 20
 Tell = Callable[[int], None]
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -158,7 +158,7 @@ def hash_of(path: str, read_on: Optional[Tell] = None) -> str:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(fd, "rb", buffering=0) as file:
         while True:
-            block = file.read(_BLOCK)
+            block = file.read(BLOCK_BYTES)
             if not block:
                 return found.hexdigest()
             found.update(block)
@@ -185,7 +185,7 @@ def _references(paths: Mapping[str, str], files: Files) -> Optional[Dict[str, in
     found = {}
     for index in indexes:
         path = paths[index]
-        if files[index].size > metadata.LIMIT:
+        if files[index].size > MOST_INDEX_BYTES:
             raise Unsettled("%s has %d bytes" % (path, files[index].size))
         try:
             with open(path, "rb") as file:

@@ -15,7 +15,6 @@ import posixpath
 from typing import Any, Callable, Dict, List
 
 _CLASS, _INDEX = "_StorageInfo", "Metadata"
-LIMIT = 1 << 30  # bytes of an index; the largest models have some hundred MB
 
 
 def references(data: bytes) -> Dict[str, int]:

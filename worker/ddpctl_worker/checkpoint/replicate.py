@@ -24,6 +24,18 @@ from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.copy import CheckpointClient, Fetching, gather, put_copy, remove, sweep
 from ddpctl_worker.checkpoint.fencing import fence
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
+from ddpctl_worker.checkpoint.limits import (
+    DONE_LOOK_S,
+    FINAL_READ_S,
+    HOLD_S,
+    IDLE_S,
+    LINK_SHARE,
+    MOST_MANIFESTS,
+    MOST_PAUSE_S,
+    MOST_RATE,
+    REPLICATION_LOOK_S,
+    THREAD_END_S,
+)
 from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.machine import net, notes
@@ -34,14 +46,6 @@ from ddpctl_worker.store.relay import PeerGone, context
 from ddpctl_worker.wire.channel import WorkerError
 
 Servers = Dict[str, Tuple[List[str], int]]  # host -> its addresses, and where it serves
-LOOK_S = 3.0
-MAX_PAUSE_S = 60.0  # between two tries with a host that cannot be reached, or that sends what is wrong
-MOST_RATE = 100e6  # bytes/s
-SHARE = 0.25  # of the link
-MOST_READ = 1000  # manifests of other hosts, in memory
-READ_S = 60.0  # after the run: for the other hosts to read what they saved right before its end
-HOLD_S = 20.0  # without a sign of a host that lacks a copy, a replaced version is not kept for it
-IDLE_S = 20.0  # after the run: without any progress for so long there will be none
 
 
 def ring_before(hosts: Sequence[str], host: str, replicas: int) -> List[str]:
@@ -129,7 +133,7 @@ class Replication:
 
     def _manifest(self, peer: CheckpointClient, row: Dict[str, Any]) -> Manifest:
         """Asked for once."""
-        if len(self._read) > MOST_READ:
+        if len(self._read) > MOST_MANIFESTS:
             self._read.clear()
         key = (row["writer"], row["entry"], row["version"])
         if key not in self._read:
@@ -160,7 +164,7 @@ class Replication:
         self._over = True
         self._event.set()
         if self._thread.is_alive():
-            self._thread.join(5.0)
+            self._thread.join(THREAD_END_S)
         for peer in self._peers.values():
             peer.close()
         self._server.close()
@@ -168,10 +172,10 @@ class Replication:
     def finish(self, patience: float) -> None:
         """The run is over, and nothing new will come: wait until the last copies are made, as long as that moves on."""
         until = time.monotonic() + patience
-        self._read_by, self._server.final = time.monotonic() + READ_S, True
+        self._read_by, self._server.final = time.monotonic() + FINAL_READ_S, True
         self._moved = time.monotonic()
         while time.monotonic() < until and time.monotonic() - self._last_moved() < IDLE_S and not self.done():
-            time.sleep(1.0)
+            time.sleep(DONE_LOOK_S)
         self.close()
 
     def _last_moved(self) -> float:
@@ -209,7 +213,7 @@ class Replication:
                 return
             again = [self._follow(host) for host in self._before]
             if not any(again):
-                self._event.wait(LOOK_S)
+                self._event.wait(REPLICATION_LOOK_S)
                 self._event.clear()
 
     def _follow(self, host: str) -> bool:
@@ -234,7 +238,7 @@ class Replication:
         if self._trouble.get(host) != why:
             notes.note("checkpoints of %s are not copied for now: %s" % (host, why))
         self._trouble[host] = why
-        self._pauses[host] = min(MAX_PAUSE_S, 2 * self._pauses.get(host, LOOK_S / 2))
+        self._pauses[host] = min(MOST_PAUSE_S, 2 * self._pauses.get(host, REPLICATION_LOOK_S / 2))
         self._due[host] = time.monotonic() + self._pauses[host]
 
     def _copy_from(self, host: str) -> bool:
@@ -309,7 +313,7 @@ class Replication:
 def sending_rate() -> float:
     """Bytes/s that may leave this host: a share of its fastest link, since nobody has said yet where to."""
     speeds = [one["speed"] for one in net.addresses() if one.get("speed")]  # Mbit/s
-    return min(MOST_RATE, max(speeds) * 125e3 * SHARE) if speeds else MOST_RATE
+    return min(MOST_RATE, max(speeds) * 125e3 * LINK_SHARE) if speeds else MOST_RATE
 
 
 def rate_to(address: str) -> float:
@@ -317,4 +321,4 @@ def rate_to(address: str) -> float:
     own = net.source_address(address)
     speeds = [one.get("speed") for one in net.addresses() if one["address"] == own]  # Mbit/s
     known = [speed for speed in speeds if speed]
-    return min(MOST_RATE, known[0] * 125e3 * SHARE) if known else MOST_RATE
+    return min(MOST_RATE, known[0] * 125e3 * LINK_SHARE) if known else MOST_RATE

@@ -23,6 +23,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 from ddpctl_worker.checkpoint.copy import CheckpointClient, Fetching, File, put_back, put_own, set_newer_aside, sweep
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.keeper import Keeper
+from ddpctl_worker.checkpoint.limits import PROGRESS_S
 from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.machine import notes
@@ -34,7 +35,6 @@ from ddpctl_worker.store.spread import own_addresses
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import INTERRUPTED
 
-TELL_S = 1.0
 _ASIDE = re.compile(r"\.(.+)\.aside-\d{8}T\d{6}Z(?:\.\d+)?$")
 Order = Mapping[str, Any]  # of Restore.order
 
@@ -79,7 +79,7 @@ class _Progress:
 
     def add(self, count: int) -> None:
         self._bytes += count
-        if time.monotonic() - self._at >= TELL_S:
+        if time.monotonic() - self._at >= PROGRESS_S:
             self._at = time.monotonic()
             self._channel.send({"moved": self._bytes})
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List, Mapping
 
+from ddpctl_worker.checkpoint.limits import MOST_STARTS
 from ddpctl_worker.machine import fs
-
-MOST = 50  # starts on record: a checkpoint that is older than all of them has no known run
 
 
 def note_start(folder: str, run: Mapping[str, Any]) -> None:
@@ -23,7 +22,7 @@ def note_start(folder: str, run: Mapping[str, Any]) -> None:
     if any(one["run"] == run["run"] for one in known):  # another attempt
         return
     made = {"run": run["run"], "origin": run.get("origin")}
-    fs.write_json(_file_beside(folder), {"starts": [*known, made][-MOST:]})
+    fs.write_json(_file_beside(folder), {"starts": [*known, made][-MOST_STARTS:]})
 
 
 def starts_in(folder: str) -> List[Dict[str, Any]]:

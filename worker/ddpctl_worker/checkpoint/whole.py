@@ -15,11 +15,9 @@ import zipfile
 import zlib
 from typing import Callable, Optional
 
-_ZIP = b"PK\x03\x04"
-_BLOCK = 1 << 20
-_LONGEST_HEADER = 100_000_000  # safetensors' own limit
+from ddpctl_worker.checkpoint.limits import BLOCK_BYTES, MOST_JSON_BYTES, MOST_SAFETENSORS_HEADER_BYTES
 
-_LONGEST_JSON = 64 << 20
+_ZIP = b"PK\x03\x04"
 
 
 def whole(path: str) -> Optional[bool]:
@@ -56,7 +54,7 @@ def _read(archive: zipfile.ZipFile, one: zipfile.ZipInfo, read_on: Optional[Call
     """Read a member; raises BadZipFile at its end if the checksum differs."""
     with archive.open(one) as member:
         while True:
-            data = member.read(_BLOCK)
+            data = member.read(BLOCK_BYTES)
             if not data:
                 return
             if read_on is not None:
@@ -65,7 +63,7 @@ def _read(archive: zipfile.ZipFile, one: zipfile.ZipInfo, read_on: Optional[Call
 
 def _json_is_whole(path: str) -> Optional[bool]:
     """Never False: text that does not parse may be JSON lines, or have comments."""
-    if os.stat(path).st_size > _LONGEST_JSON:
+    if os.stat(path).st_size > MOST_JSON_BYTES:
         return None
     try:
         with open(path, "rb") as file:
@@ -87,7 +85,7 @@ def _safetensors_is_whole(path: str) -> bool:
     size = os.stat(path).st_size
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(_LONGEST_HEADER, size - 8):
+        if size < 8 or length > min(MOST_SAFETENSORS_HEADER_BYTES, size - 8):
             return False
         try:
             header = json.loads(file.read(length))

@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
-from ddpctl_worker.checkpoint.keeper import LOOK_S, SHARE, Keeper
+from ddpctl_worker.checkpoint.keeper import Keeper
+from ddpctl_worker.checkpoint.limits import KEEPER_LOOK_S, KEEPER_SHARE
 from ddpctl_worker.checkpoint.replicate import Replication, Servers
 from ddpctl_worker.gang.cutwatch import own_addresses
 from ddpctl_worker.machine import child, fs, notes, processes
@@ -238,7 +239,7 @@ class _Looks:
     def watch(self) -> None:
         """Look again and again until the ranks have ended, or the supervisor has died."""
         while self._end is None and not self._alone:
-            self._hear(self._words.wait(min(LOOK_S, max(0.0, self._pace.left()))))
+            self._hear(self._words.wait(min(KEEPER_LOOK_S, max(0.0, self._pace.left()))))
             if self._end is None and not self._alone and self._pace.left() <= 0:
                 self._look()
 
@@ -273,7 +274,7 @@ class _Looks:
         """
         if self._end is not None or self._alone:
             return
-        if time.monotonic() - self._watched >= LOOK_S:
+        if time.monotonic() - self._watched >= KEEPER_LOOK_S:
             self._watched = time.monotonic()
             self._try(self._keeper.watch)
         self._hear(self._words.wait(0.0))
@@ -307,7 +308,7 @@ def hurry(folder: str) -> None:
 
 
 class _Pace:
-    """The schedule of looks: all looks together take ``SHARE`` of a core.
+    """The schedule of looks: all looks together take ``KEEPER_SHARE`` of a core.
 
     Hashing and copying do not count, since each checkpoint is hashed and copied once. For ``timeout`` seconds after a
     ``hurry`` the pauses are short.
@@ -327,7 +328,7 @@ class _Pace:
         now, asked = time.monotonic(), self._stamp()
         if asked != self._asked:
             self._asked, self._hurry_until = asked, now + self._timeout
-        pause = LOOK_S if now < self._hurry_until else max(LOOK_S, self._cost / SHARE)
+        pause = KEEPER_LOOK_S if now < self._hurry_until else max(KEEPER_LOOK_S, self._cost / KEEPER_SHARE)
         return self._looked + pause - now
 
     def _stamp(self) -> Optional[Tuple[int, int]]:
