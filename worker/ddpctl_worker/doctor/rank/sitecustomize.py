@@ -258,7 +258,7 @@ def _await_threads(number: int) -> None:
 
 
 def _may_start(threads: int) -> bool:
-    """Return whether so many threads can be started: there may be limits that cannot be read, also of memory.
+    """Return whether that number of threads can be started: there may be limits that cannot be read, also of memory.
 
     Each thread waits at a semaphore until all have started, then ends. No Python runs in the threads.
     """
