@@ -24,6 +24,7 @@ LIGHT = {
     "ddpctl.cli.limits",
     "ddpctl.files",
     "ddpctl.files.glance",
+    "ddpctl.files.limits",
 }
 HEAVY = {"typer", "rich", "pydantic", "ruamel", "paramiko", "ClusterShell", "fabric", "httpx", "cryptography"}
 Endings = Callable[..., list[str]]

@@ -156,7 +156,7 @@ def test_sudo_asks_once_a_user(sudoers: Lab, ddpctl: Ddpctl) -> None:
     assert done.stdout == "node2: root\n"
     done = ddpctl("exec", where, "--sudo", "--", "id", "-un")
     assert done.rc == 1
-    assert "none was given" in done.stderr
+    assert "no password was given" in done.stderr
 
     typing = ddpctl.start(
         "exec", where, "--sudo", "--json", "--", "sh", "-c", "cat /proc/*/cmdline; id -un", terminal=True

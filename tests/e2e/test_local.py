@@ -108,7 +108,7 @@ import os, time
 print("rank", os.environ["RANK"], flush=True)
 for number in range(10**6):
     if os.environ["RANK"] == "0":
-        with open("events", "a") as file:
+        with open("events.out", "a") as file:
             file.write(f"step {number}\\n")
     if os.path.exists(os.path.join(os.environ["DDPCTL_CHECKPOINT_DIR"], "enough")):
         break
@@ -120,12 +120,12 @@ for number in range(10**6):
 def test_outputs_of_a_live_run_grow_here_until_it_ends(ddpctl: Ddpctl, inventory: Path, tmp_path: Path) -> None:
     (inventory.parent / "grows.py").write_text(GROWS)
     data = json.loads(inventory.read_text())
-    data["jobs"]["grows"] = {"script": "grows.py", "outputs": ["events"]}
+    data["jobs"]["grows"] = {"script": "grows.py", "outputs": ["events.out"]}
     inventory.write_text(json.dumps(data))
     run = ddpctl("up", "--job", "grows", "-d", "--json", inventory=inventory, timeout=120).ok().json()["run"]
     where: dict[str, Any] = {"inventory": inventory, "cwd": inventory.parent}
     folder = inventory.parent / "ddpctl-runs" / "grows" / run
-    events = folder / "a" / "outputs" / "events"
+    events = folder / "a" / "outputs" / "events.out"
 
     left = ddpctl.start("fetch", "grows", "--watch", **where)
     left.wait_for(r"1 file, \d+ bytes from a")
@@ -133,7 +133,7 @@ def test_outputs_of_a_live_run_grow_here_until_it_ends(ddpctl: Ddpctl, inventory
     done = left.wait()
     assert done.rc == 130
     assert f"hint: logs and records: ddpctl fetch {run} ddpctl-runs/grows/{run}" in done.stderr
-    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["events"]
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["events.out"]
     with events.open() as reader:
         assert reader.readline() == "step 0\n"
 
@@ -146,7 +146,7 @@ def test_outputs_of_a_live_run_grow_here_until_it_ends(ddpctl: Ddpctl, inventory
     for path in tmp_path.rglob("checkpoints/here/*/grows/*"):
         (path / "enough").touch()
     assert watch.wait(60).rc == 0
-    (real,) = (path for path in (tmp_path / "base dir").rglob("events") if "/a/" in str(path))
+    (real,) = (path for path in (tmp_path / "base dir").rglob("events.out") if "/a/" in str(path))
     assert events.read_text() == real.read_text()
     assert (folder / "b" / "logs" / "rank-2.log").read_text() == "rank 2\n"
 
