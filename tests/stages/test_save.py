@@ -26,8 +26,8 @@ FILE = {"size": 3, "sha256": "0" * 64, "mtime_ns": 1, "save": 1}
 @pytest.fixture(autouse=True)
 def _quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(save, "LOOK_S", 0.01)
-    monkeypatch.setattr(save, "QUIET_S", 0.0)
+    monkeypatch.setattr(save, "SAVE_POLL_S", 0.01)
+    monkeypatch.setattr(save, "SAVE_QUIET_S", 0.0)
 
 
 def manifest(writer: str, time: str, entry: str = "step_7", **more: Any) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def test_a_run_that_is_over_has_nobody_to_ask() -> None:
 
 
 def test_a_run_that_ends_meanwhile_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save, "STATUS_S", 0.0)
+    monkeypatch.setattr(save, "SAVE_STATUS_S", 0.0)
     cluster = Cluster([])
     cluster.states = {host: ["running", "failed"] for host in HOSTS}
     with pytest.raises(NotSaved, match="r1 ended before it had saved: failed"):

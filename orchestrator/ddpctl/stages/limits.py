@@ -41,6 +41,15 @@ COPY_LATE_S = 300.0  # after a save without a second copy: longer than a host wa
 HASH_BLOCK_BYTES = 1 << 20  # read at a time to hash a file that came
 RESTORE_MANIFESTS = 10_000  # that one host may send: more is no honest answer
 
+# --- a save on request (save.py)
+SAVE_ASK_S = 20.0  # until a node has sent the signal to its ranks
+SAVE_POLL_S = 1.0  # between two looks for the new checkpoint
+SAVE_STATUS_S = 5.0  # between two looks at the run meanwhile: it may have ended
+ONE_SAVE_S = 120.0  # files of a host within this time, by its own clock, belong to one save
+SAVE_QUIET_S = 3.0  # without news after which the first save of a job counts as finished
+STEPLESS_SAVE_QUIET_S = 30.0  # the same if a file without a step, like best.pt, may not be written each time
+SAVE_LAST_LINES = 3  # hosts whose last line of output an error shows
+
 # --- start and stop (start.py, up.py, joining.py, stop.py, remove.py, gc.py)
 START_S = 60.0  # until a node has started its launcher and recorded that
 BEGIN_S = 90.0  # until a node of a run with restarts has met the other nodes and started its part
