@@ -1,7 +1,7 @@
-"""Gets files of checkpoints from other hosts, and puts them in place once every one of them has been verified.
+"""Fetches the files of checkpoints from other hosts, and puts an entry in place once all its files are verified.
 
-What arrives lies aside, below ``.ddpctl/incoming``, until the whole entry is there. A file that was cut short is
-continued from where it ended. Whatever a peer says is checked: it may be broken, or hostile.
+Files arrive below ``.ddpctl/incoming`` and stay there until the entry is complete. A transfer that was cut continues
+where it ended. Every answer of a peer is checked: the peer may be broken or hostile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from ddpctl_worker.checkpoint.whole import damaged, whole
 from ddpctl_worker.machine import fs
 from ddpctl_worker.rules.attempts import BEFORE_ANY, Begun, attempt_of
 from ddpctl_worker.rules.choice import newest
-from ddpctl_worker.rules.complete import Chosen, Manifest, content, when
+from ddpctl_worker.rules.complete import Chosen, Manifest, content
+from ddpctl_worker.rules.complete import when as when_chosen
 from ddpctl_worker.rules.entries import FOLDER, METADATA, Files, series_of
 from ddpctl_worker.rules.order import When, moment, when_of
 from ddpctl_worker.store.blobs import Part, require_space
@@ -33,14 +34,14 @@ from ddpctl_worker.store.relay import CHUNK, ChunkReader, LeastRate, PeerGone, c
 from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import CORRUPT, UNSAFE_PATH
 
-_FILE = "file"  # the name aside of an entry that is a file
+_FILE = "file"  # the name of an entry that is a file, before it is in place
 
 File = Dict[str, Any]
-Get = Callable[[str, File], str]  # a file's path and description -> where it lies now, verified
+Get = Callable[[str, File], str]  # a file's path and description -> the path of the verified file
 
 
 class CheckpointClient:
-    """One host that serves, over a connection that is made when it is needed. Every method raises PeerGone."""
+    """A client of another host's CheckpointServer. It connects when needed. Every method raises PeerGone."""
 
     def __init__(self, host: str, addresses: Sequence[Tuple[str, int]], tls: ssl.SSLContext) -> None:
         self.host, self.addresses, self._tls = host, tuple(addresses), tls
@@ -48,35 +49,37 @@ class CheckpointClient:
         self._sock: Optional[ssl.SSLSocket] = None
 
     def list(self, by: Optional[str] = None, have: Optional[Dict[str, str]] = None) -> Dict[str, Any]:
-        """What it has: ``serve.py`` says in which form. ``by``: the host that asks, and ``have``: entry -> version of
-        the copies that it has of this host's own."""
+        """Return the manifests of the peer, in short; ``serve.py`` describes the form.
+
+        ``by``: the host that asks. ``have``: its copies of the peer's own entries, as entry -> version.
+        """
         found = self._value({"k": "list", "by": by, "have": have or {}})
         rows, removed, mark = found.get("entries"), found.get("removed"), found.get("mark")
         plain = isinstance(rows, list) and all(isinstance(row, dict) and _is_row(row) for row in rows)
         if not plain or not isinstance(removed, list) or not isinstance(mark, str):
-            raise self._nonsense()
+            raise self._not_understood()
         if not isinstance(found.get("final"), bool):
-            raise self._nonsense()
+            raise self._not_understood()
         return found
 
     def manifest(self, writer: str, entry: str) -> Manifest:
-        """A manifest of that writer and entry, with names that stay in their folder."""
+        """Return the manifest of an entry of ``writer``. All its paths stay in the entry's folder."""
         found = self._value({"k": "manifest", "writer": writer, "entry": entry})
         if not manifest.valid(found) or (found["host"], found["entry"]) != (writer, entry):
-            raise self._nonsense()
+            raise self._not_understood()
         if not _stays_inside(found):
-            raise self._nonsense()
+            raise self._not_understood()
         return found
 
     def orders(self, host: str, digest: str) -> Optional[List[Mapping[str, Any]]]:
-        """What ``host`` has to put in place for the choice with that digest; None: the peer has not made it."""
+        """Return the orders of ``host`` for the choice with that digest; ``None``: the peer has not chosen yet."""
         found: Optional[List[Mapping[str, Any]]] = self._value({"k": "orders", "for": host, "digest": digest})["orders"]
         if found is not None and not (isinstance(found, list) and all(map(_is_order, found))):
-            raise self._nonsense()
+            raise self._not_understood()
         return found
 
     def file(self, writer: str, entry: str, path: str, part: Part, throttle: Throttle) -> None:
-        """The rest of ``part``."""
+        """Fetch the rest of ``part``."""
         ask = {"k": "file", "writer": writer, "entry": entry, "path": path, "sha256": part.sha256, "offset": part.done}
         left = part.size - part.done
         if self._ask(ask) != left:
@@ -93,17 +96,17 @@ class CheckpointClient:
     def _value(self, request: Dict[str, Any]) -> Dict[str, Any]:
         size = self._ask(request)
         if not 0 <= size <= MOST_ANSWER_BYTES:
-            raise self._nonsense()
+            raise self._not_understood()
         try:
             value = json.loads(b"".join(self._pieces(size)))
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            raise self._nonsense()
+            raise self._not_understood()
         return value
 
     def _ask(self, request: Dict[str, Any]) -> int:
-        """The size of the answer; -1 when there is none."""
+        """Send a request and return the size of the answer; -1: the peer does not have it."""
         if self._sock is None:
             self._sock = self._connected()
         try:
@@ -126,11 +129,11 @@ class CheckpointClient:
                 if data is None:
                     raise PeerGone("the file has become shorter there")
                 if len(data) > left:
-                    raise self._nonsense()
+                    raise self._not_understood()
                 left -= len(data)
                 yield data
         finally:
-            if left:  # whatever comes next on this connection is not understood
+            if left:  # the rest of the answer would be taken for the next answer
                 self.close()
 
     def _connected(self) -> ssl.SSLSocket:
@@ -141,42 +144,42 @@ class CheckpointClient:
             except OSError as error:
                 why = "%s port %d: %s" % (address[0], address[1], error)
                 continue
-            self._in_turn.sort(key=lambda known: known != address)  # the one that works is asked first from now on
+            self._in_turn.sort(key=lambda other: other != address)  # from now on this address is tried first
             return sock
         raise PeerGone(why)
 
-    def _nonsense(self) -> PeerGone:
+    def _not_understood(self) -> PeerGone:
         self.close()
         return PeerGone("its answer is not understood")
 
 
 class Fetching:
-    """Files for one of the folders of ``folder``, from ``peers`` or from this host's own disk."""
+    """Fetches files for the folder of ``writer``, from ``peers`` or from this host's own disk."""
 
     def __init__(
         self, folder: JobFolder, writer: str, peers: Dict[str, CheckpointClient], throttle: Optional[Throttle] = None
     ) -> None:
         self._folder, self._writer, self._peers = folder, writer, peers
         self._throttle = throttle or Throttle(None)
-        self._failed: Dict[str, int] = {}  # host -> how often: one that trickles is not asked for every file
-        self.bytes = 0  # that came from other hosts
+        self._failures: Dict[str, int] = {}  # host -> its failures; a slow or broken host is asked last
+        self.bytes = 0  # from other hosts
 
     def get(self, entry: str, path: str, file: File, sources: Sequence[Tuple[str, str]]) -> str:
-        """The file aside, verified, from the first of ``sources`` (host, writer) that has it as it should be.
+        """Fetch a file from the first of ``sources`` (host, writer) that has the right content. Return its path.
 
         Raises:
-            WorkerError: no_space; or corrupt, nobody has it.
+            WorkerError: no_space, or corrupt: no source has the file.
         """
-        aside = os.path.join(self._folder.make(self._writer, FOLDER, INCOMING), file["sha256"])
-        if os.path.exists(aside):  # an earlier try came so far
-            return aside
+        fetched = os.path.join(self._folder.make(self._writer, FOLDER, INCOMING), file["sha256"])
+        if os.path.exists(fetched):  # by an earlier try
+            return fetched
         why = []
-        for host, writer in sorted(sources, key=lambda one: self._failed.get(one[0], 0)):
+        for host, writer in sorted(sources, key=lambda source: self._failures.get(source[0], 0)):
             try:
                 self._take(host, writer, entry, path, file)
-                return aside
+                return fetched
             except (PeerGone, OSError) as error:
-                self._failed[host] = self._failed.get(host, 0) + 1
+                self._failures[host] = self._failures.get(host, 0) + 1
                 why.append("%s: %s" % (host, error))
             except WorkerError as error:
                 if error.kind != CORRUPT:
@@ -214,157 +217,169 @@ class Fetching:
 
 
 def gather(folder: JobFolder, writer: str, files: Dict[str, File], get: Get) -> str:
-    """All these files in a new folder aside, each with its own time; its path."""
+    """Fetch files into a new folder, each with its own modification time. Return the path of the folder.
+
+    The folder lies below ``.ddpctl/incoming`` of ``writer``, with the files under their own paths.
+    """
     incoming = folder.make(writer, FOLDER, INCOMING)
     lacking = [file for file in files.values() if not os.path.exists(os.path.join(incoming, file["sha256"]))]
-    whole, more = (sum(file["size"] for file in some) for some in (files.values(), lacking))
-    require_space(incoming, whole + more)  # the job's next save needs room too
-    got = {file["sha256"]: get(path, file) for path, file in sorted(files.items())}  # what came stays if the rest fails
-    aside = os.path.join(incoming, "new.%s" % os.urandom(6).hex())
-    os.mkdir(aside, 0o700)
-    made: Dict[str, str] = {}
+    total, more = (sum(file["size"] for file in some) for some in (files.values(), lacking))
+    require_space(incoming, total + more)  # twice the entry: the job's next save needs room too
+    fetched = {file["sha256"]: get(path, file) for path, file in sorted(files.items())}  # kept if a later file fails
+    made = os.path.join(incoming, "new.%s" % os.urandom(6).hex())
+    os.mkdir(made, 0o700)
+    placed: Dict[str, str] = {}  # hash -> where the file is now: two paths may have the same content
     try:
         for path, file in sorted(files.items()):
-            target = os.path.join(aside, *(path or _FILE).split("/"))
+            target = os.path.join(made, *(path or _FILE).split("/"))
             os.makedirs(os.path.dirname(target), 0o700, exist_ok=True)
-            if file["sha256"] in made:
-                shutil.copyfile(made[file["sha256"]], target)
+            if file["sha256"] in placed:
+                shutil.copyfile(placed[file["sha256"]], target)
             else:
-                os.rename(got[file["sha256"]], target)
-            made[file["sha256"]] = target
+                os.rename(fetched[file["sha256"]], target)
+            placed[file["sha256"]] = target
             os.utime(target, ns=(file["mtime_ns"], file["mtime_ns"]))
-        for place, _, _ in os.walk(aside):
+        for place, _, _ in os.walk(made):
             fs.sync_folder(place)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
         raise
-    return aside
+    return made
 
 
-def put_copy(folder: JobFolder, found: Manifest, aside: str) -> None:
-    """What was gathered becomes the copy of an entry that another host wrote; an older copy of it goes."""
-    old = "%s.old" % aside
+def put_copy(folder: JobFolder, found: Manifest, gathered: str) -> None:
+    """Make the folder ``gathered`` the copy of an entry that another host wrote. An older copy is removed."""
+    old = "%s.old" % gathered
     try:
         target = _target(folder, found["host"], found["entry"])
         manifest.discard(folder.of(found["host"]), found["entry"])
         if os.path.lexists(target) and not ("" in found["files"] and _is_file(target)):
             os.rename(target, old)
-        _move(aside, target, found["files"])
+        _move(gathered, target, found["files"])
         manifest.write(folder.of(found["host"]), found)
     finally:
-        for path in (aside, old):
+        for path in (gathered, old):
             if os.path.lexists(path):
                 remove(path)
 
 
 def put_own(folder: JobFolder, chosen: Chosen, get: Get) -> None:
-    """This host's own folder gets the whole checkpoint. What has its name and is something else is set aside, unless it
-    is an older one that stands as it was hashed: keeping those would fill the disk."""
+    """Put a complete checkpoint into this host's own folder.
+
+    - If the entry is there with a part of the same files, only the missing files are added.
+    - If it is an older version with a valid manifest and no other files, it is removed: such versions would fill the
+      disk.
+    - Anything else that has the name is set aside.
+    """
     own, target = folder.of(folder.host), _target(folder, folder.host, chosen.entry)
-    there = folder.manifests(folder.host).get(chosen.entry)
-    have = content(there["files"]) if there is not None and "" not in there["files"] else {}
+    present = folder.manifests(folder.host).get(chosen.entry)
+    have = content(present["files"]) if present is not None and "" not in present["files"] else {}
     missing = {path: file for path, file in chosen.files.items() if path not in have}
-    strange = [path for path in missing if os.path.lexists(os.path.join(target, path))]
-    adding = bool(have) and not strange and have.items() <= content(chosen.files).items()
-    older = there is not None and when(chosen).is_newer(when_of(there)) and _nothing_else(target, there)
-    aside = gather(folder, folder.host, missing if adding else chosen.files, get)
-    old = "%s.old" % aside
+    unknown = [path for path in missing if os.path.lexists(os.path.join(target, path))]
+    adding = bool(have) and not unknown and have.items() <= content(chosen.files).items()
+    older = present is not None and when_chosen(chosen).is_newer(when_of(present)) and _nothing_else(target, present)
+    gathered = gather(folder, folder.host, missing if adding else chosen.files, get)
+    old = "%s.old" % gathered
     try:
         if adding:
-            _add(aside, target, missing)
+            _add(gathered, target, missing)
         else:
             if older and not _is_file(target):
                 os.rename(target, old)
             elif not older and os.path.lexists(target):
                 _set_aside(target)
-            _move(aside, target, chosen.files)
+            _move(gathered, target, chosen.files)
         manifest.write(own, own_manifest(chosen, folder.host))
     finally:
-        for path in (aside, old):
+        for path in (gathered, old):
             if os.path.lexists(path):
                 remove(path)
 
 
-def _nothing_else(target: str, known: Manifest) -> bool:
-    """Whether every file in it is one that the manifest names."""
+def _nothing_else(target: str, present: Manifest) -> bool:
     found = {os.path.relpath(os.path.join(at, name), target) for at, _, names in os.walk(target) for name in names}
-    return found <= set(known["files"])
+    return found <= set(present["files"])
 
 
 def set_newer_aside(folder: JobFolder) -> List[str]:
-    """Rename what is newer in this host's own folder than the newest complete checkpoint of its series; what was
-    renamed. A script resumes from the newest name that it finds, and would fail on it in every attempt.
+    """Set aside each own entry that is newer than the newest complete entry of its series. Return their names.
 
-    For after ``put_own``: this host then has the same complete ones as the others.
+    A script resumes from the newest name that it finds, and would fail on an incomplete entry in every attempt. Call
+    this after ``put_own``: then all hosts have the same complete entries.
     """
     own, manifests = folder.of(folder.host), folder.manifests(folder.host)
-    chosen = {series_of(one.entry): when(one) for one in newest(manifests.values()) if series_of(one.entry)}
+    chosen = {series_of(one.entry): when_chosen(one) for one in newest(manifests.values()) if series_of(one.entry)}
     begun = read_begun(own)
-    found = []
+    renamed = []
     for entry, files in list_entries(own).items():
-        series, known = series_of(entry), manifests.get(entry)
-        if series not in chosen or not _newer(_when(folder.host, begun, entry, files, known), chosen[series]):
+        series, made = series_of(entry), manifests.get(entry)
+        if series not in chosen or not _newer(_when(folder.host, begun, entry, files, made), chosen[series]):
             continue
-        if not _usable(own, entry, files, known):
+        if not _usable(own, entry, files, made):
             os.rename(os.path.join(own, entry), _name_aside(os.path.join(own, entry)))
             manifest.discard(own, entry)
-            found.append(entry)
-    return found
+            renamed.append(entry)
+    return renamed
 
 
-def _when(host: str, begun: Begun, entry: str, files: Files, known: Optional[Manifest]) -> When:
-    """When the files of an entry were written, which may have no manifest yet."""
-    if known is not None:
-        return when_of(known)
+def _when(host: str, begun: Begun, entry: str, files: Files, made: Optional[Manifest]) -> When:
+    """Return when an entry was written, with or without a manifest."""
+    if made is not None:
+        return when_of(made)
     written = max(stamp.mtime_ns for stamp in files.values()) / 1e9
     return When(begun.writer(entry, files), host, written, entry)
 
 
-def _newer(one: When, than: When) -> bool:
-    """Whether it was written after ``than``. If that is in the future of the same clock, the clock was set back, and an
-    entry that nobody has hashed yet may be from after that. Where no attempt is known the step decides."""
-    if one.attempt == BEFORE_ANY:
-        one = one._replace(attempt=than.attempt, clock="")
-    same_clock = (one.attempt, one.clock) == (than.attempt, than.clock)
-    return one.is_newer(than) or (same_clock and one.entry != than.entry and than.moment > time.time())
+def _newer(when: When, than: When) -> bool:
+    """Whether ``when`` is after ``than``.
+
+    - If the attempt of ``when`` is not known, the step decides.
+    - If ``than`` is in the future of the same clock, the clock was set back since. Then any other entry may be newer.
+    """
+    if when.attempt == BEFORE_ANY:
+        when = when._replace(attempt=than.attempt, clock="")
+    same_clock = (when.attempt, when.clock) == (than.attempt, than.clock)
+    return when.is_newer(than) or (same_clock and when.entry != than.entry and than.moment > time.time())
 
 
 def put_back(folder: JobFolder) -> List[str]:
-    """Give each of this host's own entries that stands by its pinned version that version again; which ones. What has
-    replaced it is not complete, or it would have a manifest, and is set aside.
+    """Put the pinned version of own entries back under its own name. Return the names of these entries.
 
-    For before an attempt, when no rank writes.
+    An entry is concerned if its manifest is valid for the pinned version only. The files that replaced that version are
+    not complete, since they have no manifest; they are set aside. Call this before an attempt, when no rank writes.
     """
-    own, found = folder.of(folder.host), []
+    own, restored = folder.of(folder.host), []
     entries = list_entries(own)
-    for entry, known in folder.manifests(folder.host).items():
-        place = pinned(own, known)
-        if place is None or manifest.fits(known, entries.get(entry, {})):
+    for entry, made in folder.manifests(folder.host).items():
+        place = pinned(own, made)
+        if place is None or manifest.fits(made, entries.get(entry, {})):
             continue
         target = _target(folder, folder.host, entry)
         if os.path.lexists(target):
             os.rename(target, _name_aside(target))
-        os.rename(at(place, "") if "" in known["files"] else place, target)
+        os.rename(at(place, "") if "" in made["files"] else place, target)
         fs.sync_folder(os.path.dirname(target))
         unpin(own, entry)
-        found.append(entry)
-    return found
+        restored.append(entry)
+    return restored
 
 
-def _usable(own: str, entry: str, files: Files, known: Optional[Manifest]) -> bool:
-    """Whether it says itself that it is whole although nobody has hashed it yet. What has a manifest, and is newer than
-    the newest complete one, is not complete."""
-    if known is not None:
+def _usable(own: str, entry: str, files: Files, made: Optional[Manifest]) -> bool:
+    """Whether an entry newer than the newest complete entry can be used: the formats of all its files say so.
+
+    An entry with a manifest is not usable: it would count as complete if it were.
+    """
+    if made is not None:
         return False
     paths = [manifest.file_of(own, entry, path) for path in files]
     try:
         return all(whole(path) and not damaged(path) for path in paths)
-    except OSError:  # it cannot be read
+    except OSError:
         return False
 
 
 def own_manifest(chosen: Chosen, host: str) -> Manifest:
-    """What ``host`` has once it has all of it."""
+    """Return the manifest of a complete checkpoint in the own folder of ``host``."""
     return {
         "schema": manifest.SCHEMA,
         "entry": chosen.entry,
@@ -383,7 +398,7 @@ def own_manifest(chosen: Chosen, host: str) -> Manifest:
 
 
 def sweep(folder: JobFolder) -> None:
-    """Remove the files of transfers that were interrupted and not continued."""
+    """Remove the files of transfers that were interrupted and not continued for INCOMING_S."""
     for writer in folder.writers():
         incoming = os.path.join(folder.of(writer), FOLDER, INCOMING)
         for name in os.listdir(incoming) if os.path.isdir(incoming) else ():
@@ -393,7 +408,7 @@ def sweep(folder: JobFolder) -> None:
 
 
 def remove(path: str) -> None:
-    """A file, or a folder with all that is in it."""
+    """Remove a file, or a folder with its content."""
     if _is_file(path):
         os.unlink(path)
     else:
@@ -401,7 +416,7 @@ def remove(path: str) -> None:
 
 
 def _target(folder: JobFolder, writer: str, entry: str) -> str:
-    """Where an entry of ``writer`` lies; the folders above it are made."""
+    """Return the path of an entry of ``writer``. Missing folders above it are created."""
     at = folder.make(writer)
     *above, name = inside(entry, "")
     for part in above:
@@ -413,26 +428,26 @@ def _target(folder: JobFolder, writer: str, entry: str) -> str:
     return os.path.join(at, name)
 
 
-def _move(aside: str, target: str, files: Dict[str, File]) -> None:
+def _move(gathered: str, target: str, files: Dict[str, File]) -> None:
     if "" in files:
-        os.rename(os.path.join(aside, _FILE), target)
-        os.rmdir(aside)
+        os.rename(os.path.join(gathered, _FILE), target)
+        os.rmdir(gathered)
     else:
-        os.rename(aside, target)
+        os.rename(gathered, target)
     fs.sync_folder(os.path.dirname(target))
 
 
-def _add(aside: str, target: str, files: Dict[str, File]) -> None:
-    """Into a folder that has the others; the index, which makes it whole, comes last."""
+def _add(gathered: str, target: str, files: Dict[str, File]) -> None:
+    """Move files into an entry that lacks them. The index comes last: it makes the entry complete."""
     for path in sorted(files, key=lambda path: (path.rpartition("/")[2] == METADATA, path)):
         place = os.path.join(target, path)
         os.makedirs(os.path.dirname(place), 0o700, exist_ok=True)
-        os.rename(os.path.join(aside, path), place)
+        os.rename(os.path.join(gathered, path), place)
         fs.sync_folder(os.path.dirname(place))
 
 
 def _set_aside(target: str) -> None:
-    """Under a name that is no checkpoint's. The content of a file stays under its own name until it is replaced."""
+    """Give an entry another name. A file keeps its old name too, until it is replaced."""
     other = _name_aside(target)
     if _is_file(target):
         os.link(target, other, follow_symlinks=False)
@@ -441,7 +456,7 @@ def _set_aside(target: str) -> None:
 
 
 def _name_aside(target: str) -> str:
-    """A name beside it that is no checkpoint's, and that nothing has."""
+    """Return a free name in the same folder that is not the name of a checkpoint."""
     parent, name = os.path.split(target)
     other = os.path.join(parent, ".%s.aside-%s" % (name, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())))
     number = 1
@@ -451,12 +466,12 @@ def _name_aside(target: str) -> str:
 
 
 def _is_file(path: str) -> bool:
-    """Whether it is anything but a folder: a symbolic link is not followed."""
+    """Whether the path is not a folder. A symbolic link counts as a file."""
     return not stat.S_ISDIR(os.lstat(path).st_mode)
 
 
 def _stays_inside(found: Manifest) -> bool:
-    """Whether a valid manifest names nothing outside of its entry's folder, and no time that no file can have."""
+    """Whether a valid manifest names only files in its entry's folder, with times that a file can have."""
     try:
         for path in found["files"]:
             inside(found["entry"], path)
@@ -472,7 +487,8 @@ def _is_order(order: Mapping[str, Any]) -> bool:
         pairs = [(host, writer) for path in made["files"] for host, writer in sources[path]]
     except (KeyError, TypeError, ValueError, AttributeError):
         return False
-    return manifest.valid(made) and _stays_inside(made) and all(isinstance(one, str) for pair in pairs for one in pair)
+    texts = [text for pair in pairs for text in pair]
+    return manifest.valid(made) and _stays_inside(made) and all(isinstance(text, str) for text in texts)
 
 
 def _is_row(row: Dict[str, Any]) -> bool:

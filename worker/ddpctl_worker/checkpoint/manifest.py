@@ -1,20 +1,23 @@
-"""What ddpctl knows of an entry: its files with their hashes, in ``<folder>/.ddpctl/<entry>.json``.
+"""The manifest of an entry: its files with their hashes, in ``<folder>/.ddpctl/<entry>.json``.
 
-    {"schema": 1, "entry": "step_120", "host": who wrote it, "step": 120 or null, "time": ISO 8601, "size": bytes,
-     "files": {path within the entry ("" for an entry that is a file): {"size", "sha256", "mtime_ns", "save"}},
+    {"schema": 1, "entry": "step_120", "host": its writer, "step": 120 or null, "time": ISO 8601, "size": bytes,
+     "files": {path in the entry ("" for an entry that is a file): {"size", "sha256", "mtime_ns", "save"}},
      "references": {path: smallest size} or null, "version": hex,
      "serial": number of the job's start, "run": id or null, "attempt": number, "clock": host}
 
-One for each entry and host that wrote a part of it. ``references`` is what ``.metadata`` refers to, on the host that
-has it. ``version`` names the content: the same entry may be written again. ``serial``, ``run`` and ``attempt`` say who
-wrote it (attempts.py); 0, null and 0 is what was there before any run. ``save`` counts the saves of that attempt under
-this name: 0 is a file that an attempt before wrote, and null a save that cannot be told from others (saves.py).
+Each host that wrote a part of an entry has a manifest of its part. The manifest is written after the files, so an entry
+without a manifest is not known to be complete. A copy on another host has the same manifest and the same file times.
 
-``/`` in an entry's name is ``%2F`` in that of its file. The manifest is written after the files, and aside, so what has
-none is not known to be whole. A file whose size or time no longer fits makes it stale, unless that version is pinned
-(pins.py). A copy on another host has the same manifest, and the files the same times. ``time`` is that of the newest
-file by the clock of the host ``clock``, or later: of two in a series the one that was written later has the later time,
-also where the clock was set back in between.
+- ``references``: the files that ``.metadata`` needs, on the host that has it.
+- ``version``: the hash of the content; a script may write the same entry again.
+- ``serial``, ``run``, ``attempt``: the attempt that wrote the entry (attempts.py); 0, null and 0 before any run.
+- ``save``: the number of the save of that attempt under this name. 0: an earlier attempt wrote the file. null: the
+  number cannot be determined (saves.py).
+- ``time``: the time of the newest file by the clock of the host ``clock``. It may be later: in a series the entry that
+  was written later has the later time, also if the clock was set back in between.
+
+``/`` in an entry's name is ``%2F`` in the name of its manifest. A manifest is stale once the size or time of a file is
+another, unless the hashed version is pinned (pins.py).
 """
 
 from __future__ import annotations
@@ -41,21 +44,21 @@ _HASH = re.compile(r"[0-9a-f]{64}\Z")
 
 
 class Unsettled(Exception):
-    """The entry changed while it was read, or its index is not one; why."""
+    """The entry changed while it was read, or its index is not valid. The text says why."""
 
 
 def path_of(folder: str, entry: str) -> str:
-    """The manifest's file of an entry in ``folder``."""
+    """Return the path of an entry's manifest."""
     return os.path.join(folder, FOLDER, "%s.json" % file_name(entry))
 
 
 def file_name(entry: str) -> str:
-    """The name of an entry as that of one file."""
+    """Return the entry's name with ``/`` escaped, for a file name."""
     return entry.replace("%", "%25").replace("/", "%2F")
 
 
 def file_of(folder: str, entry: str, name: str) -> str:
-    """The path of a file of an entry in ``folder``; ``name`` is its key in ``files``."""
+    """Return the path of a file of an entry in ``folder``; ``name`` is its key in ``files``."""
     return os.path.join(folder, entry, name) if name else os.path.join(folder, entry)
 
 
@@ -69,12 +72,14 @@ def make(
     read_on: Optional[Tell] = None,
     after: Optional[float] = None,
 ) -> Manifest:
-    """The manifest of an entry whose files have just been looked at. Reads every byte, and says to ``read_on`` how many
-    at a time. ``paths``: where each file lies; ``saves``: the save of each; ``after``: the entry is newer than what is
-    of that time, whatever the clock says.
+    """Hash an entry and return its manifest.
+
+    ``paths``: the path of each file on the disk. ``files``: each file as it was at the last look. ``saves``: the save
+    of each file. ``read_on`` is called with the number of bytes that were just read. ``after``: a time that the
+    manifest's time must exceed, whatever the clock says.
 
     Raises:
-        Unsettled: a file has changed since, or ``.metadata`` is not what torch writes.
+        Unsettled: a file has changed since the look, or ``.metadata`` is not an index that torch writes.
         OSError: a file cannot be read.
     """
     found = {name: _described(paths[name], files[name], read_on) for name in sorted(files)}
@@ -97,48 +102,51 @@ def make(
 
 
 def write(folder: str, manifest: Manifest) -> None:
-    """Replace the entry's manifest; it survives a power loss."""
+    """Replace the entry's manifest. The new manifest survives a power cut."""
     path = path_of(folder, manifest["entry"])
     fs.private_dir(os.path.dirname(path))
     fs.write_json(path, manifest)
 
 
 def read(folder: str, entry: str) -> Optional[Manifest]:
-    """The manifest of an entry; None where there is none that is valid."""
+    """Return the manifest of an entry, or ``None`` if it is missing or damaged."""
     return _read(path_of(folder, entry), entry)
 
 
 def read_all(folder: str) -> List[Manifest]:
-    """Every valid manifest in ``folder``. Whether the files still fit is another question: ``fits``."""
+    """Return every well-formed manifest in ``folder``, also of files that have changed since (``fits``)."""
     try:
         names = sorted(os.listdir(os.path.join(folder, FOLDER)))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    entries = [name[: -len(".json")].replace("%2F", "/").replace("%25", "%") for name in names if _is_one(name)]
+    entries = [
+        name[: -len(".json")].replace("%2F", "/").replace("%25", "%") for name in names if name.endswith(".json")
+    ]
     found = [read(folder, entry) for entry in entries]
     return [one for one in found if one is not None]
 
 
 def discard(folder: str, entry: str) -> None:
-    """Remove the manifest: what lies there is no longer known to be whole."""
+    """Remove the manifest of an entry. The entry then no longer counts as complete."""
     fs.discard(path_of(folder, entry))
 
 
 def fits(manifest: Manifest, files: Files) -> bool:
-    """Whether the files are those that were hashed, by size and time. ``files``: as they are now."""
-    told: Dict[str, Any] = manifest["files"]
-    return set(told) == set(files) and all(
-        (told[name]["size"], told[name]["mtime_ns"]) == (stamp.size, stamp.mtime_ns) for name, stamp in files.items()
+    """Return whether ``files``, as they are now, have the sizes and times of the manifest."""
+    hashed: Dict[str, Any] = manifest["files"]
+    return set(hashed) == set(files) and all(
+        (hashed[name]["size"], hashed[name]["mtime_ns"]) == (stamp.size, stamp.mtime_ns)
+        for name, stamp in files.items()
     )
 
 
 def wrong(folder: str, manifest: Manifest) -> List[str]:
-    """The files of an entry that are missing or have other bytes than the manifest says. Reads every byte."""
+    """Return the files of an entry that are missing or have the wrong content. Reads every byte."""
     found = []
-    for name, told in manifest["files"].items():
+    for name, file in manifest["files"].items():
         try:
             path = file_of(folder, manifest["entry"], name)
-            good = os.lstat(path).st_size == told["size"] and hash_of(path) == told["sha256"]
+            good = os.lstat(path).st_size == file["size"] and hash_of(path) == file["sha256"]
         except OSError:
             good = False
         if not good:
@@ -147,13 +155,13 @@ def wrong(folder: str, manifest: Manifest) -> List[str]:
 
 
 def version_of(files: Dict[str, Any]) -> str:
-    """Names the content of an entry."""
+    """Return a hash of an entry's content: its paths, sizes and file hashes."""
     content = [[name, files[name]["size"], files[name]["sha256"]] for name in sorted(files)]
     return hashlib.sha256(json.dumps(content).encode("ascii")).hexdigest()[:32]
 
 
 def hash_of(path: str, read_on: Optional[Tell] = None) -> str:
-    """SHA-256 of a plain file; a symbolic link is not followed."""
+    """Return the SHA-256 of a plain file. A symbolic link is not followed."""
     found = hashlib.sha256()
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(fd, "rb", buffering=0) as file:
@@ -178,7 +186,7 @@ def _described(path: str, stamp: Stamp, read_on: Optional[Tell]) -> Dict[str, An
 
 
 def _references(paths: Mapping[str, str], files: Files) -> Optional[Dict[str, int]]:
-    """What each ``.metadata`` of the entry refers to; None where it has none."""
+    """Return the files that each ``.metadata`` of the entry needs, or ``None`` if there is no index."""
     indexes = [name for name in files if name.rpartition("/")[2] == METADATA]
     if not indexes:
         return None
@@ -196,11 +204,6 @@ def _references(paths: Mapping[str, str], files: Files) -> Optional[Dict[str, in
     return found
 
 
-def _is_one(name: str) -> bool:
-    """Whether a name stands for a manifest: what is written aside has a longer ending."""
-    return name.endswith(".json")
-
-
 def _read(path: str, entry: str) -> Optional[Manifest]:
     try:
         found = fs.read_json(path)
@@ -210,7 +213,7 @@ def _read(path: str, entry: str) -> Optional[Manifest]:
 
 
 def valid(found: Manifest) -> bool:
-    """Whether it has the form of a manifest, and is the one of the files that it lists."""
+    """Return whether ``found`` has the form of a manifest, with the size and version that its files add up to."""
     try:
         files, sizes = found["files"], found["references"]
         return (
@@ -236,5 +239,5 @@ def valid(found: Manifest) -> bool:
 
 
 def _inside(names: Set[str]) -> bool:
-    """Whether no name leads out of its folder, into another folder of ddpctl's, or is no name."""
+    """Whether every name stays in its folder and outside of the folders of ddpctl."""
     return not any(part in ("", ".", "..", FOLDER) or "\0" in part for name in names for part in name.split("/"))

@@ -1,11 +1,12 @@
-"""What the ``.metadata`` of torch.distributed.checkpoint refers to. Pure.
+"""Reads the index of torch.distributed.checkpoint (``.metadata``): the files that it needs. Pure.
 
-The file is a pickle of torch's class Metadata: for each part of each tensor a _StorageInfo says in which file it lies,
-at which offset, and how long it is (torch/distributed/checkpoint/filesystem.py; torch 1.13 to 2.13 have the same
-three fields, and torch writes the index once every rank has written its own files). Unpickling runs whatever the file
-names, so the opcodes are followed here without doing what they say: a class is its name, an object is the class it is
-of, and all that is kept is where the _StorageInfos point to. So a file can neither run anything, nor take much more
-memory than it is long.
+The file is a pickle of torch's class Metadata. For each part of each tensor it holds a _StorageInfo with a file, an
+offset and a length (torch/distributed/checkpoint/filesystem.py; torch 1.13 to 2.13 have the same three fields). torch
+writes the index once every rank has written its own files.
+
+Unpickling would run any code that the file names. This module follows the opcodes without running anything: a class is
+only its name, an object is only the name of its class, and only the _StorageInfo fields are kept. So a file cannot run
+code, and reading it takes little more memory than the file itself.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ _CLASS, _INDEX = "_StorageInfo", "Metadata"
 
 
 def references(data: bytes) -> Dict[str, int]:
-    """The size that each file must have at least, by its path within the checkpoint's folder.
+    """Return the smallest size that each file must have, by its path in the checkpoint's folder.
 
     Raises:
-        ValueError: it is cut or damaged, is no such index, or refers to something outside its folder.
+        ValueError: the data is cut or damaged, is no such index, or refers to a file outside of its folder.
     """
     if data[:1] != b"\x80":
         raise ValueError("it is no pickle that torch writes")
@@ -41,7 +42,7 @@ def references(data: bytes) -> Dict[str, int]:
 
 
 class _Named:
-    """A class, or an object of one, by the name of the class."""
+    """A class or an object of that class, by the name of the class."""
 
     __slots__ = ("name",)
 
@@ -50,7 +51,7 @@ class _Named:
 
 
 class _Machine:
-    """Follows the opcodes. Errors of a damaged file come as they come."""
+    """The unpickler's stack and memo. Damaged data raises IndexError, KeyError, TypeError or AttributeError."""
 
     def __init__(self) -> None:
         self.stack: List[Any] = []
@@ -62,7 +63,7 @@ class _Machine:
         self.stack.append(value)
 
     def drop(self, count: int) -> None:
-        """Those values become one of which nothing is known."""
+        """Replace the top ``count`` values with a single unknown value."""
         if len(self.stack) < count:
             raise IndexError
         del self.stack[len(self.stack) - count :]
@@ -72,7 +73,7 @@ class _Machine:
         self._marks.append(len(self.stack))
 
     def unmark(self) -> int:
-        """Where the last mark is, which is then gone."""
+        """Remove the last mark and return its place in the stack."""
         return self._marks.pop()
 
     def since_mark(self) -> List[Any]:
@@ -93,7 +94,7 @@ class _Machine:
         self.stack.append(self._memo[at])
 
     def set_items(self, values: List[Any]) -> None:
-        """Only what has a name can be a field of a _StorageInfo."""
+        """Add items to a dictionary. Only strings and integers can be fields of a _StorageInfo."""
         target = self.stack[-1]
         for at in range(0, len(values), 2):
             if isinstance(values[at], str) and isinstance(values[at + 1], (str, int)):
@@ -107,12 +108,12 @@ class _Machine:
         self.named("%s.%s" % (module, name))
 
     def make(self) -> None:
-        """An object of a class, whatever its arguments."""
+        """Create an object of a class. Its arguments do not matter."""
         _, made = self.stack.pop(), self.stack.pop()
         self.stack.append(_Named(made.name) if isinstance(made, _Named) else None)
 
     def build(self) -> None:
-        """An object gets its fields."""
+        """Give an object its fields. A _StorageInfo's fields say where a part of a tensor lies."""
         fields, made = self.stack.pop(), self.stack[-1]
         if isinstance(made, _Named) and made.name == _CLASS:
             path, offset, length = _inside(fields["relative_path"]), fields["offset"], fields["length"]

@@ -1,13 +1,14 @@
-"""While a run is live: each host keeps copies of what the hosts before it wrote.
+"""The replication of checkpoints during a run: each host copies what the hosts before it in a ring have written.
 
-The hosts of a run are a ring, in the order of their node ranks; with ``replicas: 2`` each asks the two before it every
-few seconds what they have, and gets what it lacks. With the question a host says what it has, so the writer knows which
-copies there are. A copy is removed once its writer says that it removed the original, never because that host is
-silent. Where all hosts see the same base_dir nothing is copied. Only what the attempt itself writes is copied: an
-attempt begins with the newest checkpoint on every host, and from an older one nothing is accepted.
+The ring is the order of the node ranks. With ``replicas: 2`` each host asks the two hosts before it every few seconds
+for their manifests, and fetches the entries that it lacks. The question also lists its own copies, so the writer knows
+which copies there are.
 
-It must not be felt by the training: a quarter of the link at most, and never more than 100 MB/s. A receiver keeps to
-that for what it gets, and a sender for what all receivers get from it.
+- A copy is removed once its writer says that the original is removed, never because the writer is silent.
+- Hosts that share base_dir copy nothing.
+- Only entries of the running attempt are copied. Every host has the newest checkpoint when an attempt begins.
+- The training must not notice the copies. A receiver takes at most LINK_SHARE of its link and MOST_RATE; a sender gives
+  all its receivers together at most as much.
 """
 
 from __future__ import annotations
@@ -45,24 +46,26 @@ from ddpctl_worker.rules.order import moment
 from ddpctl_worker.store.relay import PeerGone, context
 from ddpctl_worker.wire.channel import WorkerError
 
-Servers = Dict[str, Tuple[List[str], int]]  # host -> its addresses, and where it serves
+Servers = Dict[str, Tuple[List[str], int]]  # host -> its addresses, and the port of its server
 
 
 def ring_before(hosts: Sequence[str], host: str, replicas: int) -> List[str]:
-    """The hosts whose checkpoints ``host`` keeps copies of."""
+    """Return the hosts whose checkpoints ``host`` copies."""
     at = hosts.index(host)
     return [hosts[at - step] for step in range(1, min(replicas, len(hosts) - 1) + 1)]
 
 
 def ring_after(hosts: Sequence[str], host: str, replicas: int) -> List[str]:
-    """The hosts that keep copies of its own."""
+    """Return the hosts that copy the checkpoints of ``host``."""
     at = hosts.index(host)
     return [hosts[(at + step) % len(hosts)] for step in range(1, min(replicas, len(hosts) - 1) + 1)]
 
 
 class Replication:
-    """The copies of one run on one host, kept by a thread of its own. ``client`` and ``server`` accept who holds the
-    run's certificate."""
+    """The copies of a run on this host, made by a thread of its own.
+
+    The TLS contexts ``client`` and ``server`` accept only peers with the run's certificate.
+    """
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class Replication:
         self._folder, self._client, self._attempt = folder, client, attempt
         self._before = ring_before(hosts, folder.host, replicas)
         self._after = ring_after(hosts, folder.host, replicas)
-        self.holders = 1 + len(self._after)  # on how many hosts each file is to lie
+        self.holders = 1 + len(self._after)  # the number of hosts that each file is kept on
         self._server = CheckpointServer(folder, server, listener, sending_rate())
         self._peers: Dict[str, CheckpointClient] = {}
         self._places: Dict[str, Tuple[Tuple[str, int], ...]] = {}
@@ -85,20 +88,22 @@ class Replication:
         self._pauses: Dict[str, float] = {}
         self._due: Dict[str, float] = {}
         self._trouble: Dict[str, str] = {}
-        self._read: Dict[Tuple[str, str, str], Manifest] = {}  # by writer, entry and version
+        self._manifests: Dict[Tuple[str, str, str], Manifest] = {}  # by writer, entry and version
         self._moved = time.monotonic()
         self._event = threading.Event()
         self._over = False
-        self._read_by = 0.0  # until then the other hosts may read what they saved last
+        self._read_by = 0.0  # until then this host waits for the last checkpoints of other hosts (monotonic)
         self._thread = threading.Thread(target=self._run, name="replication", daemon=True)
 
     @classmethod
     def of(cls, folder: JobFolder, copying: Dict[str, Any], address: str) -> "Replication":
-        """``copying``: ``{"hosts", "replicas", "certificate", "key", "base", "serial", "run", "attempt"}``.
-        ``address``: where it serves; empty: on every address.
+        """Create the replication that ``copying`` describes, with a listener on a free port of ``address``.
+
+        ``copying``: ``{"hosts", "replicas", "certificate", "key", "base", "serial", "run", "attempt"}``.
+        ``address``: empty for every address.
 
         Raises:
-            OSError: it cannot listen.
+            OSError: no port can be listened on.
         """
         pem = copying["certificate"], copying["key"], copying["base"]
         contexts = context(*pem, False), context(*pem, True)
@@ -114,38 +119,37 @@ class Replication:
         self._thread.start()
 
     def meet(self, servers: Servers) -> None:
-        """Where the other hosts of the run serve. From any thread; the newest word counts."""
+        """Set where the other hosts of the run serve. May be called from any thread; the last call counts."""
         for host, (addresses, port) in servers.items():
             self._places[host] = tuple((address, port) for address in addresses)
             self._due.pop(host, None)
         self._event.set()
 
     def elsewhere(self) -> Dict[str, List[Manifest]]:
-        """What all other hosts of the run have, as far as they can be reached."""
-        found: Dict[str, List[Manifest]] = {}
+        """Return the manifests of every other host of the run that can be reached."""
+        manifests: Dict[str, List[Manifest]] = {}
         for host in self._places:
             peer = CheckpointClient(host, self._places[host], self._client)
             with contextlib.suppress(PeerGone, OSError):
                 rows = peer.list()["entries"]
-                found[host] = [self._manifest(peer, row) for row in rows]
+                manifests[host] = [self._manifest(peer, row) for row in rows]
             peer.close()
-        return found
+        return manifests
 
     def _manifest(self, peer: CheckpointClient, row: Dict[str, Any]) -> Manifest:
-        """Asked for once."""
-        if len(self._read) > MOST_MANIFESTS:
-            self._read.clear()
+        if len(self._manifests) > MOST_MANIFESTS:
+            self._manifests.clear()
         key = (row["writer"], row["entry"], row["version"])
-        if key not in self._read:
-            self._read[key] = peer.manifest(row["writer"], row["entry"])
-        return self._read[key]
+        if key not in self._manifests:
+            self._manifests[key] = peer.manifest(row["writer"], row["entry"])
+        return self._manifests[key]
 
     def copied(self, entry: str, version: str) -> bool:
-        """Whether every host that is to have a copy of this version of an own entry has one."""
+        """Return whether all copies of this version of an own entry have been made."""
         return not self._without(entry, version)
 
     def copying(self, entry: str, version: str) -> bool:
-        """Whether a host that lacks it asks for copies, or gets some: the version is to stay until that is done."""
+        """Return whether a host that lacks this version is about to copy it: the version must not be removed yet."""
         lacking = self._without(entry, version)
         if not lacking:
             return False
@@ -153,11 +157,11 @@ class Replication:
         return time.monotonic() - max([self._server.moved, *asked]) < HOLD_S
 
     def _without(self, entry: str, version: str) -> List[str]:
-        have = {host: told for host, (told, _) in self._server.copies.items()}
+        have = {host: copies for host, (copies, _) in self._server.copies.items()}
         return [host for host in self._after if have.get(host, {}).get(entry) != version]
 
     def removed(self, entries: List[str]) -> None:
-        """Own entries that are gone for good; for every look, also with none."""
+        """Record own entries that were removed for good. Call this after every look, also with an empty list."""
         self._folder.note_removed(entries)
 
     def close(self) -> None:
@@ -170,7 +174,7 @@ class Replication:
         self._server.close()
 
     def finish(self, patience: float) -> None:
-        """The run is over, and nothing new will come: wait until the last copies are made, as long as that moves on."""
+        """After the run: wait for the last copies, at most ``patience`` seconds and while there is progress."""
         until = time.monotonic() + patience
         self._read_by, self._server.final = time.monotonic() + FINAL_READ_S, True
         self._moved = time.monotonic()
@@ -179,28 +183,32 @@ class Replication:
         self.close()
 
     def _last_moved(self) -> float:
-        """When a file was begun, or bytes of one came or went: a large one takes long."""
+        """Return when a file was begun, or bytes were received or sent (monotonic)."""
         return max(self._moved, self._throttle.moved, self._server.moved)
 
     def done(self) -> bool:
-        """Whether the hosts before have nothing that lacks here, and will not, and those after lack nothing of this
-        host's own; who cannot be reached is not waited for."""
-        mine = {
-            (entry, one["version"])
-            for entry, one in self._folder.manifests(self._folder.host).items()
-            if attempt_of(one) == self._attempt
+        """Return whether the copies of this attempt are complete. For the hosts that can be reached:
+
+        - the hosts after this host have copies of all its entries;
+        - the hosts before this host write nothing more, or FINAL_READ_S is over;
+        - this host has copies of all their entries.
+        """
+        own = {
+            (entry, made["version"])
+            for entry, made in self._folder.manifests(self._folder.host).items()
+            if attempt_of(made) == self._attempt
         }
         for host in self._after:
-            told = self._told(host)
-            rows = told["entries"] if told is not None else ()
-            there = {(row["entry"], row["version"]) for row in rows if row["writer"] == self._folder.host}
-            if told is not None and not mine <= there:
+            answer = self._ask(host)
+            rows = answer["entries"] if answer is not None else ()
+            copied = {(row["entry"], row["version"]) for row in rows if row["writer"] == self._folder.host}
+            if answer is not None and not own <= copied:
                 return False
-        before = [(host, told) for host in self._before for told in [self._told(host)] if told is not None]
-        if not all(told["final"] for _, told in before) and time.monotonic() < self._read_by:
+        before = [(host, answer) for host in self._before for answer in [self._ask(host)] if answer is not None]
+        if not all(answer["final"] for _, answer in before) and time.monotonic() < self._read_by:
             self._moved = time.monotonic()
             return False
-        return not any(self._lacking(host, told["entries"]) for host, told in before)
+        return not any(self._lacking(host, answer["entries"]) for host, answer in before)
 
     # --- the thread --------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -217,7 +225,7 @@ class Replication:
                 self._event.clear()
 
     def _follow(self, host: str) -> bool:
-        """One look at a host, and one copy of what it has; whether there may be more."""
+        """Look at a host once and make at most one copy. Return whether there may be more to copy."""
         if host not in self._places or time.monotonic() < self._due.get(host, 0.0):
             return False
         try:
@@ -226,7 +234,7 @@ class Replication:
             self._failed(host, str(error))
         except WorkerError as error:
             self._failed(host, error.message)
-        except Exception as error:  # a fault of ours, or a disk that is away: the run is not harmed, and it may pass
+        except Exception as error:  # a bug, or a disk that is away: the run goes on, and the error may pass
             self._failed(host, notes.trace(error))
         else:
             self._pauses.pop(host, None)
@@ -242,14 +250,14 @@ class Replication:
         self._due[host] = time.monotonic() + self._pauses[host]
 
     def _copy_from(self, host: str) -> bool:
-        """Copy the newest that lacks here; True when there was one."""
+        """Copy the newest entry that is missing here. Return whether there was such an entry."""
         peer = self._peer(host)
-        have = {entry: one["version"] for entry, one in self._folder.manifests(host).items()}
-        told = peer.list(self._folder.host, have)
-        if self._folder.sees(host, told["mark"]):
+        have = {entry: copy["version"] for entry, copy in self._folder.manifests(host).items()}
+        answer = peer.list(self._folder.host, have)
+        if self._folder.sees(host, answer["mark"]):
             return False  # a shared disk
-        self._drop(host, told)
-        for row in self._lacking(host, told["entries"]):
+        self._drop(host, answer)
+        for row in self._lacking(host, answer["entries"]):
             found = self._manifest(peer, row)
             self._copy(peer, found)
             notes.note("copied the checkpoint %s of %s (%d bytes)" % (found["entry"], host, found["size"]))
@@ -258,9 +266,9 @@ class Replication:
         return False
 
     def _lacking(self, host: str, rows: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-        """What that host has of its own and this one lacks, newest first."""
+        """Return the rows of the host's own entries that this host lacks, newest first."""
         own = [row for row in rows if row["writer"] == host and attempt_of(row) == self._attempt]
-        have = {(entry, one["version"]) for entry, one in self._folder.manifests(host).items()}
+        have = {(entry, copy["version"]) for entry, copy in self._folder.manifests(host).items()}
         lacking = [row for row in own if (row["entry"], row["version"]) not in have]
         return sorted(lacking, key=lambda row: moment(row["time"]), reverse=True)
 
@@ -274,32 +282,32 @@ class Replication:
 
         put_copy(self._folder, found, gather(self._folder, writer, found["files"], get))
 
-    def _drop(self, host: str, told: Dict[str, Any]) -> None:
-        """Remove copies of what their writer says it has removed. Its newest one stays, whatever it says."""
-        there = {row["entry"] for row in told["entries"] if row["writer"] == host}
+    def _drop(self, host: str, answer: Dict[str, Any]) -> None:
+        """Remove the copies of entries that their writer has removed. The newest copy always stays."""
+        present = {row["entry"] for row in answer["entries"] if row["writer"] == host}
         have = self._folder.manifests(host)
         newest = newest_last(list(have.values()))[-1:]
-        for entry in [one for one in told["removed"] if one in have and one not in there]:
+        for entry in [name for name in answer["removed"] if name in have and name not in present]:
             if have[entry] not in newest:
                 folder = self._folder.of(host)
                 manifest.discard(folder, entry)
                 remove(os.path.join(folder, entry))
                 notes.note("removed the copy of the checkpoint %s: %s has removed the original" % (entry, host))
 
-    # --- the others --------------------------------------------------------------------------------------------------
+    # --- other hosts ------------------------------------------------------------------------------------------------
     def _peer(self, host: str) -> CheckpointClient:
-        """One connection for all looks; a new one if the host serves at another place now."""
+        """Return the client of a host; a new client if the host serves at another place now."""
         places = self._places[host]
-        known = self._peers.get(host)
-        if known is None or known.addresses != places:
-            if known is not None:
-                known.close()
-            known = self._peers[host] = CheckpointClient(host, places, self._client)
+        peer = self._peers.get(host)
+        if peer is None or peer.addresses != places:
+            if peer is not None:
+                peer.close()
+            peer = self._peers[host] = CheckpointClient(host, places, self._client)
             self._throttle = Throttle(rate_to(places[0][0]) if places else MOST_RATE)
-        return known
+        return peer
 
-    def _told(self, host: str) -> Optional[Dict[str, Any]]:
-        """What a host has, for ``done``; None when it cannot be reached."""
+    def _ask(self, host: str) -> Optional[Dict[str, Any]]:
+        """Return the list of a host, or ``None`` if it cannot be reached or shares this disk."""
         peer = CheckpointClient(host, self._places.get(host, ()), self._client)
         try:
             found = peer.list()
@@ -311,14 +319,14 @@ class Replication:
 
 
 def sending_rate() -> float:
-    """Bytes/s that may leave this host: a share of its fastest link, since nobody has said yet where to."""
-    speeds = [one["speed"] for one in net.addresses() if one.get("speed")]  # Mbit/s
+    """Return the rate at which this host may send (bytes/s): LINK_SHARE of its fastest link."""
+    speeds = [address["speed"] for address in net.addresses() if address.get("speed")]  # Mbit/s
     return min(MOST_RATE, max(speeds) * 125e3 * LINK_SHARE) if speeds else MOST_RATE
 
 
 def rate_to(address: str) -> float:
-    """Bytes/s that may go to that host: a share of the link that leads there."""
+    """Return the rate of transfers with a host (bytes/s): LINK_SHARE of the link that leads there."""
     own = net.source_address(address)
-    speeds = [one.get("speed") for one in net.addresses() if one["address"] == own]  # Mbit/s
+    speeds = [link.get("speed") for link in net.addresses() if link["address"] == own]  # Mbit/s
     known = [speed for speed in speeds if speed]
     return min(MOST_RATE, known[0] * 125e3 * LINK_SHARE) if known else MOST_RATE
