@@ -156,7 +156,7 @@ PROGRAMS = {"basic": BASIC, "checkpoint": CHECKPOINT, "two_processes": TWO_PROCE
 )
 def test_a_script_that_starts_its_own_processes_trains_on_each_host(torch_site: Site, lab: Lab, name: str) -> None:
     site = torch_site.only(0, 1)
-    done = site("up", "--job", site.job(name, PROGRAMS[name], env={"OMP_NUM_THREADS": "1"})).ok()
+    done = site("up", "--job", site.job(name, PROGRAMS[name], env={"OMP_NUM_THREADS": "1"}), timeout=180).ok()
     lines = site("tail", name, "-n", "all", "--no-fold").ok().stdout.splitlines()
     found = sorted(line for line in lines if "trained" in line)
     want = [f"{host}:{rank} | trained {one} 2 []" for rank, host in enumerate(("node0", "node1")) for one in (0, 1)]
@@ -171,7 +171,7 @@ def test_a_script_that_starts_its_own_processes_trains_on_each_host(torch_site: 
 )
 def test_a_script_that_asks_for_its_host_trains_on_all_of_them(torch_site: Site, lab: Lab) -> None:
     site = torch_site.only(0, 1)
-    done = site("up", "--job", site.job("across", ACROSS_HOSTS, env={"OMP_NUM_THREADS": "1"})).ok()
+    done = site("up", "--job", site.job("across", ACROSS_HOSTS, env={"OMP_NUM_THREADS": "1"}), timeout=180).ok()
     found = sorted(line.partition("trained ")[2] for line in done.stdout.splitlines() if "trained" in line)
     assert found == [f"{rank} 4 2" for rank in range(4)], done.stdout
     assert "RANK is the number of the host" in " ".join(done.stderr.split())
