@@ -59,8 +59,8 @@ def test_a_slow_node_is_left_for_a_node_that_has_much_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stack: ExitStack
 ) -> None:
     """The slow one goes on for as long as it is needed, and never ends."""
-    monkeypatch.setattr(pull, "LOOK_S", 0.2)
-    monkeypatch.setattr(pull, "LAG", 1 << 20)
+    monkeypatch.setattr(pull, "PACE_LOOK_S", 0.2)
+    monkeypatch.setattr(pull, "LAG_BYTES", 1 << 20)
     slow, ahead, mine = (node(tmp_path / name, stack) for name in ("slow", "ahead", "mine"))
     (full,) = ahead.pending()
     ahead.append(full, DATA)

@@ -23,6 +23,7 @@ from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.rules import entries
 from ddpctl_worker.rules.choice import Kept, restoring
 from ddpctl_worker.store import relay
+from ddpctl_worker.store.limits import LEAST_S
 from ddpctl_worker.store.relay import PeerGone, Serving, read_line, send_chunk, send_line
 from ddpctl_worker.wire.channel import WorkerError
 from tests.worker.checkpoint.test_keeper import zeroed
@@ -577,4 +578,4 @@ def test_a_peer_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
     reader = relay.ChunkReader(cast("Any", _Trickle(data, clock)), relay.LeastRate())
     with pytest.raises(relay.PeerGone, match=r"it sent only \d+ bytes in \d+ s"):
         reader.read()
-    assert clock[0] < 100 + 2 * relay.LEAST_S
+    assert clock[0] < 100 + 2 * LEAST_S

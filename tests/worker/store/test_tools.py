@@ -80,7 +80,7 @@ def test_what_cannot_be_made_is_named_and_leaves_nothing(base: Path, tmp_path: P
     (base / "store" / changed).write_bytes(SCRIPT + b"#")
     for tool, words in (
         ({"hash": other, "kind": "wheel"}, "the wheel of uv has no uv in it"),
-        ({"hash": put(base, b"no zip"), "kind": "wheel"}, "the wheel of uv is none"),
+        ({"hash": put(base, b"no zip"), "kind": "wheel"}, "the wheel of uv cannot be read"),
         ({"hash": changed, "kind": "binary"}, "uv had changed on this disk and was removed"),
         ({"hash": changed, "kind": "binary"}, "uv has not arrived"),
         ({"hash": "../x", "kind": "binary"}, "not a SHA-256"),

@@ -30,7 +30,8 @@ from ddpctl_worker.rules.complete import when as when_chosen
 from ddpctl_worker.rules.entries import FOLDER, METADATA, Files, series_of
 from ddpctl_worker.rules.order import When, moment, when_of
 from ddpctl_worker.store.blobs import Part, require_space
-from ddpctl_worker.store.relay import CHUNK, ChunkReader, LeastRate, PeerGone, connect, read_line, send_line
+from ddpctl_worker.store.limits import CHUNK_BYTES
+from ddpctl_worker.store.relay import ChunkReader, LeastRate, PeerGone, connect, read_line, send_line
 from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import CORRUPT, UNSAFE_PATH
 
@@ -207,11 +208,11 @@ class Fetching:
     def _copy(self, writer: str, entry: str, path: str, part: Part) -> None:
         fd = self._folder.open(writer, entry, path)
         try:
-            data = os.pread(fd, CHUNK, part.done)
+            data = os.pread(fd, CHUNK_BYTES, part.done)
             while data:
                 part.write(data)
                 self._throttle.took(len(data))
-                data = os.pread(fd, CHUNK, part.done)
+                data = os.pread(fd, CHUNK_BYTES, part.done)
         finally:
             os.close(fd)
 

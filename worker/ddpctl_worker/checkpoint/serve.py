@@ -26,7 +26,8 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.throttle import Throttle
-from ddpctl_worker.store.relay import CHUNK, Serving, read_line, send_chunk, send_gone, send_line
+from ddpctl_worker.store.limits import CHUNK_BYTES
+from ddpctl_worker.store.relay import Serving, read_line, send_chunk, send_gone, send_line
 
 _ROW = ("entry", "version", "time", "serial", "run", "attempt")  # fields of a manifest in a list
 
@@ -97,7 +98,7 @@ class CheckpointServer(Serving):
         """Send exactly the announced number of bytes, or GONE once the file has become shorter. The hash reveals other
         changes."""
         while offset < size:
-            data = os.pread(fd, min(CHUNK, size - offset), offset)
+            data = os.pread(fd, min(CHUNK_BYTES, size - offset), offset)
             if not data:
                 send_gone(sock)
                 return
@@ -110,5 +111,5 @@ class CheckpointServer(Serving):
 def _send(sock: ssl.SSLSocket, value: Dict[str, Any]) -> None:
     data = json.dumps(value, separators=(",", ":")).encode("ascii")
     send_line(sock, {"size": len(data)})
-    for at in range(0, len(data), CHUNK):
-        send_chunk(sock, data[at : at + CHUNK], 0)
+    for at in range(0, len(data), CHUNK_BYTES):
+        send_chunk(sock, data[at : at + CHUNK_BYTES], 0)

@@ -1,8 +1,8 @@
 """Content-addressed files of a node: ``<base_dir>/store/<sha256>``.
 
-A blob appears under its name only when all of it is on disk and its SHA-256 was verified here; until then it is a
-``<sha256>.<random>.part``, locked by its writer. A part whose writer is gone is taken up where it ended. Nothing
-below the store is followed when it is a symlink, and nothing is used that belongs to somebody else.
+A blob gets its name once all of it is on disk and its SHA-256 is verified. Until then it is a part,
+``<sha256>.<random>.part``, locked by its writer. A part whose writer is gone is continued where it ended. Symbolic
+links below the store are not followed, and files of other users are not used.
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ import stat
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ddpctl_worker.machine import fs
+from ddpctl_worker.store.limits import READ_BYTES, RESERVE_BYTES, SYNC_BYTES
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST, CORRUPT, NO_SPACE, UNSAFE_PATH
 
-RESERVE = 16 << 20  # bytes left free, so that records and logs of running jobs still find room
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-_CHUNK = 1 << 20
-SYNC_EVERY = 256 << 20  # bytes: all of a large file at its end could take minutes, in which nothing seems to happen
 _MAKE_ROOM = "make room (ddpctl gc removes what no run uses) or set another base_dir for this host"
 
 
 # --- where things are ------------------------------------------------------------------------------------------------
 def blob_path(base_dir: str, sha256: str) -> str:
-    """The path of a blob, whether it is there or not. ``base_dir`` may begin with ``~``.
+    """Return the path of a blob, present or not. ``base_dir`` may begin with ``~``.
 
     Raises:
         WorkerError: ``sha256`` is not 64 lower-case hex digits.
@@ -40,10 +38,10 @@ def blob_path(base_dir: str, sha256: str) -> str:
 
 
 def open_blob(base_dir: str, sha256: str) -> Optional[int]:
-    """A descriptor to read a complete blob, or None where it is missing.
+    """Return a descriptor to read a complete blob; None if it is missing.
 
     Raises:
-        WorkerError: unsafe_path, when a symlink, another user's file or no regular file lies under its name.
+        WorkerError: unsafe_path, if the file is a symbolic link, not a regular file, or another user's.
     """
     path = blob_path(base_dir, sha256)
     try:
@@ -63,7 +61,7 @@ def open_blob(base_dir: str, sha256: str) -> Optional[int]:
 
 
 def blob_size(base_dir: str, sha256: str) -> Optional[int]:
-    """Bytes of a complete blob, or None where it is missing. Raises WorkerError as ``open_blob``."""
+    """Return the bytes of a complete blob; None if it is missing. Raises WorkerError as ``open_blob``."""
     fd = open_blob(base_dir, sha256)
     if fd is None:
         return None
@@ -74,16 +72,16 @@ def blob_size(base_dir: str, sha256: str) -> Optional[int]:
 
 
 def digest(fd: int) -> str:
-    """SHA-256 of everything in an open file, as hex."""
+    """Return the SHA-256 of an open file as hex."""
     sha = hashlib.sha256()
     os.lseek(fd, 0, os.SEEK_SET)
-    for piece in iter(lambda: os.read(fd, _CHUNK), b""):
+    for piece in iter(lambda: os.read(fd, READ_BYTES), b""):
         sha.update(piece)
     return sha.hexdigest()
 
 
 def discard_if_corrupt(base_dir: str, sha256: str) -> bool:
-    """Read a blob again; remove it and return True when it is no longer what its name says."""
+    """Read a blob again; remove it and return True if its content does not fit its name."""
     fd = open_blob(base_dir, sha256)
     if fd is None:
         return False
@@ -98,10 +96,10 @@ def discard_if_corrupt(base_dir: str, sha256: str) -> bool:
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 class Part:
-    """A blob on its way: append with ``write``, then ``commit`` or ``keep`` (for a later resume) or ``drop``.
+    """An unfinished blob: append with ``write``, then ``commit``, ``keep`` (for a later resume) or ``drop``.
 
-    ``done`` is how many bytes are there; the first ones may come from an earlier transfer that was cut short. The file
-    is locked while this object lives, so that no second writer takes it up.
+    ``done``: bytes that are there, bytes of an earlier transfer that was cut short included. The file is locked while
+    this object lives, so that no second writer continues it.
     """
 
     def __init__(
@@ -114,9 +112,10 @@ class Part:
         folder: Sequence[str] = ("store",),
         read_on: Optional[Callable[[int], None]] = None,
     ) -> None:
-        """Takes up an abandoned part unless ``fresh``; checks the free space for what is still missing.
+        """Continue an abandoned part unless ``fresh``; check the free space for the missing bytes.
 
-        ``folder``: where below ``base_dir`` it lies. ``read_on`` hears how many bytes of an earlier transfer were read.
+        ``folder``: the part's folder below ``base_dir``. ``read_on`` is called with the number of bytes of an earlier
+        transfer that were read in each step.
 
         Raises:
             WorkerError: unsafe_path or no_space.
@@ -139,14 +138,14 @@ class Part:
             raise
 
     def _hash_prefix(self) -> None:
-        for piece in iter(lambda: os.read(self._fd, _CHUNK), b""):
+        for piece in iter(lambda: os.read(self._fd, READ_BYTES), b""):
             self._sha.update(piece)
             self.done += len(piece)
             if self._read_on is not None:
                 self._read_on(len(piece))
 
     def write(self, data: bytes) -> None:
-        """Append. Raises WorkerError no_space (the part is dropped: it would keep the disk full)."""
+        """Append. Raises WorkerError no_space or corrupt; the part is dropped then, since it would fill the disk."""
         if self.done + len(data) > self.size:
             self.drop()
             raise WorkerError(CORRUPT, "more bytes came for %s than the announced %d" % (self.sha256, self.size))
@@ -155,7 +154,7 @@ class Part:
             while view:
                 view = view[os.write(self._fd, view) :]
             self._unsynced += len(data)
-            if self._unsynced >= SYNC_EVERY:
+            if self._unsynced >= SYNC_BYTES:
                 os.fdatasync(self._fd)
                 self._unsynced = 0
         except OSError as error:
@@ -165,7 +164,8 @@ class Part:
         self.done += len(data)
 
     def rewind(self, offset: int) -> None:
-        """Forget what comes after ``offset``: the sender starts there."""
+        """Remove the bytes after ``offset``, where the sender starts. Raises WorkerError corrupt if bytes before it are
+        missing."""
         if offset > self.done:
             raise WorkerError(CORRUPT, "only %d bytes of %s are here, not %d" % (self.done, self.sha256, offset))
         if offset == self.done:
@@ -179,7 +179,7 @@ class Part:
         """Verify, make durable, give the final name.
 
         Raises:
-            WorkerError: corrupt, when bytes are missing or the hash differs; the part is dropped then.
+            WorkerError: corrupt, if bytes are missing or the hash differs; no_space. The part is dropped then.
         """
         if self.done != self.size or self._sha.hexdigest() != self.sha256:
             found, done = self._sha.hexdigest(), self.done
@@ -200,17 +200,17 @@ class Part:
         fs.sync_folder(self._folder)
 
     def read_fd(self) -> int:
-        """A second descriptor that reads the file from its start, also while it still grows."""
+        """Return another descriptor that reads the file from its start, while it still grows."""
         return os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def keep(self) -> None:
-        """Let go of it, so that a later transfer continues from here. Harmless after ``commit``."""
+        """Unlock the part for a later transfer. Does nothing after ``commit``."""
         if self._fd >= 0 and not self.done:
             self.drop()
         self._close()
 
     def drop(self) -> None:
-        """Remove it."""
+        """Remove the part."""
         if self._fd >= 0:
             os.unlink(self.path)
             self._close()
@@ -229,20 +229,20 @@ def _create(folder: str, sha256: str) -> Tuple[str, int]:
 
 
 def _adopt(folder: str, sha256: str, size: int) -> Optional[Tuple[str, int]]:
-    """The longest part that nobody is writing, locked for us."""
+    """Return and lock the longest part without a writer."""
     for path in unfinished(folder, sha256):
         try:
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             continue
-        if _is_ours(fd, path, size):
+        if _lock(fd, path, size):
             return path, fd
         os.close(fd)
     return None
 
 
-def _is_ours(fd: int, path: str, size: int) -> bool:
-    """Locks it; after that it must still be the file under that name (its writer may just have renamed it)."""
+def _lock(fd: int, path: str, size: int) -> bool:
+    """Lock the part. Its writer may have renamed it just before, so the name must still lead to the same file."""
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_size > size:
         return False
@@ -255,7 +255,7 @@ def _is_ours(fd: int, path: str, size: int) -> bool:
 
 
 def unfinished(folder: str, sha256: str) -> List[str]:
-    """Paths of the parts of a blob, longest first."""
+    """Return the paths of a blob's parts, longest first."""
     found = []
     for path in glob.glob(os.path.join(glob.escape(folder), sha256 + ".*.part")):
         try:
@@ -266,13 +266,13 @@ def unfinished(folder: str, sha256: str) -> List[str]:
 
 
 def require_space(folder: str, size: int) -> None:
-    """Raises WorkerError no_space when ``size`` bytes and the reserve do not fit below ``folder``."""
+    """Raise WorkerError no_space if ``size`` bytes and the reserve do not fit below ``folder``."""
     info = os.statvfs(folder)
     free = info.f_bavail * info.f_frsize
-    if free < size + RESERVE:
+    if free < size + RESERVE_BYTES:
         raise WorkerError(
             NO_SPACE,
-            "%.1f MB are needed below %s and %.1f MB are free" % ((size + RESERVE) / 1e6, folder, free / 1e6),
+            "%.1f MB are needed below %s and %.1f MB are free" % ((size + RESERVE_BYTES) / 1e6, folder, free / 1e6),
             _MAKE_ROOM,
         )
 
@@ -288,13 +288,13 @@ def store_get(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"hash"}`` -> the blob in frames ``{"chunk": true}``, then ``{}``.
 
     Raises:
-        WorkerError: CORRUPT, it is not here.
+        WorkerError: CORRUPT, the store has no such blob.
     """
     fd = open_blob(request["base_dir"], request["hash"])
     if fd is None:
         raise WorkerError(CORRUPT, "%s is not in the store" % request["hash"])
     try:
-        for piece in iter(lambda: os.read(fd, _CHUNK), b""):
+        for piece in iter(lambda: os.read(fd, READ_BYTES), b""):
             channel.send({"chunk": True}, piece)
     finally:
         os.close(fd)
@@ -304,8 +304,8 @@ def store_get(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 def store_put(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"hash", "size", "offset": 0}`` and ``size - offset`` bytes of body -> ``{"stored": bool, "bytes": received}``.
 
-    ``stored`` is False when the blob was there already; the body is not read then. An ``offset`` continues a
-    transfer that was cut short (``store_has`` names how far it came).
+    ``stored`` is False if the blob was there already; the body is not read then. An ``offset`` continues a transfer
+    that was cut short (``store_has`` answers with the bytes of the part).
     """
     base_dir, sha256, size = request["base_dir"], request["hash"], int(request["size"])
     offset = int(request.get("offset", 0))

@@ -1,7 +1,7 @@
-"""A wheel from a source distribution, on this node, for nodes of its kind.
+"""Builds a wheel from a source distribution on this node, for nodes of its kind.
 
-The controller sends the source and the wheels that its build needs; nothing is looked for elsewhere. Both lie in the
-store, in an environment of their own uv runs the package's build backend, and the wheel goes back to the controller.
+The controller sends the source and the wheels that its build needs into the store; no index is asked. uv runs the
+package's build backend in an environment of its own, and the wheel goes back to the controller.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from typing import Any, Dict, List, Optional
 from ddpctl_worker.machine import fs
 from ddpctl_worker.store.blobs import blob_path, discard_if_corrupt
 from ddpctl_worker.store.install import Damaged, fill
+from ddpctl_worker.store.limits import BUILD_S, READ_BYTES
 from ddpctl_worker.store.tools import program
 from ddpctl_worker.store.unpack import unpack
 from ddpctl_worker.store.uv import Uv, UvFailed, place_wheels, run_watched
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BUILD, CORRUPT, INSTALL
 
-BUILD_S = 3500.0
-PIECE = 1 << 20
-# What a build may take from the login: where compilers and CUDA are, and what they are told.
+# Variables of the login that a build may use: paths and options of compilers and CUDA.
 _LOGIN = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH", "MAX_JOBS")
 
-# PEP 517: what the backend asks for besides. argv: where to write it, the backend, folders to look for it in.
+# PEP 517: further requirements of the backend. argv: output file, backend, folders with the backend.
 _ASK = """
 import importlib, json, sys
 sys.path[:0] = sys.argv[3:]
@@ -47,12 +46,15 @@ def build(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"source": {"hash", "name"}, "lock", "lock_hash", "wheels": [{"hash", "name"}], "uv": {"hash", "kind"},
     "requires": [requirement], "backend", "backend_path": [folder], "env": {name: value}}``.
 
-    Returns ``{"needs": [requirement]}`` where the backend asks for more than ``requires``; else the wheel's bytes, in
-    frames, and ``{"name", "hash", "size"}``.
+    Returns ``{"needs": [requirement]}`` if the backend asks for more than ``requires``; else sends the wheel's bytes in
+    frames, and returns ``{"name", "hash", "size"}``.
+
+    Raises:
+        WorkerError: corrupt, the source has not arrived; install, or build, with the end of the output.
     """
     base_dir = request["base_dir"]
     envs = fs.own_folder(base_dir, "envs")
-    with fs.shared(os.path.join(envs, fs.ENVS), channel):  # gc must not take what is just being used
+    with fs.shared(os.path.join(envs, fs.ENVS), channel):  # gc must not remove these files meanwhile
         place = tempfile.mkdtemp(prefix="build-", suffix=".tmp", dir=envs)
         try:
             return _build(request, base_dir, place, channel)
@@ -85,7 +87,7 @@ def _build(request: Dict[str, Any], base_dir: str, place: str, channel: Channel)
 
 
 def _source(base_dir: str, source: Dict[str, str], place: str) -> str:
-    """The unpacked source: an archive of one folder."""
+    """Unpack the source; return its top folder."""
     blob = blob_path(base_dir, source["hash"])
     if not os.path.exists(blob) or discard_if_corrupt(base_dir, source["hash"]):
         raise WorkerError(CORRUPT, "%s has not arrived" % source["name"], "run the same command again")
@@ -100,16 +102,16 @@ def _source(base_dir: str, source: Dict[str, str], place: str) -> str:
 
 
 def _asks(python: str, request: Dict[str, Any], tree: str, env: Dict[str, str], channel: Channel) -> List[str]:
-    """What the backend asks for besides."""
-    said = os.path.join(os.path.dirname(tree), ".asks.json")
+    """Return the further requirements of the backend."""
+    answer = os.path.join(os.path.dirname(tree), ".asks.json")
     folders = [os.path.join(tree, inside) for inside in request["backend_path"]]
-    run_watched([python, "-c", _ASK, said, request["backend"], *folders], env, channel, BUILD_S, cwd=tree)
-    with open(said) as file:
+    run_watched([python, "-c", _ASK, answer, request["backend"], *folders], env, channel, BUILD_S, cwd=tree)
+    with open(answer) as file:
         return [str(need) for need in json.load(file)]
 
 
 def _missing(env: Dict[str, str]) -> Optional[str]:
-    """What a build on this node lacks for C, as a next step; None where it is all there."""
+    """Return how to install a missing C compiler or Python.h; None: both are there."""
     compiler = env.get("CC", "").split(" ")[0] or "cc"
     if not any(shutil.which(name, path=env["PATH"]) for name in (compiler, "gcc", "clang")):
         return "there is no C compiler: apt install gcc python3-dev, or dnf install gcc python3-devel"
@@ -119,15 +121,14 @@ def _missing(env: Dict[str, str]) -> Optional[str]:
 
 
 def _send(out: str, channel: Channel) -> Dict[str, Any]:
-    """The one wheel in the folder, to the controller."""
-    found = [name for name in os.listdir(out) if name.endswith(".whl")] if os.path.isdir(out) else []
-    if len(found) != 1:
-        raise WorkerError(BUILD, "the build left %d wheels" % len(found))
+    wheels = [name for name in os.listdir(out) if name.endswith(".whl")] if os.path.isdir(out) else []
+    if len(wheels) != 1:
+        raise WorkerError(BUILD, "the build left %d wheels" % len(wheels))
     sha = hashlib.sha256()
     size = 0
-    with open(os.path.join(out, found[0]), "rb") as file:
-        for piece in iter(lambda: file.read(PIECE), b""):
+    with open(os.path.join(out, wheels[0]), "rb") as file:
+        for piece in iter(lambda: file.read(READ_BYTES), b""):
             sha.update(piece)
             size += len(piece)
             channel.send({"piece": size}, piece)
-    return {"name": found[0], "hash": sha.hexdigest(), "size": size}
+    return {"name": wheels[0], "hash": sha.hexdigest(), "size": size}

@@ -1,4 +1,4 @@
-"""The files of one spread on one node while they arrive: who writes, who waits for more, what is complete."""
+"""Files of one spread while they arrive on this node: one thread writes them, others serve them to peers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpctl_worker.wire.channel import WorkerError
 
 
 class IncomingFile:
-    """One file: ``done`` bytes are here. ``generation`` counts its starts from scratch."""
+    """One file, of which ``done`` bytes are here. ``generation`` counts its restarts from byte 0."""
 
     def __init__(self, sha256: str, size: int, name: str) -> None:
         self.sha256, self.size, self.name = sha256, size, name
@@ -23,25 +23,25 @@ class IncomingFile:
 
 
 class Incoming:
-    """All files of a spread, in order. Written by one thread, read by many; ``changed`` guards and announces."""
+    """All files of a spread, in order. One thread writes, many threads read; ``changed`` is lock and signal."""
 
     def __init__(self, base_dir: str, files: List[Dict[str, Any]]) -> None:
-        """Takes stock: what is in the store already, and what can be continued.
+        """Find complete blobs and parts that can be continued.
 
         Raises:
-            WorkerError: unsafe_path, or no_space for everything that is still missing.
+            WorkerError: unsafe_path, or no_space for all missing bytes.
         """
         self.base_dir = base_dir
         self.changed = threading.Condition()
         self.items = {item["hash"]: IncomingFile(item["hash"], int(item["size"]), item["name"]) for item in files}
         self.found = 0  # bytes that were here before, unfinished files included
         for item in self.items.values():
-            self._take_stock(item)
+            self._look_up(item)
         missing = sum(item.size - item.done for item in self.items.values())
         if missing:
             require_space(own_folder(base_dir, "store"), missing)
 
-    def _take_stock(self, item: IncomingFile) -> None:
+    def _look_up(self, item: IncomingFile) -> None:
         if blob_size(self.base_dir, item.sha256) is not None:
             item.complete, item.done = True, item.size
         else:
@@ -54,11 +54,11 @@ class Incoming:
 
     @property
     def done(self) -> int:
-        """Bytes that are here, of all files."""
+        """Bytes of all files that are here."""
         return sum(item.done for item in self.items.values())
 
     def append(self, item: IncomingFile, data: bytes) -> None:
-        """More bytes of a file; the readers that wait for them are woken."""
+        """Append bytes to a file, and wake the readers that wait for them."""
         assert item.part is not None
         item.part.write(data)
         with self.changed:
@@ -66,10 +66,10 @@ class Incoming:
             self.changed.notify_all()
 
     def finish(self, item: IncomingFile) -> None:
-        """All bytes are here: verify and give the file its name.
+        """Verify a file with all its bytes, and give it its name.
 
         Raises:
-            WorkerError: corrupt; the file starts from scratch then, for its readers too.
+            WorkerError: corrupt; the file then restarts from byte 0, for its readers too.
         """
         assert item.part is not None
         try:
@@ -86,21 +86,21 @@ class Incoming:
             self.changed.notify_all()
 
     def fail(self) -> None:
-        """Nothing more will come: readers of unfinished files go elsewhere."""
+        """Mark all unfinished files as failed: their readers go to other nodes."""
         with self.changed:
             for item in self.pending():
                 item.failed = True
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Keep what is unfinished for a later resume."""
+        """Keep unfinished files for a later resume."""
         self.fail()
         for item in self.pending():
             if item.part is not None:
                 item.part.keep()
 
     def open(self, item: IncomingFile) -> Tuple[Optional[int], int]:
-        """A descriptor to read the file from its start, complete or not, and its generation; None: not to be had."""
+        """Return a descriptor that reads the file from its start, and the generation; None instead: the file failed."""
         with self.changed:
             if item.failed:
                 return None, item.generation
@@ -109,7 +109,7 @@ class Incoming:
         return open_blob(self.base_dir, item.sha256), item.generation
 
     def wait(self, item: IncomingFile, offset: int, generation: int, timeout: float) -> Optional[int]:
-        """How many bytes there are once it is more than ``offset``, or after ``timeout`` s; None: no more will come."""
+        """Return ``done`` once it exceeds ``offset``, or after ``timeout`` s; None: the file failed or restarted."""
         with self.changed:
             self.changed.wait_for(
                 lambda: item.done > offset or item.failed or item.generation != generation, timeout=timeout

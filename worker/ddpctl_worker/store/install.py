@@ -1,8 +1,8 @@
-"""A locked environment on this node, from wheels that lie in the store: ``<base_dir>/envs/<id>``.
+"""Installs a locked environment on this node from wheels in the store: ``<base_dir>/envs/<id>``.
 
-It is built in a folder of its own with the uv that came along, offline and with every hash checked, tried out, and
-only then renamed to its name; so whatever has that name is complete. Files are hard links into uv's cache below
-base_dir: a second environment with the same wheels costs almost nothing.
+ddpctl's own uv builds it in a temporary folder, offline and with every hash checked. The environment gets its name only
+after its imports have worked, so an environment with this name is complete. Files are hard links into uv's cache below
+base_dir: a second environment with the same wheels takes almost no space.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from ddpctl_worker.machine import fs
 from ddpctl_worker.store.blobs import discard_if_corrupt, require_space
+from ddpctl_worker.store.limits import IMPORT_LETTERS, IMPORT_S, INSTALL_S
 from ddpctl_worker.store.tools import program
 from ddpctl_worker.store.uv import Uv, UvFailed, place_wheels, run_watched, unpacked_size
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST, CORRUPT, IMPORT, INSTALL
 
 MARKER = "ddpctl.json"
-INSTALL_S = 900.0
-IMPORT_S = 600.0
 # Runs in the environment's own interpreter. argv: modules to import. NCCL's version exists in CUDA builds only.
 _PROGRAM = """
 import importlib, json, platform, sys
@@ -47,7 +46,10 @@ print(json.dumps(found))
 def install(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"lock": text, "lock_hash", "wheels": [{"hash", "name"}], "uv": {"hash", "kind"}, "imports": [module]}``.
 
-    Returns ``{"python", "env", "versions", "reused", "seconds"}``; the environment has been imported from once.
+    Returns ``{"python", "env", "versions", "reused", "seconds"}``. A new environment has passed its imports.
+
+    Raises:
+        WorkerError: corrupt, install, import, no_space, or the controller went away.
     """
     begun = time.monotonic()
     lock = request["lock"]
@@ -71,13 +73,13 @@ def install(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def environment_id(lock_hash: str) -> str:
-    """The lock's hash, and a mark of the interpreter below it: another Python makes another environment."""
+    """Return the name of an environment: a hash of the lock and a hash of this Python."""
     base = "%s %s" % (os.path.realpath(sys.executable), sys.version)
     return "%s-%s" % (lock_hash[:40], hashlib.sha256(base.encode("utf-8")).hexdigest()[:8])
 
 
 def usable(base_dir: str, name: str) -> Optional[Dict[str, Any]]:
-    """The marker of a complete environment whose packages are those that were installed; None where there is none."""
+    """Return the marker of a complete environment; None if it is missing or its packages have changed since."""
     path = os.path.join(fs.own_folder(base_dir, "envs"), name)
     marker = fs.read_optional(os.path.join(path, MARKER))
     if not marker:
@@ -85,12 +87,12 @@ def usable(base_dir: str, name: str) -> Optional[Dict[str, Any]]:
     site = os.path.join(path, marker["site"])
     if not os.access(os.path.join(path, "bin", "python"), os.X_OK) or packages(site) != marker["packages"]:
         return None
-    os.utime(os.path.join(path, MARKER))  # when it was used last, for gc
+    os.utime(os.path.join(path, MARKER))  # the last use, for gc
     return marker
 
 
 def packages(site: str) -> List[str]:
-    """What is installed in a site-packages folder, by the names of its metadata folders."""
+    """Return the packages in a site-packages folder, by the names of their metadata folders."""
     try:
         return sorted(entry for entry in os.listdir(site) if entry.endswith(".dist-info"))
     except OSError:
@@ -99,9 +101,9 @@ def packages(site: str) -> List[str]:
 
 @contextlib.contextmanager
 def _claimed(base_dir: str, name: str, channel: Channel) -> Iterator[None]:
-    """Only one run at a time makes this environment; another one that wants the same waits and finds it made."""
+    """Hold the lock of this environment: another run that needs the same environment waits until it is made."""
     envs = fs.own_folder(base_dir, "envs")
-    # The first lock is shared with every other installation and keeps `gc` from taking what is just being used.
+    # All installations share the first lock, which keeps `gc` from removing files in use.
     no_gc = fs.shared(os.path.join(envs, fs.ENVS), channel)
     mine = fs.alone(os.path.join(envs, "." + name + ".lock"), channel)
     with no_gc, mine:
@@ -112,7 +114,7 @@ def _build(request: Dict[str, Any], base_dir: str, name: str, channel: Channel) 
     envs = fs.own_folder(base_dir, "envs")
     for entry in os.listdir(envs):
         if entry.startswith(name + ".") and entry.endswith(".tmp"):
-            shutil.rmtree(os.path.join(envs, entry))  # of a build that was killed: we hold the claim
+            shutil.rmtree(os.path.join(envs, entry))  # of a killed build: this process holds the lock
     wheels: List[Dict[str, str]] = request["wheels"]
     if not wheels:
         raise WorkerError(BAD_REQUEST, "install needs wheels")
@@ -128,7 +130,7 @@ def _build(request: Dict[str, Any], base_dir: str, name: str, channel: Channel) 
             except UvFailed as failed:
                 _blame(base_dir, wheels, failed)
             except Damaged as damaged:
-                # uv's cache lost something (a power cut before it reached the disk): once more, with a new one.
+                # uv's cache lost bytes (a power cut before they reached the disk): retry with a new cache.
                 if attempt == 2:
                     raise WorkerError(CORRUPT, str(damaged), "run the same command again") from None
                 shutil.rmtree(fs.own_folder(base_dir, "uv-cache"))
@@ -149,7 +151,7 @@ def _build(request: Dict[str, Any], base_dir: str, name: str, channel: Channel) 
         _to_disk(place)
         final = os.path.join(envs, name)
         if os.path.lexists(final):
-            shutil.rmtree(final)  # not usable any more, or we would not be here
+            shutil.rmtree(final)  # damaged: `usable` has refused it
         os.rename(place, final)
         fs.sync_folder(envs)
         return marker
@@ -163,7 +165,11 @@ class Damaged(Exception):
 
 
 def fill(uv: Uv, place: str, folder: str, request: Dict[str, Any]) -> None:
-    """A fresh environment with exactly the lock's packages."""
+    """Make a new environment with exactly the lock's packages.
+
+    Raises:
+        UvFailed, Damaged, or WorkerError: the controller went away. OSError: the disk refuses the lock.
+    """
     uv.run(["--quiet", "venv", "--relocatable", "--no-project", "--python", sys.executable, place])
     lock = os.path.join(folder, "pylock.%s.toml" % request["lock_hash"][:40])
     with open(lock + ".part", "w") as file:
@@ -180,9 +186,12 @@ def site_folder(place: str) -> str:
 
 
 def check_sizes(site: str) -> None:
-    """Every file is there with the size that its package's RECORD gives. Raises Damaged, naming the first that is not.
+    """Check every file for the size in its package's RECORD.
 
-    Their hashes were checked when the wheel was unpacked into the cache; a size tells what a crash did since.
+    The hashes were checked when the wheel was unpacked into the cache; a wrong size shows the damage of a later crash.
+
+    Raises:
+        Damaged: names the first file that is missing or has another size.
     """
     for info in packages(site):
         try:
@@ -203,7 +212,7 @@ def check_sizes(site: str) -> None:
 
 
 def _blame(base_dir: str, wheels: List[Dict[str, str]], failed: UvFailed) -> None:
-    """uv could not install: is it one of our files? Always raises."""
+    """Raise an error that says whether a damaged blob is why uv could not install."""
     rotten = [wheel["name"] for wheel in wheels if discard_if_corrupt(base_dir, wheel["hash"])]
     if rotten:
         raise WorkerError(
@@ -215,13 +224,13 @@ def _blame(base_dir: str, wheels: List[Dict[str, str]], failed: UvFailed) -> Non
 
 
 def _known_wheels(envs: str) -> "set[str]":
-    """Hashes of wheels that some environment here has already: they lie unpacked in the cache."""
+    """Return the hashes of wheels that an environment here has already: they lie unpacked in the cache."""
     markers = (fs.read_optional(os.path.join(envs, entry, MARKER)) for entry in os.listdir(envs))
     return {wheel for marker in markers for wheel in marker.get("wheels", ())}
 
 
 def _to_disk(path: str) -> None:
-    """Everything written so far reaches the disk before the environment gets its name."""
+    """Sync all files to the disk before the environment gets its name."""
     import ctypes
 
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -234,15 +243,15 @@ def _to_disk(path: str) -> None:
 
 
 def try_out(python: str, imports: List[str], channel: Channel) -> Dict[str, str]:
-    """Import ``imports``; returns versions by module, and ``python``, ``cuda`` and ``nccl`` where there are any.
+    """Import ``imports``; return the versions by module, with ``python``, ``cuda`` and ``nccl`` if present.
 
     Raises:
         WorkerError: an import fails; the last line of its traceback is in the message.
     """
     env = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
     try:
-        said = run_watched([python, "-I", "-c", _PROGRAM, *imports], env, channel, IMPORT_S)
+        output = run_watched([python, "-I", "-c", _PROGRAM, *imports], env, channel, IMPORT_S)
     except UvFailed as failed:
-        raise WorkerError(IMPORT, "the environment does not work here: %s" % str(failed)[-600:]) from None
-    found: Dict[str, Any] = json.loads(said.decode("utf-8").splitlines()[-1])
-    return {str(key): str(value) for key, value in found.items()}
+        raise WorkerError(IMPORT, "the environment does not work here: %s" % str(failed)[-IMPORT_LETTERS:]) from None
+    versions: Dict[str, Any] = json.loads(output.decode("utf-8").splitlines()[-1])
+    return {str(key): str(value) for key, value in versions.items()}

@@ -1,4 +1,4 @@
-"""The side of a node that gets files: from the nearest node before it in the chain, or from the controller."""
+"""Receives files from the nearest node before this node in the chain, or from the controller."""
 
 from __future__ import annotations
 
@@ -11,37 +11,32 @@ import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ddpctl_worker.store.incoming import Incoming, IncomingFile
+from ddpctl_worker.store.limits import LAG_BYTES, MAX_UNREACHABLE, MIN_GAIN, PACE_LOOK_S, QUEUED_PIECES, STARVED_S
 from ddpctl_worker.store.relay import ChunkReader, PeerGone, connect, send_line
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import CORRUPT, INTERRUPTED
 
-STARVED_S = 40.0  # no byte for this long, though the peer lives: try elsewhere (longer than a dead SSH link is noticed)
-LOOK_S = 3.0  # how often we look whether somebody further up has much more
-LAG = 24 << 20  # bytes behind somebody further up that call for a change
-GAIN = 1.3  # a change that did not bring this much tells that our own link is the slow one
-MAX_UNREACHABLE = 3  # after this many nodes that could not be connected, the controller is asked
-FEED_QUEUE = 8
-
 
 class Peer:
-    """A node that hands files on: where it listens, and what it had from the start."""
+    """A node that passes files on: its addresses, and the files that it had from the start."""
 
     def __init__(self, data: Dict[str, Any]) -> None:
         self.host: str = data["host"]
         self.addresses: List[Tuple[str, int]] = [(address, int(data["port"])) for address in data["addresses"]]
         self.have: Set[str] = set(data.get("have", ()))
-        self.before: bool = bool(data.get("before"))  # it stands before us in the chain
+        self.before: bool = bool(data.get("before"))  # before this node in the chain
 
 
 class Pieces:
-    """What the controller sends on our stdin: pieces of files, put here by the thread that reads stdin."""
+    """Queue of file pieces from the controller; the thread that reads stdin fills it."""
 
     def __init__(self) -> None:
-        self._pieces: "queue.Queue[Optional[Tuple[str, int, bytes]]]" = queue.Queue(FEED_QUEUE)
+        self._pieces: "queue.Queue[Optional[Tuple[str, int, bytes]]]" = queue.Queue(QUEUED_PIECES)
         self.closed = threading.Event()
 
     def put(self, sha256: str, offset: int, data: bytes) -> None:
-        """Waits for room, so that the controller is slowed to what the disk takes; drops once ``closed``."""
+        """Wait for room in the queue, so that the controller sends no faster than the disk writes; drop the piece once
+        ``closed``."""
         while not self.closed.is_set():
             try:
                 self._pieces.put((sha256, offset, data), timeout=0.5)
@@ -50,7 +45,7 @@ class Pieces:
                 continue
 
     def get(self) -> Optional[Tuple[str, int, bytes]]:
-        """The next piece; None when none will come."""
+        """Return the next piece; None after the last piece."""
         while True:
             try:
                 return self._pieces.get(timeout=0.5)
@@ -60,52 +55,53 @@ class Pieces:
 
 
 class Puller:
-    """Gets everything that is pending, from wherever it can be had."""
+    """Receives all pending files, from peers first and from the controller last."""
 
     def __init__(
         self, incoming: Incoming, tls: ssl.SSLContext, peers: List[Peer], channel: Channel, pieces: Pieces
     ) -> None:
         self._incoming, self._tls, self._channel, self._pieces = incoming, tls, channel, pieces
         self._peers = peers  # nearest first
-        self._out: Dict[str, str] = {}  # host -> why it is not asked any more
+        self._out: Dict[str, str] = {}  # host -> why it is not asked again
         self._unreachable = 0
         self._own_link_is_slow = False
-        self._rate_before: Optional[float] = None  # bytes/s from the peer that was left for being slow
+        self._rate_before: Optional[float] = None  # bytes/s from the peer that was given up as slow
         self._current: Optional[ssl.SSLSocket] = None
         self._current_host = ""
         self.relayed = 0
         self.fed = 0
-        self.suspects: List[List[str]] = []  # [host, sha256] of files that came changed
+        self.suspects: List[List[str]] = []  # [host, sha256] of files that arrived damaged
 
-    # --- from outside -------------------------------------------------------------------------------------------------
+    # --- other threads -----------------------------------------------------------------------------------------------
     def lost(self, host: str) -> None:
-        """The controller has lost this node: do not wait for it any longer."""
+        """Give up a node that the controller has lost."""
         self._out.setdefault(host, "the controller lost its connection to it")
         current = self._current
         if self._current_host == host and current is not None:
             with contextlib.suppress(OSError):
-                # Not SSLSocket.shutdown: that would let the reading thread take what is left for plain text.
+                # Not SSLSocket.shutdown: after that the reading thread would take the remaining bytes for plain text.
                 socket.socket.shutdown(current, socket.SHUT_RDWR)
 
     def run(self) -> None:
-        """Returns when every file is complete and verified.
+        """Return when every file is complete and verified.
 
         Raises:
-            WorkerError: no_space, unsafe_path, or corrupt when even the controller's copy has the wrong hash.
+            WorkerError: no_space, unsafe_path, or corrupt if the controller's copy has the wrong hash too.
         """
         while self._incoming.pending():
-            found = self._choose()
-            if found is None:
+            choice = self._choose()
+            if choice is None:
                 self._from_controller(self._incoming.pending())
             else:
-                self._from_peer(*found)
+                self._from_peer(*choice)
 
-    # --- whom to ask --------------------------------------------------------------------------------------------------
+    # --- choice of the peer ------------------------------------------------------------------------------------------
     def _usable(self) -> List[Peer]:
         return [peer for peer in self._peers if peer.host not in self._out]
 
     def _choose(self) -> Optional[Tuple[Peer, List[IncomingFile]]]:
-        """The nearest node before us, for everything; else one that had the next file from the start."""
+        """Return the nearest node before this node with all pending files; else a node that had the next file from the
+        start, with its files; None: ask the controller."""
         pending = self._incoming.pending()
         if self._unreachable >= MAX_UNREACHABLE:
             return None
@@ -122,7 +118,7 @@ class Puller:
         self._out[peer.host] = why
         self._channel.send({"left": peer.host, "why": why})
 
-    # --- a peer -------------------------------------------------------------------------------------------------------
+    # --- one peer ----------------------------------------------------------------------------------------------------
     def _from_peer(self, peer: Peer, items: List[IncomingFile]) -> None:
         try:
             sock = self._connect(peer)
@@ -145,7 +141,7 @@ class Puller:
             sock.close()
 
     def _connect(self, peer: Peer) -> ssl.SSLSocket:
-        """To the first of its addresses that answers with the run's certificate."""
+        """Connect to the first address that answers with the run's certificate. Raises PeerGone."""
         why = "it has no address"
         for address in peer.addresses:
             try:
@@ -154,13 +150,13 @@ class Puller:
                 why = "%s port %d: %s" % (address[0], address[1], error)
                 continue
             # The address that works is asked first from now on.
-            peer.addresses.sort(key=lambda known: known != address)
+            peer.addresses.sort(key=lambda other: other != address)
             self._current_host, self._current = peer.host, sock
             return sock
         raise PeerGone(why)
 
     def _receive(self, peer: Peer, reader: ChunkReader, item: IncomingFile) -> None:
-        """The rest of one file. Raises PeerGone when it does not come, comes changed, or comes too slowly."""
+        """Receive the rest of one file. Raises PeerGone if it does not arrive, is damaged, or is too slow."""
         pace = Pace(item.done)
         while item.done < item.size:
             data, _ = reader.read()
@@ -182,21 +178,21 @@ class Puller:
             raise PeerGone("%s arrived damaged from it: %s" % (item.name, error.message)) from None
 
     def _better_elsewhere(self, peer: Peer, item: IncomingFile, pace: "Pace") -> bool:
-        """Whether the next node further up is far ahead of what reaches us; asked only while we lag."""
+        """Whether the next earlier node of the chain is far ahead of this node."""
         others = [other for other in self._usable() if other.before and other is not peer]
         if self._own_link_is_slow or not others:
             return False
-        if self._rate_before is not None and pace.rate < GAIN * self._rate_before:
+        if self._rate_before is not None and pace.rate < MIN_GAIN * self._rate_before:
             self._own_link_is_slow = True
             return False
         ahead = self._status(others[0], item)
-        if ahead is None or ahead - item.done < max(LAG, 2 * LOOK_S * pace.rate):
+        if ahead is None or ahead - item.done < max(LAG_BYTES, 2 * PACE_LOOK_S * pace.rate):
             return False
         self._rate_before = pace.rate
         return True
 
     def _status(self, peer: Peer, item: IncomingFile) -> Optional[int]:
-        """How many bytes of a file another node has; None when it does not say."""
+        """Return how many bytes of a file another node has; None if it does not answer."""
         for address in peer.addresses[:1]:
             with contextlib.suppress(OSError, PeerGone):
                 sock = connect(address, self._tls)
@@ -207,9 +203,9 @@ class Puller:
                     sock.close()
         return None
 
-    # --- the controller -----------------------------------------------------------------------------------------------
+    # --- the controller ----------------------------------------------------------------------------------------------
     def _from_controller(self, items: List[IncomingFile]) -> None:
-        """Ask for the rest of all pending files; the controller is the last resort, so there is no way on from here."""
+        """Receive the rest of all pending files. The controller is the last source, so its failure is final."""
         self._channel.send({"want": [[item.sha256, item.done] for item in items]})
         for item in items:
             while item.done < item.size:
@@ -225,7 +221,7 @@ class Puller:
 
 
 class Pace:
-    """How fast a file comes."""
+    """Measures how fast a file arrives."""
 
     def __init__(self, done: int) -> None:
         self._moved = self._mark_time = time.monotonic()
@@ -233,16 +229,16 @@ class Pace:
         self.rate = 0.0
 
     def starved(self, done: int) -> bool:
-        """No byte for STARVED_S."""
+        """Whether no byte has arrived for STARVED_S."""
         now = time.monotonic()
         if done != self._done:
             self._done, self._moved = done, now
         return now - self._moved > STARVED_S
 
     def due(self) -> bool:
-        """Every LOOK_S, with ``rate`` (bytes/s) measured since the last time."""
+        """Whether PACE_LOOK_S have passed; sets ``rate`` (bytes/s) since the last time."""
         now = time.monotonic()
-        if now - self._mark_time < LOOK_S:
+        if now - self._mark_time < PACE_LOOK_S:
             return False
         self.rate = (self._done - self._mark) / (now - self._mark_time)
         self._mark, self._mark_time = self._done, now

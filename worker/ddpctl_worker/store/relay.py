@@ -1,9 +1,9 @@
-"""How a node hands files on: mutual TLS with the run's own certificate, then lines and chunks.
+"""Passes files on to other nodes: mutual TLS with the run's own certificate, then lines and chunks.
 
-The client sends one JSON line, ``{"to": host, "files": [[sha256, offset], ...]}``; the server answers each file with
-chunks: a header of length and *watermark* (how far the server itself is, in bytes), then that many bytes. Length 0 is
-a sign of life from a server that waits for bytes itself; GONE means that it cannot continue with this file.
-A request ``{"to": host, "status": sha256}`` is answered by one empty chunk with the watermark.
+The client sends one JSON line, ``{"to": host, "files": [[sha256, offset], ...]}``. The server answers each file with
+chunks: a header of length and watermark (the server's own bytes of the file), then that many bytes. Length 0 is a sign
+of life from a server that waits for bytes itself; GONE means that it cannot continue with this file. A request
+``{"to": host, "status": sha256}`` is answered by one empty chunk with the watermark.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from ddpctl_worker.machine.acceptor import Acceptor, Session
 from ddpctl_worker.machine.limits import BACKLOG
 from ddpctl_worker.machine.net import listen
 from ddpctl_worker.store.incoming import Incoming, IncomingFile
+from ddpctl_worker.store.limits import (
+    ALIVE_S,
+    CHUNK_BYTES,
+    CONNECT_S,
+    HANDSHAKE_S,
+    LEAST_BYTES,
+    LEAST_S,
+    LINE_BYTES,
+    MAX_CONNECTIONS,
+    SEND_S,
+    SILENT_S,
+)
 from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import NO_PORT
 
 HEADER = struct.Struct(">IQ")
 GONE = 0xFFFFFFFF
-CHUNK = 256 << 10
-CONNECT_S = 2.5
-HANDSHAKE_S = 5.0
-SILENT_S = 8.0  # a peer that sends nothing at all for this long, not even a sign of life, is dead
-ALIVE_S = 1.5  # how often a waiting server says that it lives
-_LINE_LIMIT = 1 << 20
-MAX_CONNECTIONS = 64
-LEAST, LEAST_S = 256 << 10, 30.0  # bytes in seconds from a peer that has them: less is as good as nothing
-SEND_S = 20.0  # a peer that takes nothing for this long is given up
 
 
 class PeerGone(Exception):
@@ -43,9 +46,10 @@ class PeerGone(Exception):
 
 
 def context(certificate: str, key: str, folder: str, server: bool) -> ssl.SSLContext:
-    """TLS that accepts exactly who holds the run's certificate (PEM texts). ``folder`` is used where memfd is missing.
+    """Return TLS settings that accept only peers with the run's own certificate (PEM texts).
 
-    The certificate is both our own and the only one trusted; names are not compared, since nodes go by addresses.
+    Both sides use this certificate and trust no other. Names are not compared, since nodes connect to addresses.
+    ``folder`` takes a temporary file on kernels without memfd.
     """
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -59,7 +63,8 @@ def context(certificate: str, key: str, folder: str, server: bool) -> ssl.SSLCon
 
 @contextlib.contextmanager
 def _as_file(text: str, folder: str) -> Iterator[str]:
-    """``text`` as a file, which is all that the ssl module reads keys from: in memory, or 0600 and removed at once."""
+    """Yield the path of a file with ``text``, since the ssl module reads keys from files only: in memory if possible,
+    else with mode 0600 for a moment."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("ddpctl", os.MFD_CLOEXEC)
         path, remove = "/proc/self/fd/%d" % fd, False
@@ -76,7 +81,7 @@ def _as_file(text: str, folder: str) -> Iterator[str]:
 
 
 def connect(address: Tuple[str, int], tls: ssl.SSLContext) -> ssl.SSLSocket:
-    """A connection to a peer whose certificate is the run's. Raises OSError (ssl.SSLError is one)."""
+    """Connect to a peer that has the run's certificate. Raises OSError, ssl.SSLError included."""
     plain = socket.create_connection(address, timeout=CONNECT_S)
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -94,15 +99,15 @@ def send_line(sock: ssl.SSLSocket, data: Dict[str, Any]) -> None:
 
 
 def read_line(sock: ssl.SSLSocket) -> Dict[str, Any]:
-    """One JSON line; raises PeerGone when there is none."""
+    """Read one JSON line. Raises PeerGone if it is late, too long or invalid, and OSError."""
     line = bytearray()
-    until = None  # who begins a line has to end it
+    until = None  # set by the first byte: a peer that begins a line must end it
     while not line.endswith(b"\n"):
         piece = sock.recv(1 if len(line) > 4096 else 4096)
         until = until or time.monotonic() + LEAST_S
         if time.monotonic() > until:
             raise PeerGone("its answer took more than %d s" % LEAST_S)
-        if not piece or len(line) > _LINE_LIMIT:
+        if not piece or len(line) > LINE_BYTES:
             raise PeerGone("its answer is not understood")
         line += piece
     try:
@@ -124,33 +129,33 @@ def send_gone(sock: ssl.SSLSocket) -> None:
 
 
 class LeastRate:
-    """Gives up a peer that trickles: LEAST_S seconds of waiting for it must bring LEAST bytes."""
+    """Gives up a peer that trickles: LEAST_S seconds of waiting for it must bring LEAST_BYTES bytes."""
 
     def __init__(self) -> None:
         self._waited, self._got = 0.0, 0
 
     def took(self, count: int, waited: float) -> None:
-        """Raises PeerGone."""
+        """Count bytes and seconds of one read. Raises PeerGone."""
         self._got += count
         self._waited += waited
-        if self._got >= LEAST:
+        if self._got >= LEAST_BYTES:
             self._waited, self._got = 0.0, 0
         elif self._waited >= LEAST_S:
             raise PeerGone("it sent only %d bytes in %d s" % (self._got, self._waited))
 
 
 class ChunkReader:
-    """Reads chunks from a peer; ``read`` returns (bytes or None for GONE, watermark)."""
+    """Reads chunks from a peer; ``read`` returns (bytes, or None for GONE; watermark) and raises PeerGone."""
 
     def __init__(self, sock: ssl.SSLSocket, least: Optional[LeastRate] = None) -> None:
         self._sock, self._least = sock, least
-        self._buffer = bytearray(CHUNK + HEADER.size)
+        self._buffer = bytearray(CHUNK_BYTES + HEADER.size)
 
     def read(self) -> Tuple[Optional[bytes], int]:
         length, watermark = HEADER.unpack(self._exactly(HEADER.size))
         if length == GONE:
             return None, watermark
-        if length > CHUNK:
+        if length > CHUNK_BYTES:
             raise PeerGone("it sent a chunk of %d bytes" % length)
         return (self._exactly(length) if length else b""), watermark
 
@@ -174,7 +179,7 @@ class ChunkReader:
 
 
 class Serving:
-    """Listens for the nodes that hold the certificate, and answers each connection in a thread of its own."""
+    """Server for the nodes that have the certificate; answers each connection in a thread of its own."""
 
     def __init__(self, host: str, tls: ssl.SSLContext, listener: socket.socket) -> None:
         self._host, self._tls = host, tls
@@ -183,7 +188,7 @@ class Serving:
         self._acceptor.start()
 
     def _answer(self, sock: ssl.SSLSocket, request: Dict[str, Any]) -> None:
-        """What a peer asks for in its first line."""
+        """Answer the request in a peer's first line."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -194,26 +199,25 @@ class Serving:
         return _Handshake(secure, self._serve)
 
     def _serve(self, secure: ssl.SSLSocket) -> None:
-        """A connection of a node that holds the certificate."""
         try:
             secure.settimeout(HANDSHAKE_S)
             request = read_line(secure)
             secure.settimeout(SEND_S)
-            if request.get("to") == self._host:  # otherwise they dialled an address that means another machine to them
+            if request.get("to") == self._host:  # else the address leads to another machine from there
                 self._answer(secure, request)
         except (OSError, PeerGone, WorkerError, ValueError, KeyError, TypeError):
-            pass  # the peer goes elsewhere
+            pass  # the peer asks another node
 
 
 class _Handshake(Session):
-    """A connection that is proved once its TLS handshake is over."""
+    """Session that is proved once its TLS handshake is over."""
 
     def __init__(self, sock: ssl.SSLSocket, serve: Callable[[ssl.SSLSocket], None]) -> None:
         super().__init__(sock)
         self._secure, self._serve = sock, serve
 
     def read(self) -> bool:
-        self.said = True  # there is something to read; if it is the end, that is raised below
+        self.said = True  # the handshake raises if the peer has closed the connection
         try:
             self._secure.do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -230,7 +234,7 @@ class Relay(Serving):
     """Serves the files of ``incoming`` as they grow."""
 
     def __init__(self, incoming: Incoming, tls: ssl.SSLContext, host: str, ports: Iterable[int]) -> None:
-        """Listens on the first of ``ports`` that is free (0: any). Raises WorkerError when none is."""
+        """Listen on the first free port of ``ports`` (0: any). Raises WorkerError no_port."""
         self._incoming, self.sent = incoming, 0
         super().__init__(host, tls, listen_on(ports))
 
@@ -247,7 +251,7 @@ class Relay(Serving):
                 return
 
     def _send(self, sock: ssl.SSLSocket, item: IncomingFile, offset: int) -> bool:
-        """All of a file from ``offset``, while it still arrives here; False when no more will come."""
+        """Send a file from ``offset``, while it still arrives here; return False if it fails here."""
         fd, generation = self._incoming.open(item)
         if fd is None:
             return False
@@ -256,7 +260,7 @@ class Relay(Serving):
                 there = self._incoming.wait(item, offset, generation, ALIVE_S)
                 if there is None:
                     return False
-                data = os.pread(fd, min(CHUNK, there - offset), offset) if there > offset else b""
+                data = os.pread(fd, min(CHUNK_BYTES, there - offset), offset) if there > offset else b""
                 send_chunk(sock, data, there)
                 offset += len(data)
                 self.sent += len(data)
@@ -266,7 +270,11 @@ class Relay(Serving):
 
 
 def listen_on(ports: Iterable[int]) -> socket.socket:
-    """On every address: who may talk is decided by the certificate."""
+    """Listen on every address of this host, on the first free port; the certificate protects the connections.
+
+    Raises:
+        WorkerError: no_port.
+    """
     problem = "no port was offered"
     for port in ports:
         try:

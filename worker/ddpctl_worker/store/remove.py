@@ -1,6 +1,7 @@
-"""How a run that has ended leaves a node: the remove verb, and ``keep_runs`` of a job.
+"""Removes runs that have ended from a node: the remove verb, and ``keep_runs`` of a job.
 
-To everybody else it is gone at once; its files go after that. Checkpoints are the job's, not the run's, and stay.
+A rename hides the run from all readers at once; its files are deleted after that. Checkpoints belong to the job and
+stay.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from ddpctl_worker.wire.contract import LIVE, OS_ERROR, TERMINAL
 
 
 def remove(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """``{"run"}`` -> ``{"removed": bool}``: False where this node has nothing of it.
+    """``{"run"}`` -> ``{"removed": bool}``: False if this node has no files of the run.
 
     Raises:
-        WorkerError: LIVE, or OTHER_MACHINE: it is not over. OS_ERROR: the disk does not let it go.
+        WorkerError: LIVE or OTHER_MACHINE, the run is not over; OS_ERROR, the disk refuses the removal.
     """
     paths = run_paths(base_of(request), request["run"], request["host"])
     if not os.path.lexists(paths.node):
@@ -44,7 +45,8 @@ def remove(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def is_over(paths: RunPaths, host: str) -> bool:
-    """Another host's part counts as over only by its exit record: its processes cannot be seen from here."""
+    """Whether the run is over on ``paths.host``. Another host's part needs an exit record: its processes cannot be seen
+    from here."""
     if os.path.exists(paths.exit):
         return True
     if paths.host != host:
@@ -56,8 +58,7 @@ def is_over(paths: RunPaths, host: str) -> bool:
 
 
 def left_of(paths: RunPaths) -> List[int]:
-    """Processes that outlived a run: without its record nobody could find them again. Those of a run with restarts are
-    found by the records of its attempts."""
+    """Return the processes that outlived a run. Only the records of the run and its attempts lead to them."""
     found: Set[int] = set()
     for part in (paths, *paths.attempts()):
         state = holders(part)
@@ -67,39 +68,41 @@ def left_of(paths: RunPaths) -> List[int]:
 
 
 def take(folder: str) -> bool:
-    """Remove a folder that readers see whole or not at all; False when another was quicker. gc finds the rest of one
-    that was interrupted."""
+    """Remove a folder that readers see whole or not at all; False if another process has removed it.
+
+    gc removes the rest after an interruption. Raises OSError.
+    """
     parent, name = os.path.split(folder)
-    aside = os.path.join(parent, ".%s.%s" % (name, secrets.token_hex(6)))
+    hidden = os.path.join(parent, ".%s.%s" % (name, secrets.token_hex(6)))
     try:
-        os.rename(folder, aside)
+        os.rename(folder, hidden)
     except FileNotFoundError:
         return False
-    fs.remove(aside)
+    fs.remove(hidden)
     return True
 
 
 def _take_part(paths: RunPaths) -> bool:
     taken = take(paths.node)
-    with contextlib.suppress(OSError):  # a base_dir that is shared holds the parts of other hosts too
+    with contextlib.suppress(OSError):  # a shared base_dir has the parts of other hosts too
         os.rmdir(os.path.dirname(paths.node))
     return taken
 
 
 def prune_later(base: str, run: Dict[str, Any], log: str) -> None:
-    """Have ``prune`` done by a process of its own, so that nobody waits for it; what goes wrong is in ``log``. The run
-    has begun, and never fails for want of this."""
+    """Start a process for ``prune``, so that the new run does not wait for it. Errors go to ``log``, and do not end the
+    run."""
     argv = child.command(__name__, base, run["host"], job_id(run), str(run["keep_runs"]))
     null = subprocess.DEVNULL
     try:
-        with open(log, "ab") as told:
-            subprocess.Popen(argv, stdin=null, stdout=null, stderr=told, start_new_session=True, cwd="/")
+        with open(log, "ab") as output:
+            subprocess.Popen(argv, stdin=null, stdout=null, stderr=output, start_new_session=True, cwd="/")
     except OSError as error:
         notes.note("old runs of %s stay: %s" % (run["job"], error))
 
 
 def main(base: str, host: str, job: str, keep: str) -> None:
-    """The process that ``prune_later`` starts."""
+    """Run the process that ``prune_later`` starts."""
     os.nice(19)
     prune(base, host, job, int(keep))
 
@@ -111,7 +114,7 @@ def prune(base: str, host: str, job: str, keep: int) -> None:
         run = fs.read_optional(paths.run)
         if job_id(run) == job and run.get("host") == host and is_over(paths, host):
             ended.append((str(run.get("created")), str(run.get("run")), paths))
-    ended.sort(key=lambda one: one[:2], reverse=True)
+    ended.sort(key=lambda entry: entry[:2], reverse=True)
     for _, _, paths in ended[keep:]:
         try:
             if not left_of(paths):

@@ -1,15 +1,15 @@
-"""Files for many nodes, sent once: each node gets what it lacks from the node before it while that still receives.
+"""Sends files to many nodes: the controller sends each file once, and each node receives from the node before it.
 
-The conversation with the controller, on this verb's stdin and stdout:
+A node passes a file on while it still receives it. The protocol with the controller, on this verb's stdin and stdout:
 
-* we say ``{"listening": port, "addresses": [...], "have": [sha256], "done": bytes}``;
-* it says ``{"cmd": "go", "peers": [...]}``, nearest first;
-* we may say ``{"want": [[sha256, offset], ...]}`` when no node can give them; it answers with lines
-  ``{"cmd": "data", "hash", "offset", "size"}``, each followed by that many bytes;
-* we say ``{"progress": bytes}`` now and then, ``{"left": host, "why": text}`` when a peer is given up, and
-  ``{"complete": true}`` when everything is here and verified, and keep serving;
-* it says ``{"cmd": "lost", "host"}`` for a node that it cannot reach any more, and ``{"cmd": "end"}`` when all have
-  all.
+1. Node: ``{"listening": port, "addresses": [...], "have": [sha256], "done": bytes}``.
+2. Controller: ``{"cmd": "go", "peers": [...]}``, nearest first.
+3. Node, if no peer has the files: ``{"want": [[sha256, offset], ...]}``. The controller answers with lines
+   ``{"cmd": "data", "hash", "offset", "size"}``, each followed by that many bytes.
+4. Node: ``{"progress": bytes}`` every PROGRESS_S; ``{"left": host, "why": text}`` when it gives up a peer;
+   ``{"complete": true}`` once all files are here and verified. The node goes on serving.
+5. Controller: ``{"cmd": "lost", "host"}`` for a node that it cannot reach any more; ``{"cmd": "end"}`` once every node
+   has all files.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ from typing import Any, Dict, List, Optional
 from ddpctl_worker.machine.fs import own_folder
 from ddpctl_worker.machine.net import addresses, ssh_address
 from ddpctl_worker.store.incoming import Incoming
+from ddpctl_worker.store.limits import PIECE_BYTES, PROGRESS_S
 from ddpctl_worker.store.pull import Peer, Pieces, Puller
 from ddpctl_worker.store.relay import Relay, context
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST
 
-PROGRESS_S = 0.5
-MAX_PIECE = 4 << 20
-
 
 class Orders:
-    """What the controller says on stdin, read by a thread of its own."""
+    """Orders of the controller on stdin, read by a thread of its own."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -44,7 +42,7 @@ class Orders:
         threading.Thread(target=self._read, daemon=True).start()
 
     def attach(self, puller: Puller) -> None:
-        """From now on the puller hears of lost nodes; and of those lost until now."""
+        """Report lost nodes to the puller, past and future."""
         self.puller = puller
         for host in self._lost:
             puller.lost(host)
@@ -57,7 +55,7 @@ class Orders:
                     break
                 self._obey(json.loads(line))
         except (OSError, ValueError, KeyError, WorkerError):
-            pass  # a broken order stream is the same as its end
+            pass  # a broken stream counts as its end
         self._channel.closed.set()
         self.pieces.closed.set()
         self.go.set()
@@ -70,7 +68,7 @@ class Orders:
             self.go.set()
         elif cmd == "data":
             size = int(order["size"])
-            if size > MAX_PIECE:
+            if size > PIECE_BYTES:
                 raise ValueError("a piece of %d bytes" % size)
             self.pieces.put(order["hash"], int(order["offset"]), b"".join(self._channel.body(size)))
         elif cmd == "lost":
@@ -82,9 +80,13 @@ class Orders:
 
 
 def spread(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """``{"files": [{"hash", "size", "name"}], "certificate", "key", "ports": [int]}`` -> what came from where.
+    """``{"files": [{"hash", "size", "name"}], "certificate", "key", "ports": [int]}``
 
-    Returns ``{"found", "relayed", "fed", "served": bytes, "suspects": [[host, sha256]]}``.
+    Returns ``{"found", "relayed", "fed", "served": bytes, "suspects": [[host, sha256]]}``: bytes that were here before,
+    came from peers, came from the controller, and went to peers; and the peers that sent damaged files.
+
+    Raises:
+        WorkerError: no_space, unsafe_path, no_port, corrupt, or the controller went away.
     """
     if not request.get("files"):
         raise WorkerError(BAD_REQUEST, "spread needs files")
@@ -125,27 +127,28 @@ def spread(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def _pull(puller: Puller, incoming: Incoming, channel: Channel) -> None:
-    """Get everything, and tell how far we are meanwhile."""
+    """Receive all files, and report the progress from a second thread."""
     over = threading.Event()
 
-    def tell() -> None:
+    def report() -> None:
         last = -1
         while not over.wait(PROGRESS_S):
             if incoming.done != last:
                 last = incoming.done
                 channel.send({"progress": last})
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    reporter = threading.Thread(target=report, daemon=True)
+    reporter.start()
     try:
         puller.run()
     finally:
         over.set()
-        teller.join()
+        reporter.join()
 
 
 def own_addresses() -> List[str]:
-    """Where the other nodes may find us, the likeliest first: the address that SSH came in by, then every other."""
+    """Return this node's addresses for other nodes, the likeliest first: the address of this SSH connection, then all
+    others."""
     found = [ssh_address()] + [entry["address"] for entry in addresses() if entry.get("up", True)]
     usable = [address for address in found if address and not _is_local(address)]
     return list(dict.fromkeys(usable))

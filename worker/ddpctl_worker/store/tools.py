@@ -1,4 +1,4 @@
-"""Programs that came along for the node (uv, py-spy): each made from its blob, as ``<base_dir>/tools/NAME-SHA256``."""
+"""Programs that ddpctl brings to the node (uv, py-spy), made from their blobs: ``<base_dir>/tools/NAME-SHA256``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import IO, Any, Dict
 
 from ddpctl_worker.machine.fs import own_folder
 from ddpctl_worker.store.blobs import discard_if_corrupt, open_blob
+from ddpctl_worker.store.limits import READ_BYTES
 from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST, CORRUPT
 
@@ -16,10 +17,10 @@ _AGAIN = "run the same command again"
 
 
 def program(base_dir: str, name: str, tool: Dict[str, Any]) -> str:
-    """The path of the program ``name``, made from the blob of ``tool``: {"hash", "kind": "binary" | "wheel"}.
+    """Return the path of the program ``name``, made from the blob of ``tool``: {"hash", "kind": "binary" | "wheel"}.
 
     Raises:
-        WorkerError: no such blob, it has changed, or it is a wheel without that program. OSError: it cannot be written.
+        WorkerError: the blob is missing or has changed, or its wheel lacks the program. OSError: the disk refuses it.
     """
     sha256 = tool["hash"]
     folder = own_folder(base_dir, "tools")
@@ -28,7 +29,7 @@ def program(base_dir: str, name: str, tool: Dict[str, Any]) -> str:
     if fd is None:
         raise WorkerError(CORRUPT, "%s has not arrived" % name, _AGAIN)
     with os.fdopen(fd, "rb") as blob:
-        os.utime(blob.fileno())  # used now: gc goes by that
+        os.utime(blob.fileno())  # the last use, for gc
         if _is_ours(path):
             os.utime(path)
             return path
@@ -39,8 +40,9 @@ def program(base_dir: str, name: str, tool: Dict[str, Any]) -> str:
 
 
 def _make(path: str, name: str, blob: IO[bytes], kind: str) -> None:
-    """Written under a name of its own and closed before anybody runs it: "text file busy" otherwise."""
-    import tempfile  # here, for most starts find the program made
+    """Write the program under a temporary name: a program that is still open for writing cannot run ("text file
+    busy")."""
+    import tempfile  # imported here: most starts need no new program
 
     handle, part = tempfile.mkstemp(prefix=name + "-", suffix=".part", dir=os.path.dirname(path))
     try:
@@ -48,7 +50,7 @@ def _make(path: str, name: str, blob: IO[bytes], kind: str) -> None:
             if kind == "wheel":
                 _unpack(name, blob, out)
             else:
-                shutil.copyfileobj(blob, out, 1 << 20)
+                shutil.copyfileobj(blob, out, READ_BYTES)
             os.fsync(out.fileno())
         os.chmod(part, 0o700)
         os.rename(part, path)
@@ -59,18 +61,17 @@ def _make(path: str, name: str, blob: IO[bytes], kind: str) -> None:
 
 
 def _unpack(name: str, blob: IO[bytes], out: IO[bytes]) -> None:
-    """The program ``name`` out of its wheel."""
     import zipfile
 
     try:
         with zipfile.ZipFile(blob) as wheel:
-            member = next((one for one in wheel.namelist() if one.endswith(".data/scripts/" + name)), None)
+            member = next((path for path in wheel.namelist() if path.endswith(".data/scripts/" + name)), None)
             if member is None:
                 raise WorkerError(BAD_REQUEST, "the wheel of %s has no %s in it" % (name, name))
             with wheel.open(member) as inner:
-                shutil.copyfileobj(inner, out, 1 << 20)
+                shutil.copyfileobj(inner, out, READ_BYTES)
     except zipfile.BadZipFile as error:
-        raise WorkerError(BAD_REQUEST, "the wheel of %s is none: %s" % (name, error)) from None
+        raise WorkerError(BAD_REQUEST, "the wheel of %s cannot be read: %s" % (name, error)) from None
 
 
 def _is_ours(path: str) -> bool:

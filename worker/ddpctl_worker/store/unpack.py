@@ -7,29 +7,30 @@ import shutil
 import tarfile
 from typing import IO, List
 
+from ddpctl_worker.store.limits import READ_BYTES
 from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import CORRUPT
 
 
 def unpack(archive: str, folder: str) -> None:
-    """``archive`` (tar, gzip or not) into the new ``folder``, all of it or nothing.
+    """Unpack ``archive`` (tar, gzip or not) into the new ``folder``, whole or not at all.
 
     Raises:
-        WorkerError: CORRUPT, when it is broken or a member would reach outside.
+        WorkerError: CORRUPT, if the archive is broken or a member leads out of it. OSError: the disk refuses a file.
     """
-    aside = folder + ".part"
-    shutil.rmtree(aside, ignore_errors=True)
-    os.mkdir(aside, 0o700)
+    staged = folder + ".part"
+    shutil.rmtree(staged, ignore_errors=True)
+    os.mkdir(staged, 0o700)
     try:
         with tarfile.open(archive, "r:*") as tar:
-            _extract(tar, os.path.realpath(aside))
+            _extract(tar, os.path.realpath(staged))
     except (tarfile.TarError, EOFError) as error:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(staged, ignore_errors=True)
         raise WorkerError(CORRUPT, "the archive %s is broken: %s" % (archive, error)) from None
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(staged, ignore_errors=True)
         raise
-    os.rename(aside, folder)
+    os.rename(staged, folder)
 
 
 def _extract(tar: tarfile.TarFile, root: str) -> None:
@@ -49,10 +50,10 @@ def _extract(tar: tarfile.TarFile, root: str) -> None:
             links.append(member)
         else:
             raise WorkerError(CORRUPT, "%s in the archive is neither file, folder nor symbolic link" % member.name)
-    # Links come last, and none lies below another: nothing is ever written through one.
+    # Links come last, and no link lies below another: no file is ever written through a link.
     for member in links:
         _link(root, member)
-    # Where a link leads is known only once all are there: `..` after a link is the folder above its target.
+    # The targets are checked once all links are there: `..` after a link is the folder above its target.
     for member in links:
         _check_stays(root, os.path.realpath(_inside(root, member.name)), member)
     for member in reversed(folders):
@@ -62,7 +63,7 @@ def _extract(tar: tarfile.TarFile, root: str) -> None:
 def _write(source: IO[bytes], path: str, mode: int) -> None:
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "wb") as target:
-        shutil.copyfileobj(source, target, 1 << 20)
+        shutil.copyfileobj(source, target, READ_BYTES)
         os.fchmod(target.fileno(), mode & 0o777)  # no set-uid, no sticky
 
 

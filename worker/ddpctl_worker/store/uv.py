@@ -1,4 +1,4 @@
-"""How the uv that came along with the wheels is run, and the wheels under their proper names."""
+"""Runs ddpctl's own uv, and gives wheels their proper names."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from typing import Dict, List, Optional, Set
 
 from ddpctl_worker.machine.fs import own_folder
 from ddpctl_worker.store.blobs import blob_path, blob_size
+from ddpctl_worker.store.limits import OUTPUT_LETTERS, SUMMARY_LETTERS
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST, CORRUPT, INTERRUPTED, TIMEOUT
 
-OUTPUT = 3500  # characters of what a program said that are worth sending
 _WHEEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*\.whl\Z")
 
 
 class UvFailed(Exception):
-    """uv ended with an error: ``str()`` is what it said, on one line; ``output`` is the end of it as it was."""
+    """A program ended with an error. ``str()``: its output on one line; ``output``: the end of its output."""
 
     def __init__(self, output: str, code: int) -> None:
-        self.output = output[-OUTPUT:]
-        super().__init__(" ".join(output.split())[-1500:] or "exit status %d without a message" % code)
+        self.output = output[-OUTPUT_LETTERS:]
+        super().__init__(" ".join(output.split())[-SUMMARY_LETTERS:] or "exit status %d without a message" % code)
 
 
 class Uv:
-    """Runs uv offline, with its cache at ``cache`` and nothing of the login's configuration."""
+    """Runs uv offline, with its cache at ``cache`` and without the login's configuration."""
 
     def __init__(self, program: str, cache: str, channel: Channel, timeout: float) -> None:
         self._program, self._cache, self._channel, self._timeout = program, cache, channel, timeout
 
     def run(self, arguments: List[str], more: Optional[Dict[str, str]] = None) -> None:
-        """Raises UvFailed, or WorkerError when it hangs or the controller goes away. ``more``: variables."""
+        """Run uv; ``more``: environment variables. Raises as ``run_watched``."""
         env = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LC_ALL") if name in os.environ}
         env.update(UV_CACHE_DIR=self._cache, UV_OFFLINE="1", UV_NO_CONFIG="1", UV_PYTHON_DOWNLOADS="never")
         env.update(UV_NO_PROGRESS="1", UV_PREVIEW_FEATURES="pylock")
@@ -45,9 +45,10 @@ class Uv:
 
 
 def run_watched(argv: List[str], env: Dict[str, str], channel: Channel, timeout: float, cwd: str = "/") -> bytes:
-    """Run a program to its end, and end it (with everything it started) when the controller goes away.
+    """Run a program to its end, and return its stdout. Kill it and its children if the controller goes away.
 
-    Returns its stdout. Raises UvFailed with what it said on stderr, or WorkerError.
+    Raises:
+        UvFailed: the program failed, with its stderr. WorkerError: timeout, or the controller went away.
     """
     until = time.monotonic() + timeout
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -73,9 +74,12 @@ def run_watched(argv: List[str], env: Dict[str, str], channel: Channel, timeout:
 
 
 def place_wheels(base_dir: str, wheels: List[Dict[str, str]]) -> str:
-    """Every wheel as ``<base_dir>/wheels/<sha256>/<name>.whl``, a hard link to its blob; returns ``wheels``.
+    """Make a hard link to each wheel's blob, ``wheels/<sha256>/<name>.whl``; return the path of ``wheels``.
 
-    The same path for the same wheel, always: uv's cache goes by paths.
+    A wheel always has the same path, because uv's cache goes by paths.
+
+    Raises:
+        WorkerError: bad_request, the name is no wheel's; corrupt, a blob is missing.
     """
     folder = own_folder(base_dir, "wheels")
     missing = []
@@ -93,7 +97,7 @@ def place_wheels(base_dir: str, wheels: List[Dict[str, str]]) -> str:
 
 
 def _link(blob: str, path: str) -> None:
-    """A hard link to the blob, replacing whatever else has the name."""
+    """Make a hard link to the blob; replaces any other file of this name."""
     try:
         os.link(blob, path, follow_symlinks=False)
     except FileExistsError:
@@ -105,7 +109,11 @@ def _link(blob: str, path: str) -> None:
 
 
 def unpacked_size(folder: str, wheels: List[Dict[str, str]], known: Set[str]) -> int:
-    """Bytes that the wheels take once unpacked, without those in ``known``, which lie in the cache already."""
+    """Return the unpacked bytes of the wheels, without the ``known`` wheels, which the cache has already.
+
+    Raises:
+        WorkerError: corrupt, a file is no wheel.
+    """
     total = 0
     for wheel in wheels:
         if wheel["hash"] in known:
