@@ -19,6 +19,7 @@ from ddpctl_worker.checkpoint.folder import list_entries
 from ddpctl_worker.checkpoint.keeper import Keeper
 from ddpctl_worker.machine import child, proc
 from ddpctl_worker.run import keeping
+from ddpctl_worker.run.limits import LAST_KEEPER_LOOK_S
 from tests.worker.checkpoint.test_whole import saved_by_torch
 
 
@@ -104,6 +105,31 @@ def test_the_last_look_does_not_wait_behind_busy_processors(supervised: Supervis
     supervised.keep()
     assert set(supervised.priorities[:-1]) == {19}
     assert supervised.priorities[-1] == own
+
+
+def test_a_last_look_that_outlives_the_run_has_the_lowest_priority_again(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, seen = os.getpriority(os.PRIO_PROCESS, 0), []
+
+    def lower() -> None:
+        if threading.current_thread() is threading.main_thread():
+            seen.append(supervised.now - 100.0)
+        else:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+    def hash_slowly(keeper: Keeper, order: object, ended: bool | None, copies: object) -> None:
+        if ended and keeper._read_on is not None:
+            keeper._read_on(1)
+            supervised.now += LAST_KEEPER_LOOK_S
+            keeper._read_on(1)
+
+    monkeypatch.setattr(keeping, "_lower_priority", lower)
+    monkeypatch.setattr(keeping, "_turn", hash_slowly)
+    supervised.script += [(9, {"ended": True})]
+    supervised.keep()
+    assert seen == [9 + LAST_KEEPER_LOOK_S]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
 
 
 def test_looking_itself_takes_a_small_share_of_the_time(supervised: Supervised) -> None:

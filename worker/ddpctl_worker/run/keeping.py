@@ -234,6 +234,7 @@ class _Looks:
         self._pace = _Pace(order["folder"], order["timeout"])
         self._end: Optional[Dict[str, Any]] = None  # the supervisor's last message
         self._alone = False  # the supervisor is dead
+        self._last_until = float("inf")  # end of the time in which the run waits for the last look
         self._trouble = ""
 
     def watch(self) -> None:
@@ -247,6 +248,7 @@ class _Looks:
         """Look once more after the end of the ranks, then stay until the copies are made."""
         if self._alone:
             return
+        self._last_until = time.monotonic() + LAST_KEEPER_LOOK_S
         self._look()
         if self._replication is not None and self._end is not None and self._end.get("linger"):
             with contextlib.suppress(BrokenPipeError):  # the supervisor did not wait for this look
@@ -270,8 +272,11 @@ class _Looks:
     def _meanwhile(self, _: int) -> None:
         """Look at the folder between two parts of a hash, and read messages.
 
-        At the end of the run this look comes before the time for the rest of the hash is over.
+        At the end of the run this look comes before the time for the rest of the hash is over. A last look that the run
+        no longer waits for leaves the processors to other jobs again.
         """
+        if time.monotonic() >= self._last_until:
+            _lower_priority()
         if self._end is not None or self._alone:
             return
         if time.monotonic() - self._watched >= KEEPER_LOOK_S:
