@@ -40,7 +40,7 @@ def ps(
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
-    """List the jobs on the nodes, no matter who started them."""
+    """List the jobs of your accounts on the nodes, from whichever machine they were started."""
     where = session.load(inventory, option)
     with session.fleet_of(where) as fleet:
         runs, outcome = all_runs(fleet, everything=everything)
