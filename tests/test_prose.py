@@ -28,7 +28,6 @@ PAGES = [
 PER_WORDS = 1000
 MOST_PRONOUNS = 6.0  # per 1,000 words: httpx, submitit, torchx and pyinfra have 2 to 6
 MOST_PRIVATE = 1.0  # per 1,000 words
-LATER: dict[str, float] = {}  # packages whose prose is still hard: never more than this
 FEW_WORDS = 300  # a package with fewer words is counted with its parent
 
 # "None" with a capital is the value of Python.
@@ -105,8 +104,8 @@ def count(prose: Iterable[Prose]) -> tuple[int, float, float]:
 def test_the_prose_of_a_package_names_its_subjects(package: Path) -> None:
     words, pronouns, private = count(piece for path in sorted(package.glob("*.py")) for piece in prose_of(path))
     if words >= FEW_WORDS:
-        assert pronouns <= LATER.get(package.name, MOST_PRONOUNS)
-        assert private <= (2 * MOST_PRIVATE if package.name in LATER else MOST_PRIVATE)
+        assert pronouns <= MOST_PRONOUNS
+        assert private <= MOST_PRIVATE
 
 
 def test_the_prose_of_the_pages_names_its_subjects() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +33,18 @@ def make_node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeNo
     until = time.monotonic() + 10.0
     while started_by(request.node.nodeid) and time.monotonic() < until:
         time.sleep(0.03)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A base_dir on a filesystem of 1 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small filesystem needs root")
+    folder = tmp_path / "base"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def started_by(test: str) -> list[str]:

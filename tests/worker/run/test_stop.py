@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +36,6 @@ def running(node: Node, script: str = SLEEP) -> str:
     run = node.start(script)
     eventually(lambda: len(node.lines(run)) == 2, "the ranks are there")
     return run
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A base_dir on a filesystem of 1 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small filesystem needs root")
-    folder = tmp_path / "base"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def fill(folder: Path) -> None:

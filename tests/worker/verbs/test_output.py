@@ -6,13 +6,10 @@ import json
 import os
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from ddpctl_worker.verbs.limits import JUDGE_RUN_S
 from tests.worker.node import Node, eventually
@@ -265,18 +262,6 @@ def test_a_rank_is_never_blocked_by_a_reader_that_stops(node: Node) -> None:
         stream.process.send_signal(signal.SIGCONT)
     stream.result()
     assert len(list(whole(stream.lines))) == 200_000
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A base_dir on a filesystem of 1 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small filesystem needs root")
-    folder = tmp_path / "base"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_a_full_disk_costs_lines_but_neither_the_job_nor_its_record(small_disk: Path, node: Node) -> None:
