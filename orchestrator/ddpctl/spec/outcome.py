@@ -16,7 +16,7 @@ from ddpctl_worker.wire import contract
 SLOW = ("host", "rank", "lag_ms", "last_share")  # the keys of a slow rank in JSON documents
 STRANGERS = ("count", "addresses", "most", "last")  # the keys of connections by strangers in JSON documents
 LOST_FOR_RUN = "it takes part in this run no more; the next `ddpctl restart` or `ddpctl up` uses it again"
-SAVE_SIGNAL = "SIGUSR1"  # for records of a ddpctl that had no key `checkpoint` yet
+SAVE_SIGNAL = "SIGUSR1"  # if a damaged record does not have the job's own signal
 
 
 @dataclass(frozen=True)
