@@ -60,8 +60,8 @@ class Handler(BaseHTTPRequestHandler):
         if index.cut:
             index.cut -= 1
             body = body[: len(body) // 2]
+        index.sent += len(body)  # before the client can have all of it and look at the count
         self.wfile.write(body)
-        index.sent += len(body)
         self.close_connection = True
 
     def log_message(self, *_: object) -> None:
