@@ -24,7 +24,7 @@ COVERED = {
     ),
     "kill-supervisor": pytest.mark.full(covered_by="tests/e2e/test_accidents.py::test_supervisor_killed"),
     "kill-guardian": pytest.mark.full(
-        covered_by="tests/worker/run/test_watchers.py::test_a_deputy_that_dies_at_once_is_replaced"
+        covered_by="tests/worker/run/test_watchers.py::test_a_standby_that_dies_at_once_is_replaced"
     ),
     "disk-full": pytest.mark.full(
         covered_by="tests/worker/verbs/test_output.py::test_a_full_disk_costs_lines_but_neither_the_job_nor_its_record"

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from ddpctl.checks.catalogue import CATALOGUE
-from ddpctl.checks.gpu import use
+from ddpctl.checks.gpu import in_use
 from ddpctl.checks.judge import verdicts
 from ddpctl.spec.finding import Severity
 from tests.checks.machine import NAMES, Machine, machines, over, read, view
@@ -71,5 +71,5 @@ def test_the_commands_of_each_state_are_shell_text() -> None:
 def test_what_torch_sees_decides_on_processes_and_backend(name: str, gpus: int) -> None:
     for managed in (False, True):  # before the environment is there the driver is asked
         seen = view(over(read(name), {"want": {"managed": managed}}))
-        assert [use.devices(seen, target) for target in seen.targets] == [gpus, gpus]
-        assert use.uses_gloo(seen) == (gpus == 0)
+        assert [in_use.devices(seen, target) for target in seen.targets] == [gpus, gpus]
+        assert in_use.uses_gloo(seen) == (gpus == 0)

@@ -23,7 +23,7 @@ LIGHT = {
     "ddpctl.cli.complete",
     "ddpctl.cli.limits",
     "ddpctl.files",
-    "ddpctl.files.glance",
+    "ddpctl.files.completion_names",
     "ddpctl.files.limits",
 }
 HEAVY = {"typer", "rich", "pydantic", "ruamel", "paramiko", "ClusterShell", "fabric", "httpx", "cryptography"}

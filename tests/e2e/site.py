@@ -16,7 +16,7 @@ from tests.lab.disk import CHECKOUT
 
 SMALL_SET = ("--data_dir", "synthetic", "--train_size", "960", "--test_size", "200")
 SMALL_NETWORK = ("--width", "8", "--batch_size", "8", "--learning_rate", "0.02")
-WATCHERS = {"ddpctl-guardian", "ddpctl-super", "ddpctl-deputy"}
+WATCHERS = {"ddpctl-guardian", "ddpctl-super", "ddpctl-standby"}
 
 
 class Site:

@@ -68,7 +68,7 @@ def test_supervisor_killed(site: Site, lab: Lab) -> None:
     assert (cause["host"], cause["reason"]) == ("node1", "supervisor_lost")
 
 
-@pytest.mark.full(covered_by="tests/worker/run/test_watchers.py::test_a_deputy_that_dies_at_once_is_replaced")
+@pytest.mark.full(covered_by="tests/worker/run/test_watchers.py::test_a_standby_that_dies_at_once_is_replaced")
 def test_guardian_killed_then_the_supervisor(site: Site, lab: Lab) -> None:
     """The job does not mind the guardian's death; who comes after it still cleans up after the supervisor."""
     job = site.job("guardian", SLEEP)
@@ -77,7 +77,7 @@ def test_guardian_killed_then_the_supervisor(site: Site, lab: Lab) -> None:
     wait_for_gang(lab.hosts, run)
     before = pids_of(lab[2], run)
     kill(lab[2], "ddpctl-guardian")
-    until(lambda: named(lab[2], "ddpctl-deputy"), 60, "no deputy")
+    until(lambda: named(lab[2], "ddpctl-standby"), 60, "no standby")
     assert site.status(job)["state"] == "running"
     assert pids_of(lab[2], run) == before
     kill(lab[2], "ddpctl-super")

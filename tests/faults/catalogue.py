@@ -48,8 +48,8 @@ FAULTS = (
             ),
             Edit(
                 f"{WORKER}/machine/processes.py",
-                "marked = carriers(cookie, everyone.keys() - found)",
-                "marked = carriers(cookie, everyone.keys())",
+                "marked = find_carriers(cookie, everyone.keys() - found)",
+                "marked = find_carriers(cookie, everyone.keys())",
             ),
             Edit(
                 f"{WORKER}/machine/processes.py",
@@ -138,8 +138,8 @@ FAULTS = (
         (
             Edit(
                 f"{WORKER}/run/start.py",
-                '    argv = launcher.at_home(request["argv"])',
-                '    argv = [*launcher.at_home(request["argv"]), *(request.get("secrets") or {}).values()]',
+                '    argv = launcher.expand_home(request["argv"])',
+                '    argv = [*launcher.expand_home(request["argv"]), *(request.get("secrets") or {}).values()]',
             ),
         ),
         (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpctl.errors import UsageError
-from ddpctl.files.drafts import code_of, write_inventory
+from ddpctl.files.init_files import code_of, write_inventory
 from ddpctl.files.scripts import find_scripts
 
 MAIN = "\nif __name__ == '__main__':\n    main()\n"

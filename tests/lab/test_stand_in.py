@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker.run import words
+from ddpctl_worker.run import last_output
 from ddpctl_worker.wire.contract import VICTIM_WORDS
 
 GUARD_S = 240.0
@@ -178,7 +178,7 @@ time.sleep(1000)
     assert own.report() == real.report()
     assert ((own.folder / "told").read_text(), (real.folder / "told").read_text()) == ("-15", "-15")
     said = (own.folder / "err").read_text()
-    assert sorted(words.failures(said)) == [(0, 0, 7, False), (1, 1, 3, True)]
+    assert sorted(last_output.find_failures(said)) == [(0, 0, 7, False), (1, 1, 3, True)]
     assert not own.error_file.exists()
     assert not real.error_file.exists()
 
@@ -216,7 +216,7 @@ def test_a_rank_that_is_killed(begin: Begin) -> None:
     own, real = begin("--nproc_per_node", "2", "--use_env", "program.py", program=program)
     assert (own.end(), real.end()) == (1, 1)
     assert own.report() == real.report()
-    assert sorted(words.failures((own.folder / "err").read_text())) == [(0, 0, -15, False), (1, 1, -9, True)]
+    assert sorted(last_output.find_failures((own.folder / "err").read_text())) == [(0, 0, -15, False), (1, 1, -9, True)]
 
 
 @pytest.mark.parametrize(("script", "env"), [("no.py", {}), ("program.py", {"PYTHON_EXEC": "/no/python"})])
@@ -300,7 +300,7 @@ main()
         assert 'dist.all_gather_object(told, "again")' in content["extraInfo"]["py_callstack"]
         (of_rank,) = one.folder.glob("logs/*/attempt_0/0/error.json")
         assert json.loads(of_rank.read_text())["message"]["message"] == content["message"]
-        assert words.failures((one.folder / "err").read_text()) == [(0, 0, 1, True)]
+        assert last_output.find_failures((one.folder / "err").read_text()) == [(0, 0, 1, True)]
 
 
 def test_what_only_torch_has_is_refused_by_name(stand_in: str) -> None:

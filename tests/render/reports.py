@@ -77,7 +77,7 @@ def worst(hosts: int = 64, attempts: int = 30) -> RunReport:
         for number in range(1, attempts + 1)
     ]
     over = {"state": "failed", "cause": failed[-1]["cause"]}
-    agreed = {"term": 3, "version": 1, "attempts": failed, "live": False, "aside": {}, "over": over}
+    agreed = {"term": 3, "version": 1, "attempts": failed, "live": False, "set_aside": {}, "over": over}
     nodes = tuple(
         NodeStatus.from_json(
             {

@@ -24,7 +24,7 @@ from ddpctl.render.status import (
     strangers_line,
     untracked_lines,
 )
-from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
+from ddpctl.spec.kill import KillOutcome, SavedOutcome, StoppedNode
 from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, RunStatus, Untracked
 from tests.spec import test_planning
 

@@ -8,9 +8,9 @@ from typing import Any
 from unittest import mock
 
 from ddpctl_worker.agent import ending, following, leading, raft
-from ddpctl_worker.agent.limits import NEAR_S
+from ddpctl_worker.agent.limits import REACHABLE_S
 from ddpctl_worker.agent.state import Config, Event, Report, State
-from ddpctl_worker.gang.council import Council
+from ddpctl_worker.gang.failures import FailureJudge
 from ddpctl_worker.gang.hub import HubGang
 from ddpctl_worker.gang.member import MemberGang
 from ddpctl_worker.record.document import Ballot, CheckpointChoice, Document
@@ -26,7 +26,7 @@ Patch = tuple[Any, str, Any]  # where, the name, and what is put there
 def _quiet_at_once(own: State, host: str) -> float:
     """Does not wait until nothing runs any more on a host that it does not hear."""
     assert own.lead is not None
-    return own.lead.since + NEAR_S
+    return own.lead.since + REACHABLE_S
 
 
 def _vote_for_an_older_proposal(own: State, host: str, question: Any, event: Event) -> Any:
@@ -135,35 +135,35 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-class ForgetfulCouncil(Council):
+class ForgetfulJudge(FailureJudge):
     """Never looks whether the last member is still there."""
 
     def _find_lost(self, now: float) -> None:
-        *_, (host, seat) = self.seats.items()
-        del self.seats[host]
+        *_, (host, node) = self.nodes.items()
+        del self.nodes[host]
         super()._find_lost(now)
-        self.seats[host] = seat
+        self.nodes[host] = node
 
 
-class HastyCouncil(Council):
+class HastyJudge(FailureJudge):
     """Takes the first word that it hears for the cause."""
 
     def _decide_at(self, now: float) -> float:
         return now
 
 
-class SleepyCouncil(Council):
+class SleepyJudge(FailureJudge):
     """Holds it against the others that it did not hear them while it did not run itself."""
 
     def slept(self, seconds: float) -> None:
         pass
 
 
-def _with(council: type[Council]) -> type[HubGang]:
+def _with(judge: type[FailureJudge]) -> type[HubGang]:
     class Hub(HubGang):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
-            self._council = council(self.hosts, self.host)
+            self._judge = judge(self.hosts, self.host)
 
     return Hub
 
@@ -200,9 +200,9 @@ def _gang(hub: type[HubGang] = HubGang, member: type[MemberGang] = MemberGang) -
 
 
 GANG_FAULTS: dict[str, Callable[[int], GangWorld]] = {
-    "the hub forgets a member": _gang(hub=_with(ForgetfulCouncil)),
-    "the first word is the cause": _gang(hub=_with(HastyCouncil)),
-    "its own sleep counts": _gang(hub=_with(SleepyCouncil)),
+    "the hub forgets a member": _gang(hub=_with(ForgetfulJudge)),
+    "the first word is the cause": _gang(hub=_with(HastyJudge)),
+    "its own sleep counts": _gang(hub=_with(SleepyJudge)),
     "a member is deaf": _gang(member=DeafMember),
     "a member trusts the hub": _gang(member=TrustingMember),
     "a member reports nothing": _gang(member=SilentMember),

@@ -110,10 +110,10 @@ class Node:
     def failure(self, status: int | None) -> Outcome | None:
         return self.own
 
-    def closer(self, candidate: Outcome | None) -> Outcome | None:
+    def find_slow_rank(self, candidate: Outcome | None) -> Outcome | None:
         return None
 
-    likeliest = closer  # both: nothing more is found
+    likeliest_failure = find_slow_rank  # both: nothing more is found
 
     def all_ended(self) -> bool:
         return False
@@ -156,7 +156,7 @@ class Node:
                 self.world.log(f"{self.name} ends: {_brief(ending.outcome)}")
             if self.outcome is not None and self.status is not None:
                 gang.leave(self.outcome)
-            gang.turned(None, 1 if self.status is None else 0)
+            gang.note_turn(None, 1 if self.status is None else 0)
             if self.outcome is not None and self.status is not None and not gang.talking:
                 break
         self.world.log(f"the supervisor on {self.name} has ended")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpctl_worker.agent import state as st
 from ddpctl_worker.agent import step as rules
-from ddpctl_worker.agent.part import brief
+from ddpctl_worker.agent.part import shorten_progress
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.document import Ballot, CheckpointChoice
 from ddpctl_worker.wire.contract import EXITED, FAILED, KILLED, NODE_LOST, NODE_REBOOTED, SPAWN_FAILED
@@ -185,7 +185,7 @@ class Host:
         if part is None:
             return None
         ranks = self.ranks.get(part.number)
-        end = brief(ranks.end, part.called_off) if ranks is not None else brief(part.failed)
+        end = shorten_progress(ranks.end, part.called_off) if ranks is not None else shorten_progress(part.failed)
         return st.PartProgress(part.number, part.moved, part.reaches, part.choice, part.restored, end)
 
     def _save(self, ballot: Ballot) -> None:

@@ -132,7 +132,7 @@ class Promises:
                 self._world.log(f"agreed on: the run is over, {over}")
                 self.over = over
             last = document.last
-            aside = [name for name in last.hosts if name in document.aside]
+            aside = [name for name in last.hosts if name in document.set_aside]
             if document.live and last.ended is None and aside:
                 self.fail(f"{aside[0]} was set aside, and is in attempt {last.number}")
 

@@ -7,9 +7,9 @@ import pytest
 from ddpctl.errors import UsageError
 from ddpctl.files.program import inspect_script, shipped_jobs
 from ddpctl.spec.job import JobSpec
-from ddpctl.spec.plain import processes_text
 from ddpctl.spec.plan import Facts, NodeFacts
 from ddpctl.spec.script import ScriptFacts, Start, read_script
+from ddpctl.spec.self_spawning import processes_text
 from tests.spec.test_planning import hosts, plan
 
 HEAD = "import os, torch.distributed as dist, torch.multiprocessing as mp\n"

@@ -139,7 +139,7 @@ def test_a_host_that_was_set_aside_for_good_is_not_used(tmp_path: Path) -> None:
     attempt = {"attempt": 1, "hosts": ["gpu0", "gpu1"], "started": MOMENT, "ended": MOMENT, "cause": None}
     attempt |= {"set_aside": [{"host": "gpu1", "why": "its GPU is broken: GPU is lost"}]}
     agreed = {"term": 1, "version": 2, "attempts": [attempt], "live": False, "over": None}
-    agreed |= {"aside": {"gpu1": "its GPU is broken: GPU is lost"}}
+    agreed |= {"set_aside": {"gpu1": "its GPU is broken: GPU is lost"}}
     keys = {"script": "train.py", "restarts": 1, "elastic": {"min_nodes": 1, "max_nodes": 2}}
     record: dict[str, Any] = {"settings": {**SETTINGS, "keys": keys}, "restart": {"first": FIRST}}
     both = [{**node(host, **record), "agreed": agreed} for host in ("gpu0", "gpu1")]

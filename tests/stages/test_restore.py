@@ -23,7 +23,7 @@ from ddpctl.stages.restore import ask_held, refuse_others, restore
 from ddpctl.transport.base import FleetOutcome
 from ddpctl.transport.local import LocalTransport
 from ddpctl_worker.checkpoint.fencing import begin
-from ddpctl_worker.checkpoint.listing import summary
+from ddpctl_worker.checkpoint.listing import summarize
 from ddpctl_worker.checkpoint.starts import note_start
 from tests.environment.support import Heard, fleet_of, local_inventory
 from tests.transport.dry import DryTransport
@@ -47,7 +47,7 @@ class Site:
         self.down: set[str] = set()
 
     def known(self) -> dict[str, list[dict[str, Any]]]:
-        return {disk.host: summary(str(disk.base), JOB) for disk in self.disks if disk.host in self.launch.names}
+        return {disk.host: summarize(str(disk.base), JOB) for disk in self.disks if disk.host in self.launch.names}
 
     def restore(self) -> Mapping[str, DdpctlError]:
         with fleet_of(self.launch.inventory) as fleet:

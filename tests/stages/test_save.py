@@ -8,8 +8,8 @@ import pytest
 
 from ddpctl.errors import HostsFailed, NotSaved, Unreachable
 from ddpctl.spec.checkpoints import job_checkpoints
-from ddpctl.spec.done import SavedOutcome
 from ddpctl.spec.event import Event, Note
+from ddpctl.spec.kill import SavedOutcome
 from ddpctl.spec.origin import JobId
 from ddpctl.stages import save
 from ddpctl.stages.status import find_run

@@ -16,7 +16,7 @@ import pytest
 from ddpctl.errors import RemoteError
 from ddpctl.spec.host import Host
 from ddpctl.transport import node
-from ddpctl.transport.guarded import guarded
+from ddpctl.transport.exec_guard import guarded
 from ddpctl.transport.local import LocalTransport
 
 HOSTILE = [

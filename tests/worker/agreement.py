@@ -39,7 +39,7 @@ def ask_leader(leader: State, follower: State, now: float) -> tuple[State, State
 
 
 def report(number: int, **more: Any) -> st.Report:
-    return st.Report(number, more.pop("clear", False), **more)
+    return st.Report(number, more.pop("idle", False), **more)
 
 
 def with_reports(leader: State, now: float, reports: Mapping[str, st.Report | None]) -> State:

@@ -25,9 +25,9 @@ from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.mesh import Mesh
 from ddpctl.spec.origin import JobId
-from ddpctl.spec.plain import processes_text
 from ddpctl.spec.question import Answer, Question
 from ddpctl.spec.script import ScriptFacts
+from ddpctl.spec.self_spawning import processes_text
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpctl.checks import python, report
 from ddpctl.checks.base import NO_HARDWARE, Check, Target, View, Want
-from ddpctl.checks.gpu.use import uses_gloo
+from ddpctl.checks.gpu.in_use import uses_gloo
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.question import Question
 from ddpctl_worker.wire.contract import SCRUB_NAMES, SCRUB_PREFIXES

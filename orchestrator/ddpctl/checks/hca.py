@@ -9,7 +9,7 @@ from typing import Any
 
 from ddpctl.checks import env, python
 from ddpctl.checks.base import View
-from ddpctl.checks.gpu.use import uses_gloo
+from ddpctl.checks.gpu.in_use import uses_gloo
 from ddpctl.checks.limits import ADAPTERS_S
 from ddpctl.spec.nvidia import numbers
 from ddpctl.spec.question import Question

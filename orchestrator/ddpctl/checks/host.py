@@ -12,7 +12,7 @@ from typing import Any
 
 from ddpctl.checks import report
 from ddpctl.checks.base import RECORDED, Check, Target, View
-from ddpctl.checks.gpu.use import uses_gloo
+from ddpctl.checks.gpu.in_use import uses_gloo
 from ddpctl.checks.limits import C10D_SKEW_S, CLOCK_SURE_S, NAMES_S, SKEW_S, SLOW_NAMES_S
 from ddpctl.checks.python import PYTHON
 from ddpctl.spec.finding import Finding, Severity

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpctl.checks import env, hca, python, report
 from ddpctl.checks.base import NO_HARDWARE, Check, Target, View
-from ddpctl.checks.gpu.use import smis, uses_gloo
+from ddpctl.checks.gpu.in_use import smis, uses_gloo
 from ddpctl.checks.hca import Port
 from ddpctl.checks.limits import FAST_ETHERNET_GBIT
 from ddpctl.checks.python import PYTHON

@@ -2,7 +2,7 @@
 
 The shell's scripts are typer's (``ddpctl --install-completion``). Commands and options come from a cache, which
 ``vocabulary.py`` fills again when a file of the commands has changed. Names come from the inventory's text
-(``files/glance.py``) and from this machine's records of runs.
+(``files/completion_names.py``) and from this machine's records of runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import platformdirs
 
 from ddpctl.cli.limits import COMPLETED_RUNS, INVENTORY_BYTES
-from ddpctl.files.glance import Names, names_in
+from ddpctl.files.completion_names import Names, names_in
 
 VARIABLE = "_DDPCTL_COMPLETE"
 Words = Mapping[str, Any]  # as ``vocabulary`` returns it

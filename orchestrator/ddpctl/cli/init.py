@@ -17,9 +17,9 @@ from ddpctl.cli.limits import FOLDER_LETTERS
 from ddpctl.cli.nodes import confirm_keys, require_known_keys
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import DdpctlError, HostsFailed, Interrupted, PythonMissing, UsageError
-from ddpctl.files.drafts import code_of, write_inventory
 from ddpctl.files.foreign.launcher_line import read_line
 from ddpctl.files.foreign.read import read_foreign, with_hostfile
+from ddpctl.files.init_files import code_of, write_inventory
 from ddpctl.files.inventory import DEFAULT_FILE, VARIABLE, home_of, load_text
 from ddpctl.files.scripts import find_scripts
 from ddpctl.render.clean import clean

@@ -15,9 +15,9 @@ from ddpctl.render.doctor import consultation_view
 from ddpctl.render.report import report_view
 from ddpctl.render.report_page import report_html
 from ddpctl.render.status import kill_view, removal_view, runs_table, status_view
-from ddpctl.spec.done import KillOutcome
 from ddpctl.spec.event import Tell
 from ddpctl.spec.inventory import Inventory
+from ddpctl.spec.kill import KillOutcome
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.ranges import fold
 from ddpctl.spec.removal import RemovedRun, removal_document

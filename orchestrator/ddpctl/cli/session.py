@@ -22,9 +22,9 @@ from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, Survivors, Usa
 from ddpctl.files.inventory import find_inventory, home_of, load_inventory
 from ddpctl.render.console import stderr_console, stdout_console
 from ddpctl.render.progress import ProgressView, quiet
-from ddpctl.spec.done import KillOutcome
 from ddpctl.spec.event import Tell
 from ddpctl.spec.inventory import Inventory
+from ddpctl.spec.kill import KillOutcome
 from ddpctl.spec.origin import Origin
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import RunIdentity

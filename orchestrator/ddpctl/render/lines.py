@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TextIO
 from ddpctl.spec.event import Line
 from ddpctl.spec.lines import Group
 from ddpctl.spec.ranges import fold
-from ddpctl_worker.rules.words import numbers
+from ddpctl_worker.rules.phrases import numbers
 
 # ANSI foreground colours that read well on dark and light backgrounds; red is left for errors.
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)

@@ -15,7 +15,7 @@ from ddpctl.render.console import Fitted, Whole, columns
 from ddpctl.render.push import size
 from ddpctl.spec.checkpoints import lag_line
 from ddpctl.spec.command import REDACTED, display
-from ddpctl.spec.done import KillOutcome, SavedOutcome, StoppedNode
+from ddpctl.spec.kill import KillOutcome, SavedOutcome, StoppedNode
 from ddpctl.spec.outcome import (
     LOST_FOR_RUN,
     Attempt,

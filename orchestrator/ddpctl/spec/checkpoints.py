@@ -10,7 +10,7 @@ from ddpctl.errors import DdpctlError
 from ddpctl.spec.origin import JobId
 from ddpctl_worker.rules.attempts import BEFORE_ANY
 from ddpctl_worker.rules.choice import latest, partial
-from ddpctl_worker.rules.order import When, moment
+from ddpctl_worker.rules.order import When, moment_of
 from ddpctl_worker.rules.unite import Saved, SavedPart, newest_first, unite
 from ddpctl_worker.wire import contract
 
@@ -99,15 +99,15 @@ def job_checkpoints(
         if part["entry"] not in entries:
             unknown.setdefault(part["entry"], []).append(part)
     for checkpoint in map(_unknown, unknown.values()):  # its place in the list decides nothing
-        older = (at for at, other in enumerate(saved) if moment(other.time) < moment(checkpoint.time))
+        older = (at for at, other in enumerate(saved) if moment_of(other.time) < moment_of(checkpoint.time))
         saved.insert(next(older, len(saved)), checkpoint)
     unsettled = [(part["entry"], host, part["time"]) for host, part in own]
     return JobCheckpoints(job, tuple(saved), errors, tuple(unsettled))
 
 
 def _unknown(parts: list[Mapping[str, Any]]) -> Saved:
-    newest = max(parts, key=lambda part: moment(part["time"]))
+    newest = max(parts, key=lambda part: moment_of(part["time"]))
     held = tuple(SavedPart({**part, "clock": part["host"]}, (part["host"],), (part["host"],)) for part in parts)
     size = sum(part["size"] for part in parts)
     entry, step, time = newest["entry"], newest["step"], newest["time"]
-    return Saved(entry, step, time, size, held, When(BEFORE_ANY, newest["host"], moment(time), entry), (UNKNOWN,))
+    return Saved(entry, step, time, size, held, When(BEFORE_ANY, newest["host"], moment_of(time), entry), (UNKNOWN,))

@@ -55,7 +55,7 @@ def rank_json(look: Mapping[str, Any]) -> dict[str, Any]:
         "gpu": look.get("gpu"),
         "rss_mb": look.get("rss_mb"),
         "last_output_age_s": look.get("output_age_s"),
-        "stack": [_frame(frame) for frame in frames.own(stack)] if stack else None,
+        "stack": [_frame(frame) for frame in frames.is_own_code(stack)] if stack else None,
         "collective": _collective(look),
     }
 

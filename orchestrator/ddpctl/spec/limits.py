@@ -66,7 +66,7 @@ SPARE_LINES = 10_000  # for the last N lines, 2 N + SPARE_LINES lines are kept b
 MOST_POINTS = 500  # points of a curve
 MOST_GRID_VALUES = 500_000  # points times ranks: beyond it only every second, third ... point is computed
 
-# --- runs (again.py, outcome.py, job.py)
+# --- runs (restart.py, outcome.py, job.py)
 MOST_EARLIER_ATTEMPTS = 20  # attempts of the continued run in the record; older attempts still count in the numbers
 SURVIVED = timedelta(minutes=10)  # an elastic run survived a failure that happened so long before its last failure
 SAVE_S = 120.0  # until a requested checkpoint is there, if a damaged record does not have the job's own time

@@ -363,7 +363,7 @@ class RunStatus:
     @property
     def unfit(self) -> Mapping[str, str]:
         """Return the hosts that this run must not use again, each with why: broken hardware, or a stuck host."""
-        return dict((self._agreed or {}).get("aside") or {})
+        return dict((self._agreed or {}).get("set_aside") or {})
 
     @property
     def _final_end(self) -> Mapping[str, Any] | None:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ddpctl.spec.again import Earlier, Settings
 from ddpctl.spec.command import REDACTED, Command
 from ddpctl.spec.origin import JobId, Origin
+from ddpctl.spec.restart import Earlier, Settings
 from ddpctl.spec.script import Start
 from ddpctl_worker.wire import contract
 

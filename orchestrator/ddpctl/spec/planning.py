@@ -14,9 +14,9 @@ from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.limits import SILENCE_WARNING_S
 from ddpctl.spec.origin import JobId
-from ddpctl.spec.plain import node_variables, plain_argv, refuse_number, start_of
 from ddpctl.spec.plan import AUTO, CodeRef, Facts, NodeFacts, NodePlan, Plan, RunIdentity
 from ddpctl.spec.script import NODE, RANKS, Start
+from ddpctl.spec.self_spawning import node_variables, plain_argv, refuse_number, start_of
 from ddpctl.spec.values import plural
 from ddpctl_worker.wire import contract
 

@@ -39,7 +39,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Delivery:
-    """The outcome of sending files: every host is in ``done`` (files complete and verified) or in ``errors``."""
+    """The outcome of sending files: every host is in ``kill`` (files complete and verified) or in ``errors``."""
 
     traffic: Traffic = field(default_factory=Traffic)
     done: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from ddpctl.spec.times import elapsed, lasting
 from ddpctl_worker.rules.entries import step_of
 from ddpctl_worker.rules.order import oldest_first, when_of
 
-Row = Mapping[str, Any]  # the summary of a checkpoint on a host (ddpctl_worker.checkpoint.listing.summary)
+Row = Mapping[str, Any]  # the summary of a checkpoint on a host (ddpctl_worker.checkpoint.listing.summarize)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from ddpctl.stages.limits import CHECKPOINTS_S, COPY_LATE_S, FETCH_S, HASH_BLOCK
 from ddpctl.stages.status import ask_runs, live_runs_of, merged, others_alone
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker.rules.entries import METADATA
-from ddpctl_worker.rules.order import moment
+from ddpctl_worker.rules.order import moment_of
 from ddpctl_worker.rules.unite import Saved, SavedPart
 from ddpctl_worker.wire import contract
 
@@ -71,7 +71,7 @@ def list_checkpoints(fleet: Fleet, name: str, of: Inventory) -> JobCheckpoints:
 
 def _uncopied(found: JobCheckpoints) -> tuple[str, ...]:
     late = time.time() - COPY_LATE_S
-    return tuple(saved.entry for saved in found.resumed if saved.held < 2 and moment(saved.time) < late)
+    return tuple(saved.entry for saved in found.resumed if saved.held < 2 and moment_of(saved.time) < late)
 
 
 def read_checkpoints(fleet: Fleet, job: JobId, hosts: Collection[str] | None = None) -> JobCheckpoints:

@@ -13,16 +13,16 @@ from ddpctl.code import CodeArchive, code_imports, pack
 from ddpctl.errors import InventoryError, UsageError
 from ddpctl.files.env_file import read_env_file
 from ddpctl.files.program import inspect_script
-from ddpctl.spec.again import Earlier, Settings, keys_of
 from ddpctl.spec.imports import Imports
 from ddpctl.spec.inventory import Host, Inventory, job_hosts, spare_hosts
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.notify import shown
 from ddpctl.spec.origin import JobId
-from ddpctl.spec.plain import processes_text, refuse_number, start_of
 from ddpctl.spec.plan import CodeRef, Facts, Plan, RunIdentity
 from ddpctl.spec.planning import make_plan
+from ddpctl.spec.restart import Earlier, Settings, keys_of
 from ddpctl.spec.script import ScriptFacts
+from ddpctl.spec.self_spawning import processes_text, refuse_number, start_of
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ddpctl.checks import deep, judge
 from ddpctl.checks.base import Check, Target, View, Want
 from ddpctl.checks.catalogue import CATALOGUE, MESH_IDS
 from ddpctl.checks.fabric import networks_of
-from ddpctl.checks.gpu.use import devices
+from ddpctl.checks.gpu.in_use import devices
 from ddpctl.checks.job import script_question
 from ddpctl.checks.mesh import network_question
 from ddpctl.checks.mesh.faults import hosts_to_read

@@ -15,13 +15,13 @@ from ddpctl.code import CodeArchive, recall, receiving
 from ddpctl.environment.direct import holdings
 from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, NoSuchJob, ProvisionError, UsageError
 from ddpctl.files.env_file import read_env_file
-from ddpctl.spec.again import Earlier, Seats, Settings, least, seats, told, without
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.outcome import RunStatus, end_and_continue, no_majority
 from ddpctl.spec.plan import CodeRef, RunIdentity
 from ddpctl.spec.ranges import fold
+from ddpctl.spec.restart import Earlier, Seats, Settings, least, seats, told, without
 from ddpctl.spec.values import plural
 from ddpctl.stages.launch import Launch, notifiers_of, packed
 from ddpctl.stages.status import ask_runs

@@ -26,8 +26,7 @@ from ddpctl.stages.launch import Launch
 from ddpctl.stages.limits import RESTORE_MANIFESTS
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
-from ddpctl_worker.rules.choice import Kept, Restore, all_have, restoring
-from ddpctl_worker.rules.choice import newest as newest_complete
+from ddpctl_worker.rules.choice import Kept, Restore, all_have, newest_of_series, plan_restore
 from ddpctl_worker.rules.complete import Chosen
 from ddpctl_worker.wire import contract
 
@@ -244,8 +243,8 @@ class Restoring:
     def _order(self) -> None:
         """Decide which files each host lacks, and send it the list."""
         held = [Kept(host, dict(manifest)) for host, node in self._nodes.items() for manifest in node.manifests]
-        self._plan = restoring(held, self._hosts)
-        self._chosen = next(iter(newest_complete(kept.manifest for kept in held)), None)
+        self._plan = plan_restore(held, self._hosts)
+        self._chosen = next(iter(newest_of_series(kept.manifest for kept in held)), None)
         for host, node in self._nodes.items():
             orders = [step.order() for step in self._plan if host in step.hosts] if host in self._hosts else None
             node.feed.order(

@@ -15,8 +15,8 @@ from typing import Any
 
 from ddpctl.errors import DdpctlError, HostsFailed, NotSaved
 from ddpctl.spec.checkpoints import JobCheckpoints
-from ddpctl.spec.done import SavedOutcome
 from ddpctl.spec.event import Line, Note, Tell
+from ddpctl.spec.kill import SavedOutcome
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages.checkpoints import read_checkpoints
@@ -33,7 +33,7 @@ from ddpctl.stages.limits import (
 from ddpctl.stages.status import read_run
 from ddpctl.transport.base import Fleet, Frame, Transport
 from ddpctl_worker.rules.entries import series_of
-from ddpctl_worker.rules.order import moment
+from ddpctl_worker.rules.order import moment_of
 from ddpctl_worker.rules.unite import Saved
 
 RECIPE = (
@@ -129,7 +129,7 @@ class _Awaited:
         if host not in self._before:  # a host of another run
             return False
         known = self._before[host]
-        return known is None or moment(at) > moment(known)
+        return known is None or moment_of(at) > moment_of(known)
 
 
 def _series(entry: str) -> str:

@@ -15,9 +15,9 @@ from ddpctl.checks.job_imports import IMPORTS
 from ddpctl.environment.direct import Holdings
 from ddpctl.environment.spread import Addresses
 from ddpctl.errors import DdpctlError, HostsFailed, PreflightFailed
-from ddpctl.spec.done import KillOutcome
 from ddpctl.spec.event import Event, Note, Tell
 from ddpctl.spec.finding import Severity
+from ddpctl.spec.kill import KillOutcome
 from ddpctl.spec.names import name_taken
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import Facts, NodeFacts, Plan

@@ -32,7 +32,7 @@ RESULT_LOOK_S = 0.5  # how often the main thread wakes up while it waits for hos
 
 # --- ending -----------------------------------------------------------------------------------------------------------
 DYING_S = 0.5  # from the end of a channel to the end of its connection, where the connection is the cause
-ENDING_S = 2.5  # from the end of a command's input to the end of all its processes (guarded.py)
+ENDING_S = 2.5  # from the end of a command's input to the end of all its processes (exec_guard.py)
 CLOSE_S = 3.0  # closing all connections of a fleet
 LOCAL_END_S = 0.5  # from the end of its input to the end of a worker on this machine
 LOCAL_TERM_S = 0.5  # from SIGTERM to the end of its session

@@ -25,7 +25,7 @@ from invoke.runners import Local, Runner
 
 from ddpctl.errors import RemoteError
 from ddpctl.spec.command import Ran
-from ddpctl.transport.guarded import guarded
+from ddpctl.transport.exec_guard import guarded
 from ddpctl.transport.limits import CHANNEL_S, ENDING_S, OUTPUT_BYTES, POLL_S, PROMPT_BYTES
 from ddpctl.transport.link import HopLogin
 from ddpctl.transport.pipe import Tail
@@ -56,7 +56,7 @@ class _Bounded(Runner):
         return self._late
 
     def wait(self) -> None:
-        """Wait until the command and its output have ended; after the deadline, end the command (guarded.py)."""
+        """Wait until the command and its output have ended; after the deadline, end the command (exec_guard.py)."""
         if not self._over(self._until):
             self._late = True
             with suppress(OSError, EOFError, paramiko.SSHException):
@@ -144,7 +144,7 @@ class _Here(_Bounded, Local):
                 self.process.wait(4 * ENDING_S)
 
     def kill(self) -> None:
-        """Do nothing: the command's input has ended, and the guard shell ends the rest (guarded.py)."""
+        """Do nothing: the command's input has ended, and the guard shell ends the rest (exec_guard.py)."""
 
 
 def _refuse(env: dict[str, str]) -> None:

@@ -255,7 +255,7 @@ def test_a_host_whose_agent_was_killed_is_lost(team: Any) -> None:
     for name in ("node0", "node2"):
         three.wait_said(name, "attempt 1")
     first, second = three.attempts("node0")
-    assert (second["hosts"], three.status("node0")["agreed"]["aside"]) == (["node0", "node2"], {})
+    assert (second["hosts"], three.status("node0")["agreed"]["set_aside"]) == (["node0", "node2"], {})
     assert first["cause"]["reason"] in ("node_lost", "supervisor_lost")
     answer = three.nodes["node1"].call("stop", run=three.run, grace=1, by="me")
     assert (answer["survivors"], answer["status"]["state"]) == ([], "lost")
@@ -272,7 +272,7 @@ with open(os.path.join(%r, host + attempt), "a", buffering=1) as file:
 STUCK = "tests/worker/agent/test_agent.py::test_a_stuck_supervisor_does_not_outlive_its_lease"
 
 
-@pytest.mark.parametrize("watcher", ["guardian", only_in_test_all("deputy", STUCK)])
+@pytest.mark.parametrize("watcher", ["guardian", only_in_test_all("standby", STUCK)])
 def test_a_stuck_supervisor_does_not_outlive_its_lease(team: Any, tmp_path: Path, watcher: str) -> None:
     """Its agent is stuck, too. No rank of an attempt may run when the next attempt begins."""
     three = team(3, 2)
@@ -280,9 +280,9 @@ def test_a_stuck_supervisor_does_not_outlive_its_lease(team: Any, tmp_path: Path
     for name in three.chosen:
         three.wait_said(name, "attempt 0")
     stuck = [three.agent("node1"), three.supervisor("node1")]
-    if watcher == "deputy":
+    if watcher == "standby":
         os.kill(three.supervisor("node1", who="guardian"), signal.SIGKILL)
-        eventually(lambda: "ddpctl-deputy" in _children(stuck[1]), "a deputy takes the guardian's place")
+        eventually(lambda: "ddpctl-standby" in _children(stuck[1]), "a standby takes the guardian's place")
     for pid in stuck:
         os.kill(pid, signal.SIGSTOP)
     try:

@@ -15,7 +15,7 @@ from ddpctl_worker.agent import raft, talk
 from ddpctl_worker.agent.agent import HostAgent
 from ddpctl_worker.agent.hostrecord import HostRecord
 from ddpctl_worker.agent.state import PeerAnswered
-from ddpctl_worker.agent.talk import AnswerDesk, PeerLine, Unanswered, at_once, reachable
+from ddpctl_worker.agent.talk import AnswerServer, PeerLine, Unanswered, at_once, reachable
 from ddpctl_worker.machine.notes import boottime
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.document import Ballot, Document
@@ -25,7 +25,7 @@ KEY, OTHER_KEY = talk.key_of("ab" * 32), talk.key_of("cd" * 32)
 HOSTS = ["a", "b", "c"]
 
 
-_made: list[AnswerDesk | PeerLine] = []
+_made: list[AnswerServer | PeerLine] = []
 
 
 @pytest.fixture(autouse=True)
@@ -35,14 +35,14 @@ def closed() -> Iterator[None]:
         _made.pop().close()
 
 
-def desk(host: str, key: bytes = KEY, run: str = "run") -> AnswerDesk:
-    made = AnswerDesk(key, run, host, HOSTS, "127.0.0.1")
+def desk(host: str, key: bytes = KEY, run: str = "run") -> AnswerServer:
+    made = AnswerServer(key, run, host, HOSTS, "127.0.0.1")
     _made.append(made)
     made.start(lambda who, question: {"who": who, "asked": question})
     return made
 
 
-def line(host: str, peers: dict[str, AnswerDesk], key: bytes = KEY) -> PeerLine:
+def line(host: str, peers: dict[str, AnswerServer], key: bytes = KEY) -> PeerLine:
     made = PeerLine(key, "run", host, {name: ("127.0.0.1", one.port) for name, one in peers.items()})
     _made.append(made)
     return made

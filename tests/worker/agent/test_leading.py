@@ -26,7 +26,7 @@ class Table:
         for name, other in self.others.items():
             self.leader, other = ask_leader(self.leader, other, self.now)
             assert self.leader.lead is not None
-            told = report(1, clear=self.ended[name], end=ENDED if self.ended[name] else None)
+            told = report(1, idle=self.ended[name], end=ENDED if self.ended[name] else None)
             known = self.leader.lead.followers[name]._replace(report=told)
             followers = {**self.leader.lead.followers, name: known}
             self.leader = self.leader._replace(lead=self.leader.lead._replace(followers=followers))
@@ -49,7 +49,7 @@ def test_a_host_that_ends_within_the_jobs_grace_is_waited_for() -> None:
     table.second()
     table.second()
     assert table.over
-    assert table.leader.document.aside == {}
+    assert table.leader.document.set_aside == {}
 
 
 def test_a_host_that_is_stuck_loses_its_lease_before_the_others_go_on() -> None:
@@ -58,7 +58,7 @@ def test_a_host_that_is_stuck_loses_its_lease_before_the_others_go_on() -> None:
     while not table.over and table.now < until:
         table.second()
     assert table.over
-    assert list(table.leader.document.aside) == ["n1"]
+    assert list(table.leader.document.set_aside) == ["n1"]
     assert table.now > table.others["n1"].lease + KILL_S
     assert table.others["n2"].lease > table.now
 
@@ -78,13 +78,13 @@ def see(leader: st.State, own: st.PartProgress, **reports: st.Report) -> tuple[s
 
 def test_the_checkpoints_of_a_spare_count_where_every_host_of_the_attempt_reaches_it() -> None:
     for reaches, sources in ((("n2",), ("n0", "n1", "n2")), ((), ("n0", "n1"))):
-        told = {"n1": report(2, reaches=reaches), "n2": report(2, clear=True)}
+        told = {"n1": report(2, reaches=reaches), "n2": report(2, idle=True)}
         leader, _ = see(prepare(**told), st.PartProgress(2, reaches=("n2",)), **told)
         assert leader.document.resume == ResumePlan(2, sources)
 
 
 def test_every_host_waits_until_the_choice_was_agreed_on() -> None:
-    told = {"n1": report(2, reaches=()), "n2": report(2, clear=True)}
+    told = {"n1": report(2, reaches=()), "n2": report(2, idle=True)}
     own, choice = st.PartProgress(2, reaches=()), CheckpointChoice("ab12", ("step_4",))
     leader, _ = see(prepare(**told), own, **told)
     leader, actions = see(leader, own, **told)
@@ -98,7 +98,7 @@ def test_every_host_waits_until_the_choice_was_agreed_on() -> None:
 
 def test_a_choice_that_was_made_is_not_made_again() -> None:
     """Another one is not heard: it is another host's turn, or an answer that came late."""
-    told = {"n1": report(2, reaches=()), "n2": report(2, clear=True)}
+    told = {"n1": report(2, reaches=()), "n2": report(2, idle=True)}
     own = st.PartProgress(2, reaches=())
     leader, _ = see(prepare(**told), own, **told)
     for digest in ("first", "second", "third"):
@@ -108,7 +108,7 @@ def test_a_choice_that_was_made_is_not_made_again() -> None:
 
 def test_a_step_whose_proposal_cannot_be_saved_has_not_happened() -> None:
     """The state before it is still the one that counts: step changes nothing of what it was given."""
-    told = {"n1": report(2, reaches=()), "n2": report(2, clear=True)}
+    told = {"n1": report(2, reaches=()), "n2": report(2, idle=True)}
     leader = prepare(**told)
     before = with_reports(leader, 102.0, told)
     after, actions = step(before, at(102.0, st.Looked(None, st.PartProgress(2, reaches=()))))

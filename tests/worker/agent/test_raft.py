@@ -163,7 +163,7 @@ def test_a_host_is_clear_of_an_attempt_only_by_what_was_agreed_on(agreed: bool) 
     if agreed:
         leader, one = ask_leader(leader, one, 201.0)
         leader, one = ask_leader(leader, one, 202.0)
-    assert one.report == Report(2, clear=agreed)
+    assert one.report == Report(2, idle=agreed)
 
 
 def test_chance_keeps_candidates_apart() -> None:

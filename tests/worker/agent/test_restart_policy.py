@@ -32,7 +32,7 @@ def attempt(
 
 
 def after(rules: Rules, attempts: list[AgreedAttempt], ends: policy.Ends, near: list[str], aside: Any) -> NextStep:
-    return policy.after(rules, attempts, ends, near, aside, wall=0.0)
+    return policy.choose_next_step(rules, attempts, ends, near, aside, wall=0.0)
 
 
 def hosts_after(step: NextStep, near: list[str], rules: Rules = RULES, before: list[str] = HOSTS) -> list[str]:
@@ -189,7 +189,7 @@ def test_a_run_that_fails_has_a_cause(ends: dict[str, Any], number: int, near: s
 
 
 def test_an_attempt_that_was_called_off_and_has_too_few_hosts_then() -> None:
-    over = policy.given_up(None, policy.too_few(RULES, ["a"]), attempt(number=2), 0.0)
+    over = policy.find_given_up(None, policy.too_few(RULES, ["a"]), attempt(number=2), 0.0)
     assert over["cause"]["host"] == "a"
     assert over["cause"]["message"] == (
         "attempt 2 was stopped by ddpctl; not restarted: it needs 3 hosts, and 1 can be used"
@@ -250,10 +250,10 @@ def test_a_host_without_any_connection_is_told_in_a_few_words() -> None:
 
 
 def test_of_two_hosts_without_a_connection_the_later_one_gives_way_to_a_spare() -> None:
-    usable = policy.connected(RULES, HOSTS, list("abcd"), _links("ab"))
+    usable = policy.connected_hosts(RULES, HOSTS, list("abcd"), _links("ab"))
     assert choose(RULES, HOSTS, usable) == ["a", "c", "d"]
-    assert policy.connected(RULES, HOSTS, list("abcd"), _links("ad")) == list("abcd"), "the spare is not needed"
-    assert policy.connected(RULES, HOSTS, list("abc"), _links("ab")) == list("abc"), "there is no spare"
+    assert policy.connected_hosts(RULES, HOSTS, list("abcd"), _links("ad")) == list("abcd"), "the spare is not needed"
+    assert policy.connected_hosts(RULES, HOSTS, list("abc"), _links("ab")) == list("abc"), "there is no spare"
 
 
 @given(
@@ -265,7 +265,7 @@ def test_two_hosts_without_a_connection_are_used_together_only_where_the_run_nee
     cut: set[str], least: int, usable: set[str]
 ) -> None:
     rules, links = RULES._replace(least=least), _links(*cut)
-    left = policy.connected(rules, HOSTS, sorted(usable), links)
+    left = policy.connected_hosts(rules, HOSTS, sorted(usable), links)
     chosen = choose(rules, HOSTS, left)
     assert set(left) <= usable
     assert all(any(host in pair for pair in links) for host in usable - set(left))

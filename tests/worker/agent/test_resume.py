@@ -17,7 +17,7 @@ import pytest
 from ddpctl_worker.agent import resume, talk
 from ddpctl_worker.agent.part import CalledOff, LocalPart
 from ddpctl_worker.agent.resume import Resume
-from ddpctl_worker.agent.talk import AnswerDesk, PeerLine
+from ddpctl_worker.agent.talk import AnswerServer, PeerLine
 from ddpctl_worker.checkpoint import copy, restore
 from ddpctl_worker.checkpoint.fencing import begin
 from ddpctl_worker.checkpoint.folder import list_entries
@@ -39,7 +39,7 @@ class Party:
         self.hosts = list(hosts[:count])
         members = [{"host": host, "address": "127.0.0.1"} for host in hosts]
         self.disks = {host: Disk(folder / host, host) for host in hosts}
-        desks = {host: AnswerDesk(KEY, "run", host, list(hosts), "127.0.0.1") for host in hosts}
+        desks = {host: AnswerServer(KEY, "run", host, list(hosts), "127.0.0.1") for host in hosts}
         self.lines = {
             host: PeerLine(KEY, "run", host, {one: ("127.0.0.1", at.port) for one, at in desks.items() if one != host})
             for host in hosts

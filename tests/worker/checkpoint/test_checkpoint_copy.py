@@ -15,13 +15,13 @@ import pytest
 
 from ddpctl.environment.spread import new_credentials
 from ddpctl_worker.checkpoint import copy, limits, manifest
-from ddpctl_worker.checkpoint.copy import CheckpointClient, Fetching, gather, put_copy, put_own
+from ddpctl_worker.checkpoint.copy import CheckpointClient, Fetching, fetch_entry, put_copy, put_own
 from ddpctl_worker.checkpoint.fencing import begin
 from ddpctl_worker.checkpoint.folder import list_entries
-from ddpctl_worker.checkpoint.restore import bring, kept
+from ddpctl_worker.checkpoint.restore import list_kept, restore_entries
 from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.rules import entries
-from ddpctl_worker.rules.choice import Kept, restoring
+from ddpctl_worker.rules.choice import Kept, plan_restore
 from ddpctl_worker.store import relay
 from ddpctl_worker.store.limits import LEAST_S
 from ddpctl_worker.store.relay import PeerGone, Serving, read_line, send_chunk, send_line
@@ -62,7 +62,7 @@ def pull(to: Disk, peer: CheckpointClient, writer: str, entry: str) -> None:
     """What a host does that keeps a copy."""
     found = peer.manifest(writer, entry)
     fetching = Fetching(to.folder, writer, {peer.host: peer})
-    aside = gather(
+    aside = fetch_entry(
         to.folder,
         writer,
         found["files"],
@@ -365,20 +365,22 @@ def restore(*disks: Disk) -> None:
             for writer in disk.folder.writers()
             for one in disk.folder.manifests(writer).values()
         ]
-        orders = restoring(held, [disk.host for disk in disks])
+        orders = plan_restore(held, [disk.host for disk in disks])
         for disk in disks:
             peers = {host: disk.client(host, servers[host].port) for host in servers if host != disk.host}
-            found, trouble = kept(disk.folder, peers)
+            found, trouble = list_kept(disk.folder, peers)
             assert sorted(found, key=str) == sorted(held, key=str) or disk is not disks[0]
             assert not trouble
-            bring(disk.folder, peers, [json.loads(json.dumps(one.order())) for one in orders if disk.host in one.hosts])
+            restore_entries(
+                disk.folder, peers, [json.loads(json.dumps(one.order())) for one in orders if disk.host in one.hosts]
+            )
         after = [
             Kept(disk.host, one)
             for disk in disks
             for writer in disk.folder.writers()
             for one in disk.folder.manifests(writer).values()
         ]
-        assert restoring(after, [disk.host for disk in disks]) == []
+        assert plan_restore(after, [disk.host for disk in disks]) == []
     finally:
         for one in servers.values():
             one.close()
@@ -515,9 +517,9 @@ def test_what_is_older_or_whole_by_itself_is_not_set_aside(a: Disk, b: Disk) -> 
 def test_a_restore_that_fails_leaves_what_was_there(a: Disk, b: Disk) -> None:
     a.save("step_1", {"part": BIG}, age=50)
     b.save("step_1", {"part": b"old"}, age=90)
-    (order,) = restoring([Kept("a", a.folder.manifests("a")["step_1"])], ["b"])
+    (order,) = plan_restore([Kept("a", a.folder.manifests("a")["step_1"])], ["b"])
     with pytest.raises(WorkerError, match="cannot be had"):
-        bring(b.folder, {}, [order.order()])
+        restore_entries(b.folder, {}, [order.order()])
     assert b.content("step_1") == {"part": b"old"}
     assert not [path for path in b.own.iterdir() if ".aside-" in path.name]
 
@@ -535,13 +537,13 @@ def test_what_nobody_continues_is_cleared_away(b: Disk) -> None:
     for name, age in (("old", limits.INCOMING_S + 60), ("new", 60.0)):
         (incoming / name).write_bytes(b"")
         os.utime(incoming / name, (0, incoming.stat().st_mtime - age))
-    copy.sweep(b.folder)
+    copy.remove_abandoned_transfers(b.folder)
     assert [path.name for path in incoming.iterdir()] == ["new"]
 
 
 def test_put_own_writes_the_manifest_last(a: Disk, b: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     a.save("step_1", {"part": BIG}, age=50)
-    (order,) = restoring([Kept("a", a.folder.manifests("a")["step_1"])], ["b"])
+    (order,) = plan_restore([Kept("a", a.folder.manifests("a")["step_1"])], ["b"])
 
     def full(folder: str, found: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -14,7 +14,7 @@ from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.folder import list_entries
 from ddpctl_worker.checkpoint.keeper import Keeper
 from ddpctl_worker.checkpoint.limits import KEEPER_LOOK_S
-from ddpctl_worker.checkpoint.listing import held
+from ddpctl_worker.checkpoint.listing import read_checkpoints
 from ddpctl_worker.rules.attempts import BEFORE_ANY
 from ddpctl_worker.rules.unite import Saved, unite
 from tests.worker.checkpoint.test_metadata import index
@@ -63,7 +63,7 @@ class Node:
 
 
 def saved(*nodes: Node) -> list[Saved]:
-    return unite({node.host: held(str(node.folder.parent))[0] for node in nodes})
+    return unite({node.host: read_checkpoints(str(node.folder.parent))[0] for node in nodes})
 
 
 @pytest.fixture
@@ -354,7 +354,7 @@ def test_what_is_damaged_later_is_no_longer_complete(node: Node, damage: Callabl
     os.utime(where / name, (LONG_AGO, LONG_AGO))  # a file system whose times are coarse
     damage(where / name)
     assert node.complete == []
-    assert manifest.wrong(str(node.folder), known) == [name]
+    assert manifest.find_damaged_files(str(node.folder), known) == [name]
 
 
 def test_shards_of_two_hosts_are_complete_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +429,7 @@ def test_what_was_written_again_meanwhile_is_not_removed(node: Node) -> None:
 def test_folders_that_are_empty_so_far_are_nothing_yet(node: Node) -> None:
     (node.folder / "step_1" / "optimizer").mkdir(parents=True)
     assert node.looks() == []
-    assert held(str(node.folder.parent)) == ([], [])
+    assert read_checkpoints(str(node.folder.parent)) == ([], [])
     node.write("step_1/optimizer/weights.bin")
     assert node.looks() == ["step_1"]
 
@@ -464,7 +464,7 @@ def test_a_folder_that_cannot_be_read_stops_nothing_else(node: Node) -> None:
     with no_override():
         assert node.looks() == ["z.pt"]
         assert node.end(well=True) == []
-        manifests, unknown = held(str(node.folder.parent))
+        manifests, unknown = read_checkpoints(str(node.folder.parent))
         assert [one["entry"] for one in manifests] == ["z.pt"]
         assert [one["entry"] for one in unknown] == ["step_1", "step_2"]
 

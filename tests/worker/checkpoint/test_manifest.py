@@ -89,7 +89,7 @@ def test_every_name_has_a_manifest_of_its_own(tmp_path: Path, entry: str) -> Non
     manifest.write(str(tmp_path), checkpoints.made(tmp_path, entry, "node0", files={"": stamp(tmp_path / entry)}))
     told = {one["entry"]: one for one in manifest.read_all(str(tmp_path))}
     assert set(told) == {"saved/a.pt", "saved%2Fa.pt", entry}
-    assert manifest.wrong(str(tmp_path), told[entry]) == []
+    assert manifest.find_damaged_files(str(tmp_path), told[entry]) == []
     manifest.discard(str(tmp_path), entry)
     assert entry not in {one["entry"] for one in manifest.read_all(str(tmp_path))}
 
@@ -150,7 +150,7 @@ def test_a_wrong_byte_is_found(tmp_path: Path, damage: str) -> None:
         shard.rename(tmp_path / "other")
         if damage == "link":
             shard.symlink_to(tmp_path / "other")
-    assert manifest.wrong(str(tmp_path), one) == ["__0_0.distcp"]
+    assert manifest.find_damaged_files(str(tmp_path), one) == ["__0_0.distcp"]
 
 
 DAMAGES: list[dict[str, Any]] = [
@@ -206,5 +206,5 @@ def test_whatever_a_key_holds_it_is_a_manifest_or_none(key: str, value: Any) -> 
     good = {"schema": 1, "entry": "a", "host": "h", "step": None, "time": "2026-01-01T00:00:00+00:00", "size": 1}
     good.update(files=files, references=None, version=manifest.version_of(files))
     good.update(serial=1, run="r", attempt=1, clock="h")
-    assert manifest.valid(good)
-    assert manifest.valid({**good, key: value}) in (True, False)
+    assert manifest.is_well_formed(good)
+    assert manifest.is_well_formed({**good, key: value}) in (True, False)

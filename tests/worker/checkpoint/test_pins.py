@@ -12,7 +12,7 @@ from ddpctl_worker.checkpoint.copy import put_back
 from ddpctl_worker.checkpoint.fencing import begin, read_begun
 from ddpctl_worker.checkpoint.folder import files_below
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
-from ddpctl_worker.checkpoint.pins import pinned, version_at
+from ddpctl_worker.checkpoint.pins import find_pin, read_pin
 from ddpctl_worker.record.lag import Lag, read_lag
 from ddpctl_worker.rules.attempts import BEFORE_ANY, AttemptId, attempt_of
 from ddpctl_worker.rules.entries import Stamp
@@ -45,7 +45,7 @@ def kept(node: Node, entry: str = "state.pt") -> bytes | None:
     found = JobFolder(str(node.folder.parents[4]), "lab/exp/train", "a").manifests("a").get(entry)
     if found is None:
         return None
-    place = pinned(str(node.folder), found)
+    place = find_pin(str(node.folder), found)
     assert place is not None
     (name,) = files_below(place)
     return Path(place, name).read_bytes()
@@ -180,9 +180,9 @@ def test_a_folder_that_is_replaced_as_a_whole_keeps_its_version(node: Node) -> N
     assert node.complete == ["last"]
     known = manifest.read(str(node.folder), "last")
     assert known is not None
-    place = pinned(str(node.folder), known)
+    place = find_pin(str(node.folder), known)
     assert place is not None
-    assert sorted(version_at(place)) == ["model.bin", "optim.bin"]
+    assert sorted(read_pin(place)) == ["model.bin", "optim.bin"]
     assert Path(place, "model.bin").read_bytes() == b"model 1"
 
 
@@ -259,7 +259,7 @@ def test_an_older_attempt_does_not_begin_after_a_newer_one(node: Node) -> None:
     with pytest.raises(Exception, match="a newer attempt has begun here: attempt 2 of run r"):
         begin(str(node.folder), FIRST)
     begin(str(node.folder), SECOND)
-    assert read_begun(str(node.folder)).before == FIRST
+    assert read_begun(str(node.folder)).is_older == FIRST
     begin(str(node.folder), AttemptId(2, "other", 1))
 
 
@@ -303,7 +303,7 @@ def test_the_lag_is_told_in_ages_of_the_hosts_own_clock(node: Node, tmp_path: Pa
     lag = Lag(path, FIRST, 1)
 
     def look() -> None:
-        lag.look(node.keeper.written(), node.keeper.known, lambda entry, version: version in copied)
+        lag.look(node.keeper.note_written(), node.keeper.manifests, lambda entry, version: version in copied)
 
     look()
     assert read_lag(path) is None
@@ -315,7 +315,7 @@ def test_the_lag_is_told_in_ages_of_the_hosts_own_clock(node: Node, tmp_path: Pa
     assert (told["name"], told["kept_s"], told["copies"]) == ("state.pt", None, 1)
     assert told["behind_s"] is not None
     node.looks(2)
-    copied.append(node.keeper.known["state.pt"]["version"])
+    copied.append(node.keeper.manifests["state.pt"]["version"])
     look()
     told = read_lag(path)
     assert told is not None

@@ -131,7 +131,7 @@ def test_a_copy_goes_once_its_writer_says_so_and_never_before(ring: Ring) -> Non
     for step in (1, 2, 3):
         eventually(has(b, "a", f"step_{step}"), f"copy {step}")
     for step in (1, 2):
-        copy.remove(str(a.own / f"step_{step}"))
+        copy.remove_path(str(a.own / f"step_{step}"))
         manifest.discard(str(a.own), f"step_{step}")
     ring.running["a"].removed(["step_1"])
     eventually(lambda: not has(b, "a", "step_1")(), "the removal of the copy")
@@ -265,5 +265,5 @@ def test_a_throttle_keeps_the_rate() -> None:
     throttle = Throttle(1e6)
     begun = time.monotonic()
     for _ in range(10):
-        throttle.took(50_000)
+        throttle.count(50_000)
     assert time.monotonic() - begun > 0.4

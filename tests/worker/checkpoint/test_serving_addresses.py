@@ -63,7 +63,7 @@ def test_the_agents_and_what_they_resume_from(tmp_path: Path, address: str, expe
     who = credentials()
     run = {"host": "a", **OF_JOB, "restart": {"hosts": [{"host": "a", "address": address}]}}
     key = talk.key_of("ab" * 32)
-    desk = talk.AnswerDesk(key, "run", "a", ["a", "b"], address)
+    desk = talk.AnswerServer(key, "run", "a", ["a", "b"], address)
     resume = Resume(
         str(tmp_path), run, {"certificate": who.certificate, "key": who.key}, talk.PeerLine(key, "run", "a", {})
     )

@@ -14,8 +14,8 @@ import pytest
 
 from ddpctl.spec.checkpoints import JobCheckpoints
 from ddpctl.spec.origin import JobId
-from ddpctl_worker.checkpoint.listing import held
-from ddpctl_worker.rules.choice import newest
+from ddpctl_worker.checkpoint.listing import read_checkpoints
+from ddpctl_worker.rules.choice import newest_of_series
 from ddpctl_worker.rules.unite import unite
 from tests.worker.checkpoint.test_keeper import Node
 from tests.worker.checkpoint.test_metadata import index
@@ -99,8 +99,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
 
 def resumed(node: Node) -> list[str]:
     """What a start resumes from, which is what the list calls complete."""
-    manifests, _ = held(str(node.folder.parent))
-    found = [one.entry for one in newest(manifests)]
+    manifests, _ = read_checkpoints(str(node.folder.parent))
+    found = [one.entry for one in newest_of_series(manifests)]
     assert [
         one.entry for one in JobCheckpoints(JobId("lab", "exp", "train"), tuple(unite({"a": manifests}))).resumed
     ] == found
@@ -109,7 +109,7 @@ def resumed(node: Node) -> list[str]:
 
 def died(node: Node) -> None:
     """Clearly after what was believed before."""
-    node.keeper.heard(time.time() + 1, 0.0)
+    node.keeper.note_death(time.time() + 1, 0.0)
 
 
 @pytest.mark.parametrize("script", [pytest.param(script, id=name) for name, script in KILLED.items()])
@@ -149,7 +149,7 @@ def test_what_was_believed_before_the_word_of_a_death_came_is_not_resumed(node: 
     killed(node, part("step_2.bin") + DIE)
     at = time.time()
     assert node.looks() == ["step_2.bin"]
-    node.keeper.heard(at, 0.0)
+    node.keeper.note_death(at, 0.0)
     assert resumed(node) == ["step_1.bin"]
 
 
@@ -166,7 +166,7 @@ def test_ranks_that_their_launcher_started_again_are_believed_again(node: Node) 
     died(node)
     node.looks()
     again = time.time()
-    node.keeper.heard(None, again)
+    node.keeper.note_death(None, again)
     node.looks()
     assert resumed(node) == ["step_1.bin"], "it is of the ranks before"
     os.utime(node.write("step_3.bin"), (again + 5, again + 5))
@@ -183,6 +183,6 @@ def test_a_file_with_other_bytes_than_its_hash_is_not_resumed(node: Node) -> Non
 def test_a_file_that_was_added_to_a_folder_by_a_killed_writer_takes_the_folder_from_the_list(node: Node) -> None:
     node.write("step_2/model.safetensors", safetensors())
     node.end(well=True)
-    assert "step_2" in {one["entry"] for one in held(str(node.folder.parent))[0]}
+    assert "step_2" in {one["entry"] for one in read_checkpoints(str(node.folder.parent))[0]}
     killed(node, part("step_2/optim.pt", "torch") + DIE)
     assert resumed(node) == ["step_1.bin"]

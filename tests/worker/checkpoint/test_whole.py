@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.checkpoint.whole import damaged, whole
+from ddpctl_worker.checkpoint.whole import is_complete, is_damaged
 
 
 def archive(files: dict[str, bytes]) -> bytes:
@@ -38,7 +38,7 @@ def safetensors() -> bytes:
 
 def judged(folder: Path, name: str, content: bytes) -> bool | None:
     (folder / name).write_bytes(content)
-    return whole(str(folder / name))
+    return is_complete(str(folder / name))
 
 
 @pytest.mark.parametrize(("name", "content"), [("a.pt", saved_by_torch()), ("a.safetensors", safetensors())])
@@ -64,10 +64,10 @@ def test_a_block_that_never_got_to_the_disk_is_found(
     content, path = big(), tmp_path_factory.getbasetemp() / "zeroed.pt"
     begin, end = at * 4096, min((at + blocks) * 4096, len(content) - 4096)
     path.write_bytes(content[:begin] + bytes(end - begin) + content[end:])
-    assert whole(str(path)) is not True or damaged(str(path)) == (begin < end)
+    assert is_complete(str(path)) is not True or is_damaged(str(path)) == (begin < end)
     path.write_bytes(content)
     read: list[int] = []
-    assert not damaged(str(path), read.append)
+    assert not is_damaged(str(path), read.append)
     assert sum(read) == 120 + 210_000
 
 
@@ -78,8 +78,8 @@ def test_checksums_that_were_not_computed_are_not_compared(tmp_path: Path) -> No
     for data in (b"pickle" * 20, bytes(range(256)) * 8, b"3\n"):
         content = content.replace(zlib.crc32(data).to_bytes(4, "little"), bytes(4))
     path.write_bytes(content)
-    assert whole(str(path))
-    assert not damaged(str(path))
+    assert is_complete(str(path))
+    assert not is_damaged(str(path))
 
 
 TORCH = """
@@ -100,19 +100,19 @@ torch.save(state, sys.argv[1] + "/c.pt")
 def test_what_torch_has_saved_is_not_damaged_until_it_is(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", TORCH, str(tmp_path)], check=True)
     for name in ("a.pt", "b.pt", "c.pt"):
-        assert whole(str(tmp_path / name))
-        assert not damaged(str(tmp_path / name)), name
+        assert is_complete(str(tmp_path / name))
+        assert not is_damaged(str(tmp_path / name)), name
     for name in ("a.pt", "b.pt"):
         content = bytearray((tmp_path / name).read_bytes())
         content[100_000:104_096] = bytes(4096)
         (tmp_path / name).write_bytes(content)
-        assert damaged(str(tmp_path / name)), name
+        assert is_damaged(str(tmp_path / name)), name
 
 
 @pytest.mark.parametrize("name", ["a.bin", "a.safetensors"])
 def test_what_has_no_checksums_is_not_known_to_be_damaged(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(safetensors())
-    assert not damaged(str(tmp_path / name))
+    assert not is_damaged(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -133,4 +133,4 @@ def test_of_other_formats_nothing_is_known(tmp_path: Path, content: bytes) -> No
 )
 def test_an_object_of_json_is_whole_if_it_parses(tmp_path: Path, content: bytes, said: bool | None) -> None:
     (tmp_path / "state.json").write_bytes(content)
-    assert whole(str(tmp_path / "state.json")) is said
+    assert is_complete(str(tmp_path / "state.json")) is said

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from ddpctl_worker.doctor import server, service
 from ddpctl_worker.doctor.limits import ANSWER_BYTES
 from ddpctl_worker.doctor.look import record_of_nccl
-from ddpctl_worker.machine import desk as desks
-from ddpctl_worker.machine.desk import Desk
+from ddpctl_worker.machine import answer_socket as desks
+from ddpctl_worker.machine.answer_socket import AnswerSocket
 from tests.worker.looks import Look, group, look
 from tests.worker.node import Node, eventually
 from tests.worker.programs import SLEEP, here
@@ -160,7 +160,7 @@ def test_a_path_over_107_bytes(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def desk(path: Path, tell: Callable[[], dict[str, object]]) -> Iterator[None]:
-    made = Desk(str(path), tell)
+    made = AnswerSocket(str(path), tell)
     made.open()
     try:
         yield
@@ -169,7 +169,7 @@ def desk(path: Path, tell: Callable[[], dict[str, object]]) -> Iterator[None]:
 
 
 def test_the_desk_answers_each_who_asks(tmp_path: Path) -> None:
-    path = long_folder(tmp_path) / "desk.sock"
+    path = long_folder(tmp_path) / "answers.sock"
     with desk(path, lambda: {"looks": [{"rank": 1, "state": "\udcff"}]}):
         for _ in range(3):
             assert desks.ask(str(path)) == {"looks": [{"rank": 1, "state": "\udcff"}]}
@@ -188,8 +188,8 @@ def size(looks: list[Look]) -> int:
 def test_an_answer_that_is_too_long_is_shortened_and_says_so(tmp_path: Path) -> None:
     looks = [big(rank) for rank in range(100)]
     assert size(looks) > ANSWER_BYTES
-    with desk(tmp_path / "desk.sock", lambda: {"looks": service.fitting(looks), "slow": []}):
-        told = desks.ask(str(tmp_path / "desk.sock"))
+    with desk(tmp_path / "answers.sock", lambda: {"looks": service.shorten_looks(looks), "slow": []}):
+        told = desks.ask(str(tmp_path / "answers.sock"))
     assert told is not None
     assert size(told["looks"]) <= ANSWER_BYTES
     for one in told["looks"]:
@@ -203,14 +203,14 @@ def test_an_answer_that_is_too_long_is_shortened_and_says_so(tmp_path: Path) -> 
 @given(st.integers(1, 12), st.integers(0, 60), st.integers(0, 200), st.integers(2_500, 300_000))
 def test_every_rank_is_in_an_answer_of_whatever_length(ranks: int, entries: int, frames: int, most: int) -> None:
     looks = [big(rank, entries, frames) for rank in range(ranks)]
-    found = service.fitting(looks, most)
+    found = service.shorten_looks(looks, most)
     assert [one["rank"] for one in found] == list(range(ranks))
     assert size(found) <= max(most, 600 * ranks)
     assert (found == looks) == (size(looks) <= most)
 
 
 def test_some_ask_at_once_and_none_waits_for_another(tmp_path: Path) -> None:
-    path, together = tmp_path / "desk.sock", threading.Barrier(8)
+    path, together = tmp_path / "answers.sock", threading.Barrier(8)
 
     def slow() -> dict[str, object]:
         together.wait(GUARD_S)  # until all have asked
@@ -230,27 +230,27 @@ def test_a_desk_that_cannot_tell_says_nothing(tmp_path: Path) -> None:
     def broken() -> dict[str, object]:
         raise RuntimeError("no look")
 
-    with desk(tmp_path / "desk.sock", broken):
-        assert desks.ask(str(tmp_path / "desk.sock")) is None
+    with desk(tmp_path / "answers.sock", broken):
+        assert desks.ask(str(tmp_path / "answers.sock")) is None
 
 
 def test_a_desk_where_no_socket_can_be(tmp_path: Path) -> None:
-    (tmp_path / "desk.sock").write_text("taken")
-    with desk(tmp_path / "desk.sock", dict):
-        assert desks.ask(str(tmp_path / "desk.sock")) is None
-    Desk(str(tmp_path / "none" / "desk.sock"), dict).open()
-    assert desks.ask(str(tmp_path / "none" / "desk.sock")) is None
+    (tmp_path / "answers.sock").write_text("taken")
+    with desk(tmp_path / "answers.sock", dict):
+        assert desks.ask(str(tmp_path / "answers.sock")) is None
+    AnswerSocket(str(tmp_path / "none" / "answers.sock"), dict).open()
+    assert desks.ask(str(tmp_path / "none" / "answers.sock")) is None
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"7", b"\xff", b"[" * 200_000, b'{"a": ' * 100_000])
 def test_junk_from_a_desk_is_no_answer(tmp_path: Path, text: bytes) -> None:
-    with answering(tmp_path / "desk.sock", [text], closes=False):
-        assert desks.ask(str(tmp_path / "desk.sock"), 0.2) is None
+    with answering(tmp_path / "answers.sock", [text], closes=False):
+        assert desks.ask(str(tmp_path / "answers.sock"), 0.2) is None
 
 
 def test_an_answer_that_comes_in_pieces_and_one_that_never_ends(tmp_path: Path) -> None:
     text = json.dumps({"looks": []}).encode()
-    path = tmp_path / "desk.sock"
+    path = tmp_path / "answers.sock"
     with answering(path, [text, b" " * 10], 0.005, closes=False):
         assert desks.ask(str(path), 0.3) is None
 
@@ -266,7 +266,7 @@ def test_of_a_job_without_a_doctor_that_is_said(node: Node) -> None:
 def test_without_its_supervisor_a_rank_writes_its_stack(node: Node) -> None:
     run = node.start(SLEEP, node.record(doctor={"stall": 30.0}))
     here(node, run)
-    desk = node.folder(run) / "doctor" / "desk.sock"
+    desk = node.folder(run) / "doctor" / "answers.sock"
     eventually(desk.exists, "the doctor is there")
     desk.unlink()
     looks = node.call("doctor", run=run)["looks"]
@@ -276,7 +276,7 @@ def test_without_its_supervisor_a_rank_writes_its_stack(node: Node) -> None:
 ASK = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from ddpctl_worker.machine import desk
+from ddpctl_worker.machine import answer_socket
 print(desk.ask(sys.argv[2]))
 """
 
@@ -288,7 +288,7 @@ def test_another_user_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Path(service.__file__).parents[2]
     with (
         tempfile.TemporaryDirectory(dir="/tmp") as folder,
-        desk(path := Path(folder) / "desk.sock", lambda: {"looks": []}),
+        desk(path := Path(folder) / "answers.sock", lambda: {"looks": []}),
     ):
         Path(folder).chmod(0o755)
         path.chmod(0o777)

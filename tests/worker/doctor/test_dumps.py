@@ -94,7 +94,7 @@ def test_the_newest_file_of_a_rank_is_kept(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
         os.utime(tmp_path / name, (100 + number, 100 + number))
     stems = [f"{tmp_path}/new_", f"{tmp_path}/old_"]
-    assert dumps.keep(stems, [3, 4, 5], 100.5, str(kept)) == []
+    assert dumps.copy_dumps(stems, [3, 4, 5], 100.5, str(kept)) == []
     assert {one.name: one.read_text() for one in kept.iterdir()} == {"rank_3": "old_3", "rank_4": "old_4"}
 
 
@@ -114,18 +114,20 @@ def test_what_is_no_dump_of_this_user_is_left_out(tmp_path: Path, kind: str) -> 
         if os.geteuid() != 0:
             pytest.skip("only root can give a file away")
         os.chown(path, 65534, 65534)
-    (line,) = dumps.keep([f"{tmp_path}/rank_"], [0], 0.0, str(kept))  # of the pipe, to which nobody writes, it returns
+    (line,) = dumps.copy_dumps(
+        [f"{tmp_path}/rank_"], [0], 0.0, str(kept)
+    )  # of the pipe, to which nobody writes, it returns
     assert line.startswith(f"{path}: ")
     assert list(kept.iterdir()) == []
 
 
 def test_a_run_without_the_doctor_has_none(tmp_path: Path) -> None:
-    assert dumps.kept(str(tmp_path / "none")) == dumps.too_large(str(tmp_path / "none")) == []
-    assert dumps.of_rank(str(tmp_path / "none"), 0) is None
+    assert dumps.list_dumps(str(tmp_path / "none")) == dumps.is_too_large(str(tmp_path / "none")) == []
+    assert dumps.read_dump(str(tmp_path / "none"), 0) is None
 
 
 def test_dumps_that_take_too_long_are_named(tmp_path: Path) -> None:
     (tmp_path / "rank_0").write_bytes(WAITS)
-    assert dumps.of_rank(str(tmp_path), 0, time.monotonic() + 60.0)
+    assert dumps.read_dump(str(tmp_path), 0, time.monotonic() + 60.0)
     with pytest.raises(ValueError, match="took too long"):
-        dumps.of_rank(str(tmp_path), 0, time.monotonic() - 1.0)
+        dumps.read_dump(str(tmp_path), 0, time.monotonic() - 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpctl_worker.doctor import hosts
-from ddpctl_worker.doctor.hosts import HostFacts, differences
+from ddpctl_worker.doctor.hosts import HostFacts, find_differences
 
 USUAL = {"busy": 20.0, "mhz": 2900.0, "free": 0.5, "pages": 0.0, "gpu_c": 60.0, "gpu_slowed": 0.0}
 
@@ -24,12 +24,12 @@ USUAL = {"busy": 20.0, "mhz": 2900.0, "free": 0.5, "pages": 0.0, "gpu_c": 60.0, 
     ],
 )
 def test_what_stands_out_is_said(changed: dict[str, float], words: list[str]) -> None:
-    assert differences({**USUAL, **changed}, [USUAL, USUAL]) == words
+    assert find_differences({**USUAL, **changed}, [USUAL, USUAL]) == words
 
 
 def test_without_another_host_only_what_is_bad_by_itself_counts() -> None:
-    assert differences({**USUAL, "busy": 99.0, "free": 0.01}, []) == ["1 % of its memory is free"]
-    assert differences({}, [USUAL]) == []
+    assert find_differences({**USUAL, "busy": 99.0, "free": 0.01}, []) == ["1 % of its memory is free"]
+    assert find_differences({}, [USUAL]) == []
 
 
 def test_the_kernel_s_tables() -> None:

@@ -109,7 +109,7 @@ def test_torchs_own_dump_is_read_like_its_record(start: Start) -> None:
     script = GROUP + "from torch._C._distributed_c10d import _dump_fr_trace\nfor _ in range(350): dist.all_reduce(x)\n"
     with start.living(script + write + "\nprint('ready', flush=True)\ntime.sleep(300)") as rank:
         assert rank.first == "ready"
-        found = [one._replace(done=True) for one in dumps.of_rank(start.paths.dumps, 0) or []]
+        found = [one._replace(done=True) for one in dumps.read_dump(start.paths.dumps, 0) or []]
         assert found == finished(start, rank.pid)
         assert len(found) == 300
 

@@ -61,7 +61,7 @@ def program(code: str, *words: str) -> Iterator[subprocess.Popen[str]]:
             time.sleep(0.2)  # into the call that it is in from now on
             yield process
         finally:
-            children = processes.below(process.pid)
+            children = processes.find_descendants(process.pid)
             process.send_signal(signal.SIGCONT)
             process.kill()
             for child in children:
@@ -81,7 +81,7 @@ def end(pid: int) -> None:
 
 
 def state_of(pid: int) -> str:
-    found = processes.vital(pid)
+    found = processes.look_at_process(pid)
     return "ended" if found is None else found.state
 
 
@@ -317,9 +317,9 @@ def test_what_is_known_so_far_can_be_asked_for(tools: Tools, monkeypatch: pytest
     monkeypatch.setattr(stacks, "by_py_spy", hangs)
     with program(SLEEPS) as process:
         looks = looking.Looks([Subject(0, 0, process.pid)], tools, 0.0)
-        assert [one["state"] for one in looks.told()] == ["unknown"]
+        assert [one["state"] for one in looks.results()] == ["unknown"]
         looks.run(0.3)
-        (found,) = looks.told()
+        (found,) = looks.results()
         hang.end()
     assert (found["state"], found["groups"], found["missing"]) == (
         "sleeping",
@@ -332,7 +332,7 @@ def test_what_was_not_seen_is_not_called_ended(tools: Tools, monkeypatch: pytest
     def broken(pid: int) -> None:
         raise PermissionError("no")
 
-    monkeypatch.setattr(processes, "vital", broken)
+    monkeypatch.setattr(processes, "look_at_process", broken)
     (found,) = of(tools, os.getpid())
     assert found["state"] == "unknown"
     assert found["missing"] == ["the look at it failed: PermissionError('no')"]
@@ -473,7 +473,7 @@ def test_a_process_with_a_debugger_gets_no_signal(tmp_path: Path) -> None:
     """It would stop, for its debugger."""
     with program(WRITES_ITS_STACK, str(tmp_path), "waits") as process, seized(process.pid):
         (found,) = of(Tools(str(tmp_path), None, asked=True), process.pid)
-        state = processes.vital(process.pid)
+        state = processes.look_at_process(process.pid)
     assert state is not None
     assert (found["state"], state.state) == ("sleeping", "sleeping")
     assert found["missing"][-1] == "no stack: py-spy is not on this host; a debugger is attached to the rank"

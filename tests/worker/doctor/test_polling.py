@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddpctl_worker.doctor.hosts import HostFacts
-from ddpctl_worker.doctor.look import Subject, Tools, wakes
+from ddpctl_worker.doctor.look import Subject, Tools, time_of_wakeup
 from ddpctl_worker.doctor.polling import Polling
 from ddpctl_worker.doctor.watch import RunWatch
 from ddpctl_worker.machine.clocks import Offset
@@ -111,12 +111,12 @@ def test_a_sleep_on_another_line_begins_anew() -> None:
     polling = Polling()
 
     def looked(at: float, line: int, sleep_s: float = 2.0) -> bool:
-        (made,) = polling.mark([look(0, now=at, sleep_s=sleep_s, stack=[[TRAIN, line, "wait"]])])
+        (made,) = polling.mark_polls([look(0, now=at, sleep_s=sleep_s, stack=[[TRAIN, line, "wait"]])])
         return bool(made["polls"])
 
     assert [looked(0.0, 3), looked(1.0, 3), looked(1.9, 3), looked(6.0, 3)] == [False, False, False, True]
     assert [looked(11.0, 4), looked(16.0, 4)] == [False, True]
-    (awake,) = polling.mark([look(0, now=17.0, stack=[[TRAIN, 4, "wait"]])])
+    (awake,) = polling.mark_polls([look(0, now=17.0, stack=[[TRAIN, 4, "wait"]])])
     assert not awake["polls"]
     assert not looked(30.0, 4)
 
@@ -133,4 +133,4 @@ def test_a_sleep_on_another_line_begins_anew() -> None:
     ],
 )
 def test_within_one_look_a_sleep_must_end(sleeps: list[tuple[float, float | None]], polls: bool) -> None:
-    assert wakes(sleeps) is polls
+    assert time_of_wakeup(sleeps) is polls

@@ -53,11 +53,11 @@ class Run:
                 pending = self.now - begin if waits and rank == 0 else None
                 place = ("0", self.place, self.place) if recorded else None
                 self.stall.feed(rank, {**work, "place": place, "pending": pending}, self.now)
-            if self.stall.due(self.now):
+            if self.stall.is_due(self.now):
                 due.append(self.now - begin)
                 if excused:
                     waited = self.now - begin if recorded else 0.0
-                    self.stall.looked(self.now, False, excuses_end(waited, self.stall.limit, []))
+                    self.stall.take_look(self.now, False, excuses_end(waited, self.stall.limit, []))
         return due
 
 
@@ -118,8 +118,8 @@ def test_a_rank_that_has_ended_is_not_waited_for() -> None:
     run = Run()
     run.steps(30)
     run.ranks = [1]
-    run.stall.left(0)
-    run.stall.left(7)
+    run.stall.forget_rank(0)
+    run.stall.forget_rank(7)
     assert run.pause(60, IDLE)[0] == 30.0 + EVERY
 
 
@@ -127,16 +127,16 @@ def test_nothing_is_due_when_all_are_silent() -> None:
     run = Run()
     run.steps(30)
     run.pause(20, IDLE, waits=True)
-    assert not run.stall.due(run.now + GLANCE_FRESH_S + 100)
-    assert not Stall(30.0).due(5.0)
+    assert not run.stall.is_due(run.now + GLANCE_FRESH_S + 100)
+    assert not Stall(30.0).is_due(5.0)
 
 
 def test_a_look_is_not_due_again_at_once() -> None:
     run = Run()
     run.steps(30)
     assert run.pause(30, waits=True)
-    assert not run.stall.due(run.now + LOOK_AGAIN_S - 1)
-    assert run.stall.due(run.now + LOOK_AGAIN_S)
+    assert not run.stall.is_due(run.now + LOOK_AGAIN_S - 1)
+    assert run.stall.is_due(run.now + LOOK_AGAIN_S)
 
 
 def test_looks_that_find_nothing_stuck_get_rarer() -> None:
@@ -182,10 +182,10 @@ def test_the_end_of_a_sleep_brings_a_look() -> None:
     stall = Stall(30.0)
     stall.feed(0, {**IDLE, "place": None, "pending": None}, 0.0)
     stall.feed(0, {**IDLE, "place": None, "pending": None}, 900.0)
-    assert stall.due(900.0)
-    stall.looked(901.0, False, [])
-    stall.looked(902.0, False, [2.0, -1.0])
-    assert [stall.due(at) for at in (903.0, 904.0)] == [False, True]
+    assert stall.is_due(900.0)
+    stall.take_look(901.0, False, [])
+    stall.take_look(902.0, False, [2.0, -1.0])
+    assert [stall.is_due(at) for at in (903.0, 904.0)] == [False, True]
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -194,9 +194,9 @@ def test_when_a_diagnosis_holds_no_more(recorded: bool) -> None:
     run = Run()
     run.steps(60 if recorded else 0)
     run.pause(60, IDLE, waits=recorded, recorded=recorded)
-    assert run.stall.looked(run.now, True, [])
-    assert run.stall.looked(run.now + 5, False, []) is recorded
-    assert run.stall.looked(run.now + 5 + run.stall.limit, False, []) is False
+    assert run.stall.take_look(run.now, True, [])
+    assert run.stall.take_look(run.now + 5, False, []) is recorded
+    assert run.stall.take_look(run.now + 5 + run.stall.limit, False, []) is False
 
 
 def test_a_run_that_was_found_stuck_is_looked_at_until_it_is_not() -> None:
@@ -205,8 +205,8 @@ def test_a_run_that_was_found_stuck_is_looked_at_until_it_is_not() -> None:
     run.pause(60, IDLE, recorded=False)
     run.pause(10, WORK, recorded=False)
     assert run.stall.paused_since(run.now) is None
-    assert not run.stall.due(run.now)
-    assert run.stall.due(run.now, diagnosed=True)
+    assert not run.stall.is_due(run.now)
+    assert run.stall.is_due(run.now, diagnosed=True)
 
 
 def test_that_a_rank_comes_on_is_said() -> None:

@@ -27,8 +27,8 @@ from ddpctl_worker.doctor.limits import (
 )
 from ddpctl_worker.doctor.look import Subject, Tools
 from ddpctl_worker.doctor.steps import Collectives
-from ddpctl_worker.doctor.watch import RunWatch, Unjudged, brief, shortened
-from ddpctl_worker.gang.limits import MAX_WORD
+from ddpctl_worker.doctor.watch import RunWatch, Unjudged, limit_lists, shorten_look
+from ddpctl_worker.gang.limits import MAX_MESSAGE
 from ddpctl_worker.machine.clocks import Offset
 from ddpctl_worker.rules import verdict
 from ddpctl_worker.rules.flight import Entry
@@ -86,7 +86,7 @@ class Node:
     def say(self, message: dict[str, Any]) -> None:
         self.said.append(message)
         for other in self.to:
-            other.watch.hear(self.host, message)
+            other.watch.take_message(self.host, message)
 
 
 @pytest.fixture
@@ -320,7 +320,7 @@ def test_the_glances_of_many_ranks_fit_the_wire_and_are_taken_as_one(
         member.watch._glance(1000.0)
         assert taken == []
         for one in member.said:
-            assert len(json.dumps(one)) < MAX_WORD / 2
+            assert len(json.dumps(one)) < MAX_MESSAGE / 2
             hub.watch._take("node1", one)
         assert taken == [{str(rank) for rank in range(count)}]
         taken.clear()
@@ -332,10 +332,10 @@ def test_a_diagnosis_of_many_ranks_fits_the_wire() -> None:
     missing = [f"rank {rank}: no stack: {'x' * 250}" for rank in ranks]
     groups = [{"ranks": [rank], "where": f"somewhere.py:{rank} in a_function_with_a_name"} for rank in ranks]
     suspects = [{"host": f"node{rank}", "rank": rank} for rank in ranks]
-    made = brief(verdict.Diagnosis("", True, suspects, groups, [], missing, 1.0).to_json())
-    assert len(json.dumps(made)) < MAX_WORD / 2
+    made = limit_lists(verdict.Diagnosis("", True, suspects, groups, [], missing, 1.0).to_json())
+    assert len(json.dumps(made)) < MAX_MESSAGE / 2
     assert made["missing"][-1] == "and 3996 more"
-    assert brief(made | {"missing": missing[:3]})["missing"] == missing[:3]
+    assert limit_lists(made | {"missing": missing[:3]})["missing"] == missing[:3]
 
 
 def test_a_member_that_missed_a_report_hears_it_again(nodes: list[Node]) -> None:
@@ -450,14 +450,14 @@ def test_words_that_make_no_sense_do_no_harm(records: Records, nodes: list[Node]
     ]
     begin(records, nodes)
     for one in junk:
-        hub.watch.hear("node1", one)
-        member.watch.hear("node0", one)
+        hub.watch.take_message("node1", one)
+        member.watch.take_message("node0", one)
     until(lambda: hub.watch.diagnosis and member.watch.diagnosis, 40.0)
 
 
 def test_the_inbox_is_bounded_and_nobody_waits_for_it(nodes: list[Node]) -> None:
     for _ in range(MOST_MESSAGES + 1000):
-        nodes[0].watch.hear("node1", {"what": "glance", "ranks": {}})
+        nodes[0].watch.take_message("node1", {"what": "glance", "ranks": {}})
     assert len(nodes[0].watch._inbox) == MOST_MESSAGES
 
 
@@ -486,8 +486,8 @@ def test_a_signal_only_for_a_person_or_once_the_run_is_stuck(
 
 def test_a_look_for_the_record_is_short() -> None:
     one = a_look(0, groups={"0": group(LOOP * 50)}, stack=[["x.py", 1, "f"]] * 60, threads=[{"name": "", "stack": []}])
-    made = shortened(one)
+    made = shorten_look(one)
     assert len(made["groups"]["0"]["entries"]) == SENT_ENTRIES
     assert made["groups"]["0"]["entries"][-1] == one["groups"]["0"]["entries"][-1]
     assert len(made["stack"]) == SENT_FRAMES
-    assert shortened(a_look(0, stack=None, groups=None))["stack"] is None
+    assert shorten_look(a_look(0, stack=None, groups=None))["stack"] is None

@@ -126,7 +126,7 @@ def test_a_driver_that_does_not_start_or_hangs_says_so(node: Node, monkeypatch: 
 
 
 def test_no_library_is_no_device() -> None:
-    told = torch.seen({}, None, None, 60.0)
+    told = torch.list_devices({}, None, None, 60.0)
     if told["api"] is None:
         assert told["devices"] == []
         assert "libcuda.so.1" in told["error"]
@@ -159,7 +159,7 @@ def test_the_device_nodes_number_is_the_drivers_own(tmp_path: Path) -> None:
         (tmp_path / bus).mkdir()
         text = f"Model: \t\t NVIDIA A100-SXM4-80GB\nIRQ:   \t\t 191\nDevice Minor: \t {minor}\nGPU Excluded:\t No\n"
         (tmp_path / bus / "information").write_text(text)
-    assert nvidia.minors(str(tmp_path)) == {"0000:01:00.0": 1, "0000:c1:00.0": 0}
+    assert nvidia.minor_numbers(str(tmp_path)) == {"0000:01:00.0": 1, "0000:c1:00.0": 0}
 
 
 def test_a_closed_kernel_log_is_read_with_sudo_where_that_asks_nothing(

@@ -126,7 +126,7 @@ def test_a_helper_program_is_killed_at_its_deadline() -> None:
     assert result["timed_out"]
     assert result["code"] is None
     assert tool.run(["sh", "-c", "echo out; echo err >&2; exit 3"], timeout=10)["code"] == 3
-    assert tool.tool(["no-such-program-here"], 1.0) is None
+    assert tool.run_if_installed(["no-such-program-here"], 1.0) is None
 
 
 def test_disk_looks_at_the_nearest_parent_and_leaves_nothing(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_lines_of_the_kernel_log_are_put_together_again() -> None:
         "               NVRM: fallen off the bus and is not responding to commands.\n"
         "[ 1843.439662] NVRM: The NVIDIA probe routine failed for 1 device(s).\n"
     )
-    lines = nvidia.joined(text)
+    lines = nvidia.join_lines(text)
     assert len(lines) == 2
     assert lines[0].endswith("NVRM: fallen off the bus and is not responding to commands.")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker.gang.limits import MAX_HELLO, MAX_LINE, MAX_WORD, SILENT_S
+from ddpctl_worker.gang.limits import MAX_HELLO, MAX_LINE, MAX_MESSAGE, SILENT_S
 from ddpctl_worker.gang.member import MemberGang
 from ddpctl_worker.gang.wire import HubWire, MemberWire
 from ddpctl_worker.machine.strangers import Stranger
@@ -424,12 +424,12 @@ def test_a_word_that_is_too_long_is_noted_once_and_costs_no_connection(monkeypat
     place = {"hub_host": "node0", "hub_addr": "127.0.0.1", "port": 1, "bind_addr": "127.0.0.1"}
     gang = MemberGang({"run": "r", "host": "node1", "hosts": HOSTS, "gang": place}, b"key", lambda: None)
     for _ in range(2):
-        gang.say({"what": "glance", "ranks": "x" * MAX_LINE})
-        gang.say({"what": "looked"})
+        gang.broadcast({"what": "glance", "ranks": "x" * MAX_LINE})
+        gang.broadcast({"what": "looked"})
         assert gang._said_words() == [{"what": "looked"}]
     assert len(notes) == 1
-    longest = {"what": "glance", "ranks": "x" * (MAX_WORD - 40)}
-    gang.say(longest)
+    longest = {"what": "glance", "ranks": "x" * (MAX_MESSAGE - 40)}
+    gang.broadcast(longest)
     assert gang._said_words() == [longest]
     ends = MemberWire(b"key", "r", "node1", "node0"), HubWire(b"key", "r", HOSTS)
     ends[1].feed(ends[0].hello())

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.gang.council import Council
 from ddpctl_worker.gang.cuts import Cuts
-from ddpctl_worker.gang.cutwatch import answers, owned, telling
+from ddpctl_worker.gang.cutwatch import hosts_that_answer, sockets_below, unique_addresses
+from ddpctl_worker.gang.failures import FailureJudge
 from ddpctl_worker.gang.limits import DIAL_S, FRESH_S, LATE_S, SETTLE_S, SUSPECT_S, UNACKED_S
-from ddpctl_worker.gang.tcpstate import COUNTERS, Row, Table, Tracker, sent_again
-from tests.worker.gang.test_council import failure
+from ddpctl_worker.gang.tcpstate import COUNTERS, Row, Table, Tracker, count_retransmissions
+from tests.worker.gang.test_failures import failure
 from tests.worker.node import eventually
 
 pytestmark = pytest.mark.skipif(sys.byteorder != "little", reason="the recorded rows are of a little-endian machine")
@@ -117,7 +117,7 @@ def test_a_connection_that_is_not_answered_is_told_from_one_that_was() -> None:
 
 
 def test_how_many_segments_were_sent_again() -> None:
-    assert sent_again(SNMP) == 717
+    assert count_retransmissions(SNMP) == 717
     for nothing in (
         b"",
         b"Tcp: RetransSegs\n",
@@ -125,9 +125,9 @@ def test_how_many_segments_were_sent_again() -> None:
         b"Tcp: RetransSegs\nTcp: x\n",
         b"Tcp:\nTcp: 1\n",
     ):
-        assert sent_again(nothing) is None
+        assert count_retransmissions(nothing) is None
     with open(COUNTERS, "rb") as file:
-        assert sent_again(file.read()) is not None
+        assert count_retransmissions(file.read()) is not None
 
 
 HOLDS = "import os, sys; print(os.fstat(0).st_ino, flush=True); sys.stdin.readline()"
@@ -143,7 +143,7 @@ def test_only_sockets_of_processes_below_this_one_count() -> None:
     ):
         assert child.stdout is not None
         held, own = int(child.stdout.readline()), os.fstat(ours.fileno()).st_ino
-        assert owned({held, own}) == {held}
+        assert sockets_below({held, own}) == {held}
         ours.sendall(b"\n")
 
 
@@ -177,7 +177,7 @@ def test_progress_between_two_looks_begins_the_time_anew(states: list[tuple[int,
 
 def test_an_address_that_several_nodes_have_says_nothing() -> None:
     known = {"node1": ["10.0.0.2", "172.17.0.1"], "node2": ["10.0.0.3", "172.17.0.1", "10.0.0.1"]}
-    assert telling(["10.0.0.1"], known) == {"10.0.0.2": "node1", "10.0.0.3": "node2"}
+    assert unique_addresses(["10.0.0.1"], known) == {"10.0.0.2": "node1", "10.0.0.3": "node2"}
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_an_accepted_and_a_refused_connection_are_answers_and_silence_is_none(fu
         targets = {name: [("127.0.0.1", port)] for name, port in ports.items()}
         targets["one of two"] = [*targets["silent"], *targets["refuses"]]
         found: list[set[str]] = []
-        asks = threading.Thread(target=lambda: found.append(answers(targets, 1.0)), daemon=True)
+        asks = threading.Thread(target=lambda: found.append(hosts_that_answer(targets, 1.0)), daemon=True)
         asks.start()
         asks.join(60.0)  # the kernel alone would try for two minutes
     assert found == [{"accepts", "refuses", "one of two"}]
@@ -222,10 +222,10 @@ def finding(to: str, seconds: float = 12.0, silent: bool = True) -> dict[str, An
 
 
 class Run:
-    """A council of four nodes that beat every second; ``cut`` is known at 120."""
+    """The judge of four nodes that beat every second; ``cut`` is known at 120."""
 
     def __init__(self) -> None:
-        self.council = Council(HOSTS, "hub")
+        self.judge = FailureJudge(HOSTS, "hub")
         self.now = 90.0
         self.beat(30)
 
@@ -235,23 +235,23 @@ class Run:
         while self.now < until:
             self.now += 1
             for host in hosts or HOSTS:
-                self.council.heard(host, self.now)
+                self.judge.heard(host, self.now)
 
     def told(self, origin: str, *args: Any, **keys: Any) -> None:
-        self.council.cuts.report(origin, finding(*args, **keys), self.now)
+        self.judge.cuts.report(origin, finding(*args, **keys), self.now)
 
     def cause(self) -> dict[str, Any] | None:
-        self.council.tick(self.now)
+        self.judge.tick(self.now)
         self.beat(2)
-        verdict = self.council.tick(self.now)
+        verdict = self.judge.tick(self.now)
         return verdict.cause if verdict else None
 
 
 def test_two_nodes_that_do_not_answer_each_other_are_a_cut_link() -> None:
     run = Run()
     run.told("a", "b")
-    assert run.council.cuts.questions(run.now) == [("b", "a", ("10.0.0.1", 4000))]
-    assert run.council.cuts.questions(run.now + 1) == []  # once
+    assert run.judge.cuts.questions(run.now) == [("b", "a", ("10.0.0.1", 4000))]
+    assert run.judge.cuts.questions(run.now + 1) == []  # once
     assert run.cause() is None
     run.told("b", "a", seconds=0.0)
     cause = run.cause()
@@ -265,7 +265,7 @@ def test_two_nodes_that_do_not_answer_each_other_are_a_cut_link() -> None:
 
 def test_nodes_whose_ranks_never_met_are_a_cut_link_too() -> None:
     run = Run()
-    run.council.cuts.report("a", dict(finding("b"), opening=True), run.now)
+    run.judge.cuts.report("a", dict(finding("b"), opening=True), run.now)
     run.told("b", "a", seconds=0.0)
     cause = run.cause()
     assert cause is not None
@@ -300,7 +300,7 @@ def test_a_link_to_the_hub_over_another_network_counts_too() -> None:
 
 def test_a_cut_is_older_than_the_failures_that_it_brings_about() -> None:
     run = Run()
-    run.council.report(failure("b"), 1.0, run.now)
+    run.judge.report(failure("b"), 1.0, run.now)
     run.told("a", "b")
     run.told("b", "a")
     cause = run.cause()
@@ -321,7 +321,7 @@ def test_what_is_no_cut(case: str) -> None:
     if case == "old answer":
         run.beat(FRESH_S + 1)
         run.told("a", "b")
-        run.council.cuts.report("b", finding("a"), run.now - FRESH_S - 1)
+        run.judge.cuts.report("b", finding("a"), run.now - FRESH_S - 1)
     else:
         run.told("b", "a", seconds=0.0, silent=case != "it answers")
     if case == "an answer comes later":
@@ -331,11 +331,11 @@ def test_what_is_no_cut(case: str) -> None:
     if case == "cut off":
         run.beat(LATE_S + 2, "hub", "a", "c")
     if case == "gone":
-        run.council.closed("b", run.now)
-        assert run.council.tick(run.now) is None
+        run.judge.closed("b", run.now)
+        assert run.judge.tick(run.now) is None
         return
-    assert run.council.tick(run.now) is None
-    assert not run.council.undecided
+    assert run.judge.tick(run.now) is None
+    assert not run.judge.undecided
 
 
 def test_the_times_fit() -> None:

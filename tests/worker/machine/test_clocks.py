@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl_worker.machine import clocks
-from ddpctl_worker.machine.clocks import Clock, Sample, measured, trip
+from ddpctl_worker.machine.clocks import Clock, Sample, measure_offset, round_trip
 from ddpctl_worker.machine.limits import CLOCK_DRIFT, CLOCK_SAMPLES
 
 START = 1_800_000_000.0  # Unix seconds, where a float resolves 0.24 us
@@ -25,13 +25,13 @@ WAYS = st.lists(st.tuples(SECONDS, SECONDS, SECONDS), min_size=1, max_size=50)
 
 
 def test_an_offset_with_equal_ways_is_exact_and_the_time_to_answer_does_not_count() -> None:
-    offset = measured(sample(START, 2.5, 0.001, 0.001, answer=3.0))
+    offset = measure_offset(sample(START, 2.5, 0.001, 0.001, answer=3.0))
     assert offset.seconds == pytest.approx(2.5, abs=RESOLUTION)
     assert offset.error == pytest.approx(0.001, abs=RESOLUTION)
 
 
 def test_at_worst_one_way_takes_all_of_the_round_trip() -> None:
-    offset = measured(sample(START, 0.0, 0.010, 0.0))
+    offset = measure_offset(sample(START, 0.0, 0.010, 0.0))
     assert offset.seconds == pytest.approx(0.005, abs=RESOLUTION)
     assert offset.error == pytest.approx(0.005, abs=RESOLUTION)
 
@@ -110,7 +110,7 @@ def test_a_sample_may_come_while_another_thread_asks(monkeypatch: pytest.MonkeyP
 
     def comes_meanwhile(one: Sample) -> float:
         clock._samples.append(one)
-        return trip(one)
+        return round_trip(one)
 
-    monkeypatch.setattr(clocks, "trip", comes_meanwhile)
+    monkeypatch.setattr(clocks, "round_trip", comes_meanwhile)
     assert clock.offset(START) is not None

@@ -35,8 +35,8 @@ def test_a_reused_pid_is_not_the_process() -> None:
         assert processes.is_alive(who)
         other = who._replace(start=who.start - 1)
         assert not processes.is_alive(other)
-        assert processes.living(who, other) == [child.pid]
-        assert processes.living(other) == []  # so a dead guardian's number spares nobody
+        assert processes.filter_alive(who, other) == [child.pid]
+        assert processes.filter_alive(other) == []  # so a dead guardian's number spares nobody
         assert not processes.send(other, signal.SIGKILL)
         assert not processes.send(who._replace(boot="another boot"), signal.SIGKILL)
         assert child.poll() is None
@@ -78,7 +78,7 @@ def test_a_guardian_that_forks_during_the_look_is_still_on_its_way(
 ) -> None:
     """A look lists the processes, then reads their command lines: in between one pid has become another."""
     run = tmp_path.name
-    words = processes.guardian_words(run, "node0")
+    words = processes.guardian_argv_tail(run, "node0")
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *words]) as guardian:
         try:
             eventually(lambda: processes.guardians(run, "node0"), "the guardian")

@@ -183,7 +183,7 @@ def test_what_the_doctor_runs_is_none_of_the_job(node: Node) -> None:
     (store / tool["hash"]).write_bytes(program)
     run = node.start(SLEEP, node.record(doctor={"stall": 30.0}), py_spy=tool)
     here(node, run)
-    eventually((node.folder(run) / "doctor" / "desk.sock").exists, "the doctor is there")
+    eventually((node.folder(run) / "doctor" / "answers.sock").exists, "the doctor is there")
     answer = node.call("stop", run=run, grace=5)
     assert (answer["signalled"], answer["forced"], answer["survivors"]) == (3, 0, [])
     pids = [int(line) for line in helpers.read_text().split()]

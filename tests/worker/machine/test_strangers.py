@@ -17,11 +17,11 @@ import pytest
 
 from ddpctl.environment.spread import new_credentials
 from ddpctl_worker.agent import talk
-from ddpctl_worker.agent.talk import AnswerDesk, PeerLine
+from ddpctl_worker.agent.talk import AnswerServer, PeerLine
 from ddpctl_worker.gang.hub import HubGang
 from ddpctl_worker.gang.member import MemberGang
 from ddpctl_worker.machine import acceptor, fs, net
-from ddpctl_worker.machine.acceptor import Acceptor, Plain
+from ddpctl_worker.machine.acceptor import Acceptor, UnprovedSession
 from ddpctl_worker.machine.limits import MOST_ADDRESSES
 from ddpctl_worker.machine.strangers import OTHERS, Places, Tally, network_of
 from ddpctl_worker.mesh import wire as mesh_wire
@@ -54,7 +54,7 @@ def test_who_has_proved_itself_takes_no_place() -> None:
     places.add("peer", "10.0.0.2", 0.0)
     places.remove("peer")
     assert places.add("other", "10.0.0.2", 1.0) is None
-    assert places.late(1.5) == ["other"]
+    assert places.list_late(1.5) == ["other"]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_tally_stays_small() -> None:
     for number in range(MOST_ADDRESSES + 500):
         tally.add(f"10.{number >> 8}.{number & 255}.1", "no proof")
     tally.add("10.0.0.1", "no proof")
-    told = tally.told()
+    told = tally.to_json()
     assert told["count"] == MOST_ADDRESSES + 501
     assert told["addresses"] == MOST_ADDRESSES + 1
     assert list(told["most"].items())[:2] == [(OTHERS, 500), ("10.0.0.1", 2)]
@@ -132,8 +132,8 @@ class Flood:
 
 
 @pytest.fixture
-def asked() -> Iterator[tuple[AnswerDesk, PeerLine]]:
-    desk = AnswerDesk(KEY, "run", "a", ["a", "b"], HERE)
+def asked() -> Iterator[tuple[AnswerServer, PeerLine]]:
+    desk = AnswerServer(KEY, "run", "a", ["a", "b"], HERE)
     desk.start(lambda host, question: {"n": question["n"] + 1})
     line = PeerLine(KEY, "run", "b", {"a": (HERE, desk.port)})
     yield desk, line
@@ -142,7 +142,7 @@ def asked() -> Iterator[tuple[AnswerDesk, PeerLine]]:
 
 
 @pytest.mark.slow
-def test_agents_answer_each_other_in_a_flood(asked: tuple[AnswerDesk, PeerLine]) -> None:
+def test_agents_answer_each_other_in_a_flood(asked: tuple[AnswerServer, PeerLine]) -> None:
     desk, line = asked
     with Flood(desk.port):
         for number in range(20):
@@ -154,7 +154,7 @@ def test_agents_answer_each_other_in_a_flood(asked: tuple[AnswerDesk, PeerLine])
 
 @pytest.mark.slow
 def test_the_next_question_needs_no_new_connection(
-    asked: tuple[AnswerDesk, PeerLine], monkeypatch: pytest.MonkeyPatch
+    asked: tuple[AnswerServer, PeerLine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, line = asked
     assert line.ask("a", {"n": 1})["n"] == 2
@@ -167,7 +167,7 @@ def test_the_next_question_needs_no_new_connection(
 
 
 @pytest.mark.slow
-def test_a_connection_that_the_other_side_closed_is_made_again(asked: tuple[AnswerDesk, PeerLine]) -> None:
+def test_a_connection_that_the_other_side_closed_is_made_again(asked: tuple[AnswerServer, PeerLine]) -> None:
     _, line = asked
     assert line.ask("a", {"n": 1})["n"] == 2
     line._open["a"].sock.shutdown(socket.SHUT_RDWR)
@@ -258,7 +258,7 @@ def no_descriptor() -> Iterator[None]:
 @pytest.fixture
 def echo() -> Iterator[tuple[Acceptor, int]]:
     sock = net.listen_at(HERE, 0, 512)
-    made = Acceptor(sock, lambda line: Plain(line, lambda line: line.sendall(b"here")), "echo")
+    made = Acceptor(sock, lambda line: UnprovedSession(line, lambda line: line.sendall(b"here")), "echo")
     made.start()
     yield made, sock.getsockname()[1]
     made.close()
@@ -299,7 +299,7 @@ def test_a_lack_of_threads_ends_no_listener(echo: tuple[Acceptor, int], monkeypa
 
 def test_who_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "HELLO_S", 0.2)
-    desk = AnswerDesk(KEY, "run", "a", ["a", "b"], HERE)
+    desk = AnswerServer(KEY, "run", "a", ["a", "b"], HERE)
     desk.start(lambda host, question: {})
     try:
         with socket.create_connection((HERE, desk.port), 20) as caller:

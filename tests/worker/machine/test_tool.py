@@ -29,9 +29,9 @@ def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(tool, "KILLED_TOOL_GONE_S", 0.1)
     monkeypatch.setattr(tool, "_stopped", False)
     yield
-    for pid in tool.started():
+    for pid in tool.started_tools():
         end(pid)
-    assert tool.started() == []
+    assert tool.started_tools() == []
 
 
 def end(pid: int) -> None:
@@ -49,7 +49,7 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_background(argv: list[str], seconds: float = 20.0) -> threading.Thread:
     thread = threading.Thread(target=tool.run, args=(argv, seconds), daemon=True)
     thread.start()
-    eventually(tool.started, "it has started")
+    eventually(tool.started_tools, "it has started")
     return thread
 
 
@@ -62,37 +62,37 @@ def test_one_that_ends_is_forgotten(tmp_path: Path) -> None:
     for words in (str(broken), str(tmp_path / "none")):
         with pytest.raises(OSError, match=r"Exec format error|none"):
             tool.run([words], 1.0)
-    assert (tool.started(), tool.stuck()) == ([], [])
+    assert (tool.started_tools(), tool.stuck()) == ([], [])
 
 
 def test_one_that_is_late_is_killed() -> None:
     said = tool.run(SLEEP, 0.2)
     assert (said["code"], said["timed_out"]) == (None, True)
-    assert (tool.started(), tool.stuck()) == ([], [])
+    assert (tool.started_tools(), tool.stuck()) == ([], [])
 
 
 @pytest.mark.usefixtures("unkillable")
 def test_one_that_cannot_be_killed_is_not_started_again() -> None:
     assert tool.run(SLEEP, 0.2)["timed_out"]
-    (pid,) = tool.started()
+    (pid,) = tool.started_tools()
     assert tool.stuck() == [pid]
     said = tool.run(SLEEP, 20.0)
     assert (said["code"], said["timed_out"], said["stdout"]) == (None, True, "")
     assert said["stderr"] == f"an earlier one (pid {pid}) does not end, not even when it is killed"
-    assert tool.started() == [pid]
+    assert tool.started_tools() == [pid]
     assert tool.run(["sleep", "0"], 20.0)["code"] == 0  # another question
     end(pid)
-    assert (tool.started(), tool.stuck()) == ([], [])
+    assert (tool.started_tools(), tool.stuck()) == ([], [])
     assert tool.run(["sh", "-c", "exit 0"], 20.0)["code"] == 0
 
 
 @pytest.mark.usefixtures("unkillable")
 def test_a_number_that_is_used_again_is_nobodys_helper(monkeypatch: pytest.MonkeyPatch) -> None:
     tool.run(SLEEP, 0.2)
-    (pid,) = tool.started()
+    (pid,) = tool.started_tools()
     (one,) = tool._known
     monkeypatch.setattr(one, "start", one.start + 1)
-    assert tool.started() == []
+    assert tool.started_tools() == []
     end(pid)
     assert one.process is not None
     one.process.returncode = 0
@@ -106,7 +106,7 @@ def test_after_the_stop_none_is_left_and_none_starts() -> None:
     said = tool.run(["sh", "-c", "echo here"], 20.0)
     assert (said["code"], said["stdout"], said["timed_out"]) == (None, "", True)
     assert said["stderr"] == "the run is being stopped"
-    assert tool.started() == []
+    assert tool.started_tools() == []
 
 
 def test_one_that_hangs_before_its_exec_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,13 +121,13 @@ def test_one_that_hangs_before_its_exec_is_known(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(subprocess, "Popen", hangs)
     thread = in_background(SLEEP, 0.1)
-    (pid,) = tool.started()
+    (pid,) = tool.started_tools()
     eventually(lambda: tool.stuck() == [pid], "it is late")
     assert "does not end" in tool.run(SLEEP, 20.0)["stderr"]
     tool.stop()
     over.set()
     thread.join(10.0)
-    assert tool.started() == []
+    assert tool.started_tools() == []
 
 
 PROOF = """
@@ -139,14 +139,14 @@ processes.become_subreaper()
 subprocess.Popen.kill = lambda process: None
 tool.KILLED_TOOL_GONE_S = 0.1
 tool.run(["sleep", "302"], 0.1)
-proof = processes.Proof(subreaper=True, spare=tool.started)
-(pid,) = tool.started()
+proof = processes.Proof(subreaper=True, spare=tool.started_tools)
+(pid,) = tool.started_tools()
 print(proof.given(), proof.pids(), pid)
 other = subprocess.Popen(["sleep", "303"])
 print(proof.given(), proof.pids() == {other.pid})
 proof.kill()
 other.wait()
-print(proof.given(), tool.started() == [pid])
+print(proof.given(), tool.started_tools() == [pid])
 """
 
 

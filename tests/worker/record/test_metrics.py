@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddpctl_worker.record import status
 from ddpctl_worker.record.limits import METRICS_CALL_BYTES
-from ddpctl_worker.record.metrics import read_from
+from ddpctl_worker.record.metrics import read_new_values
 from tests.worker.checkpoints import JOB, OF_JOB
 from tests.worker.node import Node
 
@@ -89,16 +89,16 @@ def test_what_is_no_plain_file_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/dev/zero")
     (tmp_path / "folder").mkdir()
     for name in ("fifo", "link", "folder", "none"):
-        assert read_from(str(tmp_path / name), 0, METRICS_CALL_BYTES) == (0, [])
+        assert read_new_values(str(tmp_path / name), 0, METRICS_CALL_BYTES) == (0, [])
 
 
 def test_a_line_without_end_does_not_stop_the_reader(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b'{"a": 1' + b" " * 100 + b'}\n{"b": 2}\n')
-    offset, lines = read_from(str(path), 0, 50)
+    offset, lines = read_new_values(str(path), 0, 50)
     assert (offset, lines) == (50, [])
     while not lines:
-        offset, lines = read_from(str(path), offset, 50)
+        offset, lines = read_new_values(str(path), offset, 50)
     assert lines == [{"b": 2}]
 
 
@@ -108,7 +108,7 @@ def test_any_bytes_give_numbers_or_nothing(data: bytes, offset: int, most: int) 
     path = Path("/dev/shm") / f"ddpctl-metrics-{os.getpid()}"
     try:
         path.write_bytes(data)
-        end, lines = read_from(str(path), offset, most)
+        end, lines = read_new_values(str(path), offset, most)
     finally:
         path.unlink()
     assert 0 <= end <= max(len(data), offset)
@@ -121,7 +121,7 @@ def test_every_finite_number_arrives(written: list[dict[str, Any]]) -> None:
     path = Path("/dev/shm") / f"ddpctl-metrics-{os.getpid()}"
     try:
         path.write_text("".join(json.dumps(line) + "\n" for line in written))
-        lines = read_from(str(path), 0, METRICS_CALL_BYTES)[1]
+        lines = read_new_values(str(path), 0, METRICS_CALL_BYTES)[1]
     finally:
         path.unlink()
     numbers = [{name: value for name, value in line.items() if is_number(value)} for line in written]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpctl_worker.record.ranks import Roster, find
+from ddpctl_worker.record.ranks import Roster, find_ranks
 from tests.worker.node import eventually
 
 LAUNCHER = """
@@ -46,7 +46,7 @@ def say(launcher: subprocess.Popen[str], line: str) -> None:
 
 def starts(launcher: subprocess.Popen[str], rank: int) -> None:
     say(launcher, str(rank))
-    eventually(lambda: [one.rank for one in find(launcher.pid, {})] == [rank], "the rank is there")
+    eventually(lambda: [one.rank for one in find_ranks(launcher.pid, {})] == [rank], "the rank is there")
 
 
 @pytest.mark.slow

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from ddpctl_worker.checkpoint import copy
 from ddpctl_worker.checkpoint.manifest import version_of
-from ddpctl_worker.rules.choice import Kept, all_have, newest, restoring
-from ddpctl_worker.rules.complete import Chosen, best, content, lacking
+from ddpctl_worker.rules.choice import Kept, all_have, newest_of_series, plan_restore
+from ddpctl_worker.rules.complete import Chosen, choose_newest_complete, content, list_missing
 from ddpctl_worker.rules.entries import save_of, step_of
-from ddpctl_worker.rules.saves import left_behind
+from ddpctl_worker.rules.saves import find_left_behind
 
 HOSTS = ["a", "b", "c"]
 START = 1_800_000_000
@@ -55,10 +55,10 @@ def test_a_host_that_was_lost_before_it_saved_again_makes_a_folder_incomplete() 
         described("a", "latest", {"rank_0.pt": file("step 200", START + 600, save=2)}),
         described("b", "latest", {"rank_1.pt": file("step 100", START, save=1)}),
     ]
-    assert newest(ones) == []
-    assert lacking(ones) == ["b has not saved it again"]
+    assert newest_of_series(ones) == []
+    assert list_missing(ones) == ["b has not saved it again"]
     copied = described("a", "latest", {"rank_0.pt": file("step 100", START, save=1)})
-    assert [texts(one, "step 100", "step 200") for one in newest([*ones, copied])] == [{"step 100"}]
+    assert [texts(one, "step 100", "step 200") for one in newest_of_series([*ones, copied])] == [{"step 100"}]
 
 
 def test_files_of_two_attempts_are_never_united() -> None:
@@ -67,9 +67,9 @@ def test_files_of_two_attempts_are_never_united() -> None:
         described("b", "step_200", {"rank_1.pt": file("attempt 2", START + 600)}, attempt=2),
         described("c", "step_200", {"rank_2.pt": file("attempt 1", START)}),
     ]
-    for one in newest(ones):
+    for one in newest_of_series(ones):
         assert len(texts(one, "attempt 1", "attempt 2")) == 1
-    assert sorted(newest(ones[:2])[0].files) == ["rank_0.pt", "rank_1.pt"]
+    assert sorted(newest_of_series(ones[:2])[0].files) == ["rank_0.pt", "rank_1.pt"]
 
 
 def test_the_clock_of_another_host_brings_no_old_shard_into_a_new_save() -> None:
@@ -78,8 +78,8 @@ def test_the_clock_of_another_host_brings_no_old_shard_into_a_new_save() -> None
         described("a", "step_200", files, {"__0_0.distcp": 1, "__1_0.distcp": 1}, attempt=2),
         described("c", "step_200", {"__1_0.distcp": file("attempt 1", START + 41)}),
     ]
-    assert newest(ones) == []
-    assert lacking(ones) == ["__1_0.distcp"]
+    assert newest_of_series(ones) == []
+    assert list_missing(ones) == ["__1_0.distcp"]
 
 
 def texts(chosen: Chosen, *known: str) -> set[str]:
@@ -146,7 +146,7 @@ class World:
         files = self.disks.setdefault((host, entry), {})
         files[path] = made
         old = self.kept.pop((host, host, entry), None)
-        if not left_behind({path: one["save"] for path, one in files.items()}):
+        if not find_left_behind({path: one["save"] for path, one in files.items()}):
             references = references or (old["references"] if old and INDEX in files else None)
             self.kept[host, host, entry] = described(host, entry, files, references, self.attempt)
         return {path: made}
@@ -166,7 +166,7 @@ class World:
 
     def restore(self) -> None:
         """The next attempt begins."""
-        for one in restoring(self.held, self.hosts):
+        for one in plan_restore(self.held, self.hosts):
             for path, sources in one.sources.items():
                 assert sources
                 for at, writer in sources:
@@ -199,18 +199,18 @@ def test_no_interleaving_of_saves_attempts_and_hosts_gives_a_mixed_checkpoint(
     world = World(skews)
     for name, *args in events:
         getattr(world, name)(*args)
-        for one in newest(kept.manifest for kept in world.held):
+        for one in newest_of_series(kept.manifest for kept in world.held):
             assert len({world.saves[file["sha256"]] for file in one.files.values()}) == 1
             if "dcp" in one.entry:
                 assert content(one.files) in world.whole
     world.restore()
-    found = newest(one.manifest for one in world.held)
+    found = newest_of_series(one.manifest for one in world.held)
     for one in found:
         for host in world.hosts:
             own = world.kept[host, host, one.entry]
             assert content(own["files"]) == content(one.files)
             assert own["version"] == version_of(one.files)
-    assert restoring(world.held, world.hosts) == []
+    assert plan_restore(world.held, world.hosts) == []
 
 
 TWICE = [("latest", "latest"), ("dcp", "dcp"), ("step_8", "step_9"), ("step_8_dcp", "step_9_dcp")]
@@ -231,13 +231,13 @@ def test_the_second_whole_save_of_an_attempt_outlives_any_host(
             world.copy(host, world.hosts[at - 1])
     for lost in world.hosts if len(world.hosts) > 1 else []:
         left = [one.manifest for one in world.held if one.host != lost]
-        assert world.whole[-1] in [content(one.files) for one in newest(left) if one.entry == entries[1]]
+        assert world.whole[-1] in [content(one.files) for one in newest_of_series(left) if one.entry == entries[1]]
 
 
 def test_a_file_of_one_host_is_for_every_host() -> None:
     held = [Kept("b", described("a", "snapshot.pt", {"": file("new", START)}, attempt=2))]
     held.append(Kept("c", described("c", "snapshot.pt", {"": file("old", START + 10)})))
-    (one,) = restoring(held, HOSTS)
+    (one,) = plan_restore(held, HOSTS)
     assert one.hosts == HOSTS
     assert one.sources == {"": [("b", "a")]}
 
@@ -245,15 +245,19 @@ def test_a_file_of_one_host_is_for_every_host() -> None:
 def test_what_a_script_saves_in_several_files_comes_back_together_and_of_a_series_the_last() -> None:
     names = ["model.pt", "optimizer.pt", "epoch_1.pt", "epoch_2.pt"]
     held = [Kept("a", described("a", name, {"": file(name, START + at)})) for at, name in enumerate(names)]
-    assert [one.chosen.entry for one in restoring(held, HOSTS)] == ["epoch_2.pt", "optimizer.pt", "model.pt"]
+    assert [one.chosen.entry for one in plan_restore(held, HOSTS)] == ["epoch_2.pt", "optimizer.pt", "model.pt"]
 
 
 def test_files_of_all_ranks_of_the_newest_save_come_back_together() -> None:
     saves = [("step_1_rank_0.pt", 0), ("step_1_rank_1.pt", 1), ("step_2_rank_0.pt", 5), ("step_2_rank_1.pt", 6)]
     ones = [described("a", name, {"": file(name, START + at)}) for name, at in saves]
-    assert {one.entry for one in newest(ones)} == {"step_2_rank_0.pt", "step_2_rank_1.pt"}
-    assert {one.entry for one in newest(ones[:3])} == {name for name, _ in saves[:2]}, "the second save is not whole"
-    assert {one.entry for one in newest(ones[2:3])} == {saves[2][0]}, "there is no save before it to compare with"
+    assert {one.entry for one in newest_of_series(ones)} == {"step_2_rank_0.pt", "step_2_rank_1.pt"}
+    assert {one.entry for one in newest_of_series(ones[:3])} == {name for name, _ in saves[:2]}, (
+        "the second save is not whole"
+    )
+    assert {one.entry for one in newest_of_series(ones[2:3])} == {saves[2][0]}, (
+        "there is no save before it to compare with"
+    )
 
 
 def test_a_folder_without_the_file_of_a_lost_hosts_rank_is_not_resumed() -> None:
@@ -262,9 +266,9 @@ def test_a_folder_without_the_file_of_a_lost_hosts_rank_is_not_resumed() -> None
         for step in (10, 20)
         for rank, host in enumerate("ab")
     ]
-    assert [one.entry for one in newest(ones)] == ["step_20"]
-    assert [one.entry for one in newest(ones[:3])] == ["step_10"]
-    assert sorted(newest(ones[:3])[0].files) == ["rank_0.pt", "rank_1.pt"]
+    assert [one.entry for one in newest_of_series(ones)] == ["step_20"]
+    assert [one.entry for one in newest_of_series(ones[:3])] == ["step_10"]
+    assert sorted(newest_of_series(ones[:3])[0].files) == ["rank_0.pt", "rank_1.pt"]
 
 
 def of_ranks(*counts: int) -> list[dict[str, Any]]:
@@ -277,13 +281,13 @@ def of_ranks(*counts: int) -> list[dict[str, Any]]:
     ("counts", "resumed"), [((4, 2), 0), ((4, 2, 2), 2), ((2, 4), 1), ((4, 2, 4), 2), ((2, 1), 0), ((3,), 0)]
 )
 def test_of_a_training_with_fewer_ranks_than_before_the_second_save_counts(counts: list[int], resumed: int) -> None:
-    found = sorted(one.entry for one in newest(of_ranks(*counts)))
+    found = sorted(one.entry for one in newest_of_series(of_ranks(*counts)))
     assert found == [f"step_{resumed}_rank_{rank}.pt" for rank in range(counts[resumed])]
 
 
 @given(counts=st.lists(st.integers(1, 4), min_size=1, max_size=6))
 def test_never_more_than_the_last_save_is_left_out(counts: list[int]) -> None:
-    found = {save_of(one.entry) for one in newest(of_ranks(*counts))}
+    found = {save_of(one.entry) for one in newest_of_series(of_ranks(*counts))}
     assert found <= {f"step_{at}_*.pt" for at in range(len(counts))[-2:]}
 
 
@@ -292,7 +296,7 @@ def test_other_names_in_a_folder_do_not_matter() -> None:
         described("a", f"step_{step}", {"model.pt": file("m", START + step), f"loss_0.{step}.bin": file("l", START)})
         for step in (10, 20)
     ]
-    assert [one.entry for one in newest(ones)] == ["step_20"]
+    assert [one.entry for one in newest_of_series(ones)] == ["step_20"]
 
 
 def row(writer: str, entry: str, version: str = "v", attempt: int = 1, clock: str = "a") -> dict[str, Any]:
@@ -308,11 +312,13 @@ def test_a_host_that_lacks_a_rank_of_the_newest_save_lacks_something() -> None:
 
 
 def in_short(world: World, hosts: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """As ``listing.summary`` has it."""
+    """As ``listing.summarize`` has it."""
     rows: dict[str, list[dict[str, Any]]] = {host: [] for host in hosts}
     for (host, writer, _), one in world.kept.items():
         if host in rows:
-            rows[host].append({**one, "writer": writer, "version": one["version"] if best([one]) else ""})
+            rows[host].append(
+                {**one, "writer": writer, "version": one["version"] if choose_newest_complete([one]) else ""}
+            )
     return rows
 
 
@@ -326,8 +332,8 @@ def test_nobody_is_passed_over_where_something_is_to_be_restored(
         getattr(world, name)(*args)
     held = [one for one in world.held if one.host in left]
     if all_have(in_short(world, left)):
-        assert restoring(held, left) == []
-        assert all(best([one.manifest]) for one in held), "what is not complete is to be set aside"
+        assert plan_restore(held, left) == []
+        assert all(choose_newest_complete([one.manifest]) for one in held), "what is not complete is to be set aside"
 
 
 def test_two_versions_of_one_entry_may_be_parts_that_nobody_has_put_together() -> None:
@@ -345,7 +351,7 @@ def test_of_a_plain_folder_the_files_of_all_hosts_are_put_together() -> None:
         )
         for host in ("a", "b")
     ]
-    (one,) = restoring(held, ["a", "b"])
+    (one,) = plan_restore(held, ["a", "b"])
     assert sorted(one.chosen.files) == ["model.bin", "rng_a.pth", "rng_b.pth"]
     assert one.sources["model.bin"] == [("a", "a"), ("b", "b")]
 
@@ -353,12 +359,12 @@ def test_of_a_plain_folder_the_files_of_all_hosts_are_put_together() -> None:
 def test_shards_without_an_index_and_an_index_without_its_shards_are_nothing() -> None:
     shard = described("a", "step_1", {"__0_0.distcp": file("shard", START)})
     index = described("a", "step_1", {".metadata": file("index", START + 1)}, {"__0_0.distcp": 11})
-    assert newest([shard]) == []
-    assert newest([index]) == []
-    assert newest([shard, index]) == []  # it is shorter than the index says
+    assert newest_of_series([shard]) == []
+    assert newest_of_series([index]) == []
+    assert newest_of_series([shard, index]) == []  # it is shorter than the index says
 
 
 def test_what_follows_after_the_index_belongs_to_the_checkpoint() -> None:
     files = {"__0_0.distcp": file("shard", START), ".metadata": file("index", START + 1)}
     index = described("a", "step_1", {**files, "whole.json": file("ours", START + 500)}, {"__0_0.distcp": 10})
-    assert sorted(newest([index])[0].files) == [".metadata", "__0_0.distcp", "whole.json"]
+    assert sorted(newest_of_series([index])[0].files) == [".metadata", "__0_0.distcp", "whole.json"]

@@ -218,8 +218,8 @@ def test_a_dump_says_the_same_as_the_server() -> None:
         {"collective_seq_id": 9},
         {"is_p2p": True},
     ]
-    assert flight.dumped(dump(*changes)) == entries(json.dumps(record(*changes)).encode())
-    assert [(one.seq, one.done, one.members) for one in flight.dumped(dump(*changes))] == [
+    assert flight.parse_dump(dump(*changes)) == entries(json.dumps(record(*changes)).encode())
+    assert [(one.seq, one.done, one.members) for one in flight.parse_dump(dump(*changes))] == [
         (8, True, (0, 1)),
         (9, False, (0, 1)),
     ]
@@ -228,7 +228,7 @@ def test_a_dump_says_the_same_as_the_server() -> None:
 def test_an_entry_of_a_dump_that_makes_no_sense_is_left_out() -> None:
     nested = b"X\x01\x00\x00\x00a" * 2 + b"\x86" + b"N\x86" * 100_000
     broken = dump({"process_group": "HERE"}, {}).replace(b"X\x04\x00\x00\x00HEREq", nested + b"q", 1)
-    assert [one.seq for one in flight.dumped(broken)] == [8]
+    assert [one.seq for one in flight.parse_dump(broken)] == [8]
 
 
 @pytest.mark.parametrize(
@@ -243,4 +243,4 @@ def test_an_entry_of_a_dump_that_makes_no_sense_is_left_out() -> None:
 )
 def test_what_is_no_dump(data: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        flight.dumped(data)
+        flight.parse_dump(data)

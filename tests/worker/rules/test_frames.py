@@ -214,7 +214,7 @@ def test_the_package_whose_module_was_started_is_own_code_where_it_is_installed(
     inner = [[C10D, 5, "all_reduce"], [f"{SITE}/pkg/nets/loss.py", 7, "reduce"], [MODEL, 9, "_call_impl"]]
     main = [f"{SITE}/pkg/train.py", 30, "<module>"]
     found = reader([*inner, [f"{SITE}/pkgs/other.py", 2, "run"], main, *runpy])
-    assert frames.own(found) == [["pkg/nets/loss.py", 7, "reduce"], ["pkg/train.py", 30, "<module>"]]
+    assert frames.is_own_code(found) == [["pkg/nets/loss.py", 7, "reduce"], ["pkg/train.py", 30, "<module>"]]
     assert (frames.place(found), frames.operation(found)) == ("loss.py:7 in reduce", "all_reduce")
     assert frames.busy_in_own_code(reader([main, *runpy]))
     deep = reader([*inner, *[[MODEL, 9, "_call_impl"]] * 80, main, *runpy])
@@ -238,8 +238,8 @@ def test_all_other_packages_are_libraries(stack: list[Any]) -> None:
 
 
 def test_own_code() -> None:
-    assert frames.own([[C10D, 5, "recv"], STEP, [LOADER, 5, "x"], MAIN]) == [STEP, MAIN]
-    assert frames.own([[C10D, 5, "recv"]]) == [[C10D, 5, "recv"]]
+    assert frames.is_own_code([[C10D, 5, "recv"], STEP, [LOADER, 5, "x"], MAIN]) == [STEP, MAIN]
+    assert frames.is_own_code([[C10D, 5, "recv"]]) == [[C10D, 5, "recv"]]
     assert not frames.busy_in_own_code([[C10D, 5, "recv"], STEP])
     assert frames.busy_in_own_code([[DATA, 5, "loop"]])
     assert not frames.busy_in_own_code([])

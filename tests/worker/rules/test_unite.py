@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ddpctl.spec.checkpoints import JobCheckpoints
 from ddpctl.spec.origin import JobId
 from ddpctl_worker.machine.notes import iso
-from ddpctl_worker.rules.choice import newest
+from ddpctl_worker.rules.choice import newest_of_series
 from ddpctl_worker.rules.complete import Manifest
 from ddpctl_worker.rules.entries import series_of
 from ddpctl_worker.rules.unite import unite
@@ -186,14 +186,14 @@ def test_what_is_complete_has_every_file_that_is_referred_to(held: dict[str, lis
 @given(held)
 def test_what_is_listed_as_complete_is_what_a_restart_resumes_from(held: dict[str, list[Manifest]]) -> None:
     listed = JobCheckpoints(JobId("lab", "exp", "train"), tuple(unite(held)))
-    chosen = newest(one for ones in held.values() for one in ones)
+    chosen = newest_of_series(one for ones in held.values() for one in ones)
     assert [(one.entry, one.time, one.files) for one in listed.resumed] == [
         (one.entry, one.time, one.files) for one in chosen
     ]
     series = {series_of(one.entry) or one.entry for one in chosen}
     for saved in listed.saved:
         if saved.complete:
-            alone = newest(one for ones in held.values() for one in ones if one["entry"] == saved.entry)
+            alone = newest_of_series(one for ones in held.values() for one in ones if one["entry"] == saved.entry)
             assert [one.files for one in alone] == [saved.files]
             assert (series_of(saved.entry) or saved.entry) in series
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl_worker.run.cause import Evidence, Failure, candidates
+from ddpctl_worker.run.last_output import read_last_output
 from ddpctl_worker.run.limits import HUNG_EXIT_S, OOM_BEFORE_DEATH_S, SUSPECT_TRACEBACK_S
-from ddpctl_worker.run.words import read
 
 REPORT = """E1121 03:46:19.400000 28627 torch/distributed/elastic/api.py] failed (exitcode: {code}) local_rank: 1
 Traceback (most recent call last):
@@ -383,7 +383,7 @@ def test_chained_tracebacks_stay_together_and_ignored_ones_do_not_count() -> Non
         "Traceback (most recent call last):\n  File b\npkg.errors.Broken: it is\n"
         "Exception ignored in: <function f>\nTraceback (most recent call last):\n  File c\nTypeError: no\n"
     )
-    found = read(text).traceback
+    found = read_last_output(text).traceback
     assert found is not None
     assert found.startswith("Traceback (most recent call last):\n  File a\nKeyError: 'x'")
     assert found.endswith("pkg.errors.Broken: it is")
@@ -391,7 +391,7 @@ def test_chained_tracebacks_stay_together_and_ignored_ones_do_not_count() -> Non
 
 def test_torchs_rank_prefix_is_taken_off() -> None:
     text = "[rank5]: Traceback (most recent call last):\n[rank5]:   File a\n[rank5]: ValueError: boom\n"
-    assert read(text).traceback == "Traceback (most recent call last):\n  File a\nValueError: boom"
+    assert read_last_output(text).traceback == "Traceback (most recent call last):\n  File a\nValueError: boom"
 
 
 @pytest.mark.slow

@@ -97,10 +97,10 @@ def test_a_keeper_ends_with_its_supervisor(node: Node) -> None:
     eventually(lambda: not Path(f"/proc/{keeper}").exists(), "it has ended")
 
 
-def begun(folder: Path) -> tuple[keeping.Keeping, int]:
+def begun(folder: Path) -> tuple[keeping.KeeperHandle, int]:
     order: dict[str, Any] = {"folder": str(folder), "host": "node0", "keep": 3, "outputs": [], "timeout": 120.0}
     order.update(serial=1, run="r", attempt=1, lag=str(folder.parent / "saved.json"))
-    one = keeping.Keeping({"keeper": order, "top": str(folder)})
+    one = keeping.KeeperHandle({"keeper": order, "top": str(folder)})
     one.start()
     return one, one.pids()[0]
 

@@ -39,7 +39,7 @@ def test_the_rank_that_the_others_waited_for_comes_before_its_victims() -> None:
     asked: list[Outcome | None] = []
 
     class Nothing:
-        def closer(self, known: Outcome | None) -> None:
+        def find_slow_rank(self, known: Outcome | None) -> None:
             return None
 
         def failure(self, status: int | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddpctl_worker.run import gpuwatch
-from ddpctl_worker.run.gpuwatch import GpuRecord, look, together
+from ddpctl_worker.run.gpuwatch import GpuRecord, join_readings, read_gpus
 from ddpctl_worker.run.limits import GPU_READING_S
 from tests.worker import nvml_library
 from tests.worker.node import Node, eventually, processes_of
@@ -96,7 +96,7 @@ def test_a_window_is_read_several_times(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(gpuwatch, "GPU_READING_SHARE", 1e6)
     uses = [10.0, 20.0, 60.0, 30.0]
     readings = iter(uses)
-    found = look(lambda: {"gpus": [gpu(use=next(readings))], "error": None}, 3.5 * GPU_READING_S)
+    found = read_gpus(lambda: {"gpus": [gpu(use=next(readings))], "error": None}, 3.5 * GPU_READING_S)
     assert found["gpus"][0]["use"] == sum(uses) / len(uses)
     assert found["error"] is None
     assert list(readings) == []
@@ -104,7 +104,7 @@ def test_a_window_is_read_several_times(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_where_there_is_none_it_is_read_once() -> None:
     readings = iter([{"gpus": [], "error": "NVML: GPU is lost"}])
-    assert look(lambda: next(readings), 100.0) == {"gpus": [], "error": "NVML: GPU is lost"}
+    assert read_gpus(lambda: next(readings), 100.0) == {"gpus": [], "error": "NVML: GPU is lost"}
 
 
 def test_what_several_readings_say_together() -> None:
@@ -114,7 +114,7 @@ def test_what_several_readings_say_together() -> None:
         [gpu(use=30.0, memory=3 << 30, power_w=100.0, slowed=True), gpu(1, use=None, temperature=None, power_w=None)],
         [gpu(use=None, temperature=71.0, holders=[{"run": None, "pid": 6}])],
     ]
-    first, second = together(readings)
+    first, second = join_readings(readings)
     assert (first["use"], first["memory"], first["temperature"]) == (20.0, 20 << 30, 71.0)
     assert (first["power_w"], first["slowed"], first["runs"]) == (pytest.approx(233.3, 0.001), True, ["r1"])
     assert (second["use"], second["temperature"], second["power_w"], second["runs"]) == (None, None, 300.0, [])
@@ -124,7 +124,7 @@ def test_what_several_readings_say_together() -> None:
 def test_a_gpu_that_is_lost_is_a_gap_and_a_long_run_stays_small() -> None:
     record = GpuRecord("r1")
     for number in range(3 * 7 * 24 * 120):  # three weeks
-        seen = together([[gpu(use=80.0), *([gpu(1, use=40.0)] if number < 100 else [])]])
+        seen = join_readings([[gpu(use=80.0), *([gpu(1, use=40.0)] if number < 100 else [])]])
         record.add(1e5 + 30.0 * number, seen)
     first, second = record.to_json()["gpus"]
     assert set(first["use"]) == {80.0}

@@ -141,7 +141,7 @@ def test_looking_itself_takes_a_small_share_of_the_time(supervised: Supervised) 
 
 def test_it_looks_often_once_ranks_were_asked_to_save(supervised: Supervised) -> None:
     supervised.listing_s = 1.0
-    supervised.script = [(5, lambda: keeping.hurry(str(supervised.folder))), (36, None)]
+    supervised.script = [(5, lambda: keeping.look_soon(str(supervised.folder))), (36, None)]
     supervised.keep(timeout=20.0)
     hurried = [at for at in supervised.looks if 5 < at < 27]
     assert len(hurried) >= 5
@@ -226,15 +226,15 @@ def test_an_order_that_no_pipe_holds_does_not_stop_the_supervisor(
     got = tmp_path / "got"
     read = "import sys, time; time.sleep(1.0); open(sys.argv[1], 'wb').write(sys.stdin.buffer.read())"
     monkeypatch.setattr(child, "command", lambda module: [sys.executable, "-I", "-c", read, str(got)])
-    supervised = keeping.Keeping({"keeper": {"outputs": ["x" * (1 << 19)]}, "top": str(tmp_path)})
+    supervised = keeping.KeeperHandle({"keeper": {"outputs": ["x" * (1 << 19)]}, "top": str(tmp_path)})
     begun = time.monotonic()
     supervised.start()
-    supervised.tell(None, 1.0)
+    supervised.report_death(None, 1.0)
     assert time.monotonic() - begun < 0.9
     (pid,) = supervised.pids()
     while not supervised.settled(succeeded=True, seconds=3.0):
         time.sleep(0.05)
-        supervised.tell(None, 1.0)
+        supervised.report_death(None, 1.0)
         if supervised._writer is not None and not supervised._writer.waiting:
             break
     process = supervised._process

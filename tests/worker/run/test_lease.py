@@ -12,7 +12,7 @@ import pytest
 
 from ddpctl_worker.agent.part import LocalPart
 from ddpctl_worker.machine.notes import boottime
-from ddpctl_worker.run.lease import GUARDIAN, SUPERVISOR, Lease, pipes, renew
+from ddpctl_worker.run.lease import GUARDIAN, SUPERVISOR, Lease, pipes, send_lease
 from tests.worker.node import Node, eventually
 
 
@@ -34,60 +34,60 @@ def pair() -> Iterator[Pipes]:
 
 
 def test_a_run_without_restarts_has_no_end() -> None:
-    assert not Lease(None, SUPERVISOR).over()
+    assert not Lease(None, SUPERVISOR).is_over()
 
 
 def test_it_ends_when_nobody_renews_it(pair: Pipes) -> None:
-    assert not pair.lease(60).over()
-    assert pair.lease(-1).over()
+    assert not pair.lease(60).is_over()
+    assert pair.lease(-1).is_over()
 
 
 def test_the_latest_end_counts(pair: Pipes) -> None:
     lease = pair.lease(-1)
-    renew(pair.writers, boottime() + 60)
-    renew(pair.writers, boottime() + 5)
-    assert not lease.over()
+    send_lease(pair.writers, boottime() + 60)
+    send_lease(pair.writers, boottime() + 5)
+    assert not lease.is_over()
     assert not lease.abandoned
     for fd in pair.writers:  # the agent is gone: what it has said still counts
         os.close(fd)
-    assert lease.left() > 50
+    assert lease.remaining() > 50
     assert lease.abandoned
 
 
 def test_the_guardian_hears_it_too(pair: Pipes) -> None:
     lease, guardians = pair.lease(-1), pair.lease(-1, GUARDIAN)
-    renew(pair.writers, boottime() + 60)
-    assert not lease.over()
-    assert not guardians.over()
+    send_lease(pair.writers, boottime() + 60)
+    assert not lease.is_over()
+    assert not guardians.is_over()
 
 
 def test_who_takes_the_guardians_place_knows_what_the_guardian_has_read(pair: Pipes) -> None:
     lease, guardians = pair.lease(-1), pair.lease(-1, GUARDIAN)
-    renew(pair.writers, boottime() + 60)
-    assert not lease.over()
-    assert not guardians.over()
+    send_lease(pair.writers, boottime() + 60)
+    assert not lease.is_over()
+    assert not guardians.is_over()
     heir = Lease(lease.for_replacement(), GUARDIAN)
-    assert not heir.over()
-    renew(pair.writers, boottime() + 120)
-    assert heir.left() > 100
+    assert not heir.is_over()
+    send_lease(pair.writers, boottime() + 120)
+    assert heir.remaining() > 100
 
 
 def test_half_a_word_waits_for_the_rest(pair: Pipes) -> None:
     lease = pair.lease(-1)
     word = b"%.3f\n" % (boottime() + 60)
     os.write(pair.writers[0], word[:4])
-    assert lease.over()
+    assert lease.is_over()
     os.write(pair.writers[0], word[4:])
-    assert not lease.over()
+    assert not lease.is_over()
 
 
 def test_who_does_not_read_holds_up_nobody(pair: Pipes) -> None:
     for _ in range(20_000):
-        renew(pair.writers, 1.0)
+        send_lease(pair.writers, 1.0)
     guardians = pair.lease(-1, GUARDIAN)
-    assert guardians.over()
-    renew(pair.writers, boottime() + 60)
-    assert not guardians.over()  # one that is stuck costs the other nothing
+    assert guardians.is_over()
+    send_lease(pair.writers, boottime() + 60)
+    assert not guardians.is_over()  # one that is stuck costs the other nothing
 
 
 def test_no_rank_starts_once_the_lease_is_over(node: Node) -> None:

@@ -92,11 +92,11 @@ def test_the_supervisor_is_killed_the_guardian_notifies(node: Node, tally: Path)
     assert said(tally)["cause"]["reason"] == "supervisor_lost"
 
 
-def test_the_guardian_is_killed_the_deputy_notifies(node: Node, tally: Path) -> None:
+def test_the_guardian_is_killed_the_standby_notifies(node: Node, tally: Path) -> None:
     run = start(node, tally, SLEEP)
     here(node, run)
     os.kill(node.pid(run, "guardian"), signal.SIGKILL)
-    eventually(lambda: "ddpctl_worker.run.cleanup" in str(processes_of(str(node.base))), "the deputy")
+    eventually(lambda: "ddpctl_worker.run.cleanup" in str(processes_of(str(node.base))), "the standby")
     node.call("stop", run=run, grace=1, by="bob")
     assert said(tally)["state"] == "killed"
 

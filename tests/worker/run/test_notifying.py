@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl_worker.record.outcome import cause
-from ddpctl_worker.run.notifying import message, speaker, variables
+from ddpctl_worker.run.notifying import message_text, message_variables, notifying_host
 from ddpctl_worker.wire import contract
 
 HOSTS = ["node0", "node1", "node2"]
@@ -46,20 +46,20 @@ ended = st.fixed_dictionaries(
     ],
 )
 def test_the_lowest_node_rank_that_is_not_lost_notifies(host: str, reason: str, expected: str) -> None:
-    assert speaker(HOSTS, cause(host, reason, "why")) == expected
+    assert notifying_host(HOSTS, cause(host, reason, "why")) == expected
 
 
 def test_a_success_has_no_cause() -> None:
-    assert speaker(HOSTS, None) == "node0"
+    assert notifying_host(HOSTS, None) == "node0"
 
 
 def test_a_host_alone_notifies_of_its_own_lost_supervisor() -> None:
-    assert speaker(["node0"], cause("node0", contract.SUPERVISOR_LOST, "why")) == "node0"
+    assert notifying_host(["node0"], cause("node0", contract.SUPERVISOR_LOST, "why")) == "node0"
 
 
 @given(st.lists(st.sampled_from(HOSTS), min_size=1, unique=True), ended)
 def test_one_of_the_hosts_notifies_whatever_happened(hosts: list[str], event: dict[str, Any]) -> None:
-    assert speaker(hosts, event["cause"]) in hosts
+    assert notifying_host(hosts, event["cause"]) in hosts
 
 
 @pytest.mark.parametrize(
@@ -81,19 +81,19 @@ def test_one_of_the_hosts_notifies_whatever_happened(hosts: list[str], event: di
     ],
 )
 def test_one_sentence_says_it(event: dict[str, Any], text: str) -> None:
-    assert message(RUN, event)["text"] == text
+    assert message_text(RUN, event)["text"] == text
 
 
 @given(ended)
 def test_the_message_is_json_and_says_all(event: dict[str, Any]) -> None:
-    said = json.loads(json.dumps(message(RUN, event)))
+    said = json.loads(json.dumps(message_text(RUN, event)))
     assert {name: said[name] for name in RUN} == RUN
     assert {name: said[name] for name in event} == event
 
 
 @given(ended)
 def test_an_environment_can_hold_the_variables(event: dict[str, Any]) -> None:
-    found = variables(message(RUN, event), "/run")
+    found = message_variables(message_text(RUN, event), "/run")
     for name, value in found.items():
         assert name.startswith("DDPCTL_")
         assert b"\0" not in os.fsencode(value)

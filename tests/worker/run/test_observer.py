@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddpctl_worker.doctor.look import Looks
-from ddpctl_worker.doctor.process import vital
+from ddpctl_worker.doctor.process import look_at_process
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.run import observer
 from ddpctl_worker.run.limits import LAST_RANK_LOOK_S
@@ -52,7 +52,7 @@ class Seen:
 @pytest.fixture
 def seen(tmp_path: Path) -> Iterator[Seen]:
     with subprocess.Popen(["sleep", "300"]) as process:
-        eventually(lambda: vital(process.pid).state == "sleeping", "it sleeps")  # type: ignore[union-attr]
+        eventually(lambda: look_at_process(process.pid).state == "sleeping", "it sleeps")  # type: ignore[union-attr]
         yield Seen(tmp_path, process.pid)
         process.kill()
 
@@ -83,6 +83,6 @@ def test_what_is_known_is_kept_when_a_look_hangs(seen: Seen, monkeypatch: pytest
 
 @pytest.mark.slow
 def test_a_look_that_cannot_be_kept_stops_no_stop(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observer, "shortened", lambda one: 1 / 0)
+    monkeypatch.setattr(observer, "shorten_look", lambda one: 1 / 0)
     seen.until_kept()
     assert seen.put == []

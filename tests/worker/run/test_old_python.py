@@ -113,7 +113,7 @@ def test_a_run_from_start_to_stop(old_python: str, node: Node) -> None:
     assert node.wait_state(run, "running")["ranks"] == [0, 1]
     tail = node.open("tail", run=run, follow=True)
     eventually(lambda: len(tail.lines) == 2, "the lines come live")
-    os.kill(node.pid(run, "guardian"), 9)  # its deputy runs there too
+    os.kill(node.pid(run, "guardian"), 9)  # its standby runs there too
     answer = node.call("stop", run=run, grace=5, by="alice")
     assert (answer["survivors"], answer["status"]["state"]) == ([], "killed")
     assert tail.result()["state"] == "killed"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker.run.rendezvous import given_up
+from ddpctl_worker.run.rendezvous import find_rejected_host
 
 RUN: dict[str, Any] = {
     "host": "node1",
@@ -30,12 +30,12 @@ GONE = "The connection to the C10d store has failed. See inner exception for det
     ],
 )
 def test_the_place_is_named(error: str, host: str, reason: str, words: str) -> None:
-    found = given_up(RUN, API + error)
+    found = find_rejected_host(RUN, API + error)
     assert found is not None
     assert (found.host, found.reason) == (host, reason)
     assert words in found.message
 
 
 def test_anything_else_speaks_for_itself() -> None:
-    assert given_up(RUN, "the launcher was killed by SIGKILL") is None
-    assert given_up({**RUN, "rendezvous": "static"}, f"{API}RendezvousConnectionError: {GONE}") is None
+    assert find_rejected_host(RUN, "the launcher was killed by SIGKILL") is None
+    assert find_rejected_host({**RUN, "rendezvous": "static"}, f"{API}RendezvousConnectionError: {GONE}") is None

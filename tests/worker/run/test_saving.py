@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddpctl_worker.checkpoint import fresh, limits
-from ddpctl_worker.checkpoint.fresh import Fresh
+from ddpctl_worker.checkpoint.fresh import NewestSave
 from tests.worker.checkpoints import JOB
 from tests.worker.gang.test_gang import Trio, trio  # noqa: F401
 from tests.worker.node import Node, eventually
@@ -122,7 +122,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("soon")
 def test_new_is_what_was_not_there_under_any_name(tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_text("old")
-    look = Fresh(str(tmp_path)).look
+    look = NewestSave(str(tmp_path)).look
     assert look() is None
     (tmp_path / "model.pt").rename(tmp_path / "model.pt.prev")
     (tmp_path / "model.pt.part").write_text("new")
@@ -135,7 +135,7 @@ def test_new_is_what_was_not_there_under_any_name(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("soon")
 def test_shards_alone_are_no_checkpoint(tmp_path: Path) -> None:
-    look = Fresh(str(tmp_path / "made later")).look
+    look = NewestSave(str(tmp_path / "made later")).look
     step = tmp_path / "made later" / "step_7"
     step.mkdir(parents=True)
     assert look() is None
@@ -148,7 +148,7 @@ def test_shards_alone_are_no_checkpoint(tmp_path: Path) -> None:
 def test_what_still_changes_is_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("ddpctl_worker.checkpoint.fresh.time.monotonic", lambda: clock[0])
-    look = Fresh(str(tmp_path)).look
+    look = NewestSave(str(tmp_path)).look
     for second in range(5):
         (tmp_path / "model.pt").write_text("x" * (second + 1))
         clock[0] += 1.0
@@ -160,7 +160,7 @@ def test_what_still_changes_is_not_whole(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_save_in_several_files_is_awaited_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("ddpctl_worker.checkpoint.fresh.time.monotonic", lambda: clock[0])
-    look = Fresh(str(tmp_path)).look
+    look = NewestSave(str(tmp_path)).look
     (tmp_path / "model.pt").write_text("x")
     assert look() is None
     for second in range(3):

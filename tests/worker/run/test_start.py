@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ddpctl_worker.record.paths import RunPaths
-from ddpctl_worker.run.launcher import make_shim, way_in_stands
+from ddpctl_worker.run.launcher import has_way_in, make_shim
 from tests.worker.node import Node, eventually
 
 DUMP = """
@@ -321,12 +321,12 @@ def test_what_lets_the_doctor_see_the_ranks_may_fail_alone(tmp_path: Path, monke
         return paths
 
     paths = shim("fine")
-    assert way_in_stands(paths)
+    assert has_way_in(paths)
     assert stat.S_IMODE(os.stat(paths.doctor).st_mode) == 0o700
     monkeypatch.setattr("ddpctl_worker.run.launcher.shutil.copy", full)
-    assert not way_in_stands(shim("full"))
-    assert not way_in_stands(shim("a:colon"))
-    assert not way_in_stands(RunPaths(str(tmp_path / "noexec")))
+    assert not has_way_in(shim("full"))
+    assert not has_way_in(shim("a:colon"))
+    assert not has_way_in(RunPaths(str(tmp_path / "noexec")))
 
 
 def test_the_channel_that_started_it_can_close(node: Node) -> None:

@@ -63,30 +63,30 @@ def test_guardian_killed_the_job_goes_on_and_can_be_stopped(node: Node) -> None:
     run = node.start(RUNAWAYS)
     here(node, run)
     os.kill(node.pid(run, "guardian"), signal.SIGKILL)
-    eventually(lambda: deputy(node, run), "a deputy")
+    eventually(lambda: standby(node, run), "a standby")
     assert node.status(run)["state"] == "running"
     node.call("stop", run=run, grace=2)
     nothing_left(node, run)
     watchers_end(node, run)
 
 
-@pytest.mark.full(covered_by=HERE + "test_a_deputy_that_dies_at_once_is_replaced")
-def test_guardian_then_supervisor_killed_the_deputy_cleans_up(node: Node) -> None:
+@pytest.mark.full(covered_by=HERE + "test_a_standby_that_dies_at_once_is_replaced")
+def test_guardian_then_supervisor_killed_the_standby_cleans_up(node: Node) -> None:
     run = node.start(RUNAWAYS, node.record(timeouts={"stop": 1}))
     here(node, run)
     os.kill(node.pid(run, "guardian"), signal.SIGKILL)
-    has_looked(eventually(lambda: deputy(node, run), "a deputy"))
+    has_looked(eventually(lambda: standby(node, run), "a standby"))
     os.kill(node.pid(run, "supervisor"), signal.SIGKILL)
     status = node.wait_state(run)
     assert status["cause"]["reason"] == "supervisor_lost"
     nothing_left(node, run)
 
 
-def deputy(node: Node, run: str) -> int | None:
+def standby(node: Node, run: str) -> int | None:
     """The supervisor's child of that name."""
     for pid in proc.children_of(node.pid(run, "supervisor")):
         found = proc.read_stat(pid)
-        if found is not None and found.name == "ddpctl-deputy" and found.alive:
+        if found is not None and found.name == "ddpctl-standby" and found.alive:
             return pid
     return None
 
@@ -99,23 +99,23 @@ def has_looked(pid: int) -> None:
         return next(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
 
     begun = sleeps()
-    eventually(lambda: sleeps() >= begun + 3, "the deputy looks", 60)
+    eventually(lambda: sleeps() >= begun + 3, "the standby looks", 60)
 
 
-def test_a_deputy_that_dies_at_once_is_replaced(node: Node) -> None:
+def test_a_standby_that_dies_at_once_is_replaced(node: Node) -> None:
     run = node.start(RUNAWAYS, node.record(timeouts={"stop": 1}))
     here(node, run)
     os.kill(node.pid(run, "guardian"), signal.SIGKILL)
-    first = eventually(lambda: deputy(node, run), "a deputy")
+    first = eventually(lambda: standby(node, run), "a standby")
     os.kill(first, signal.SIGKILL)
-    has_looked(eventually(lambda: {deputy(node, run)} - {None, first}, "another deputy", 60).pop())
+    has_looked(eventually(lambda: {standby(node, run)} - {None, first}, "another standby", 60).pop())
     os.kill(node.pid(run, "supervisor"), signal.SIGKILL)
     assert node.wait_state(run)["cause"]["reason"] == "supervisor_lost"
     nothing_left(node, run)
 
 
 @pytest.mark.slow
-def test_what_a_deputy_sees_when_the_supervisor_is_gone_is_not_all() -> None:
+def test_what_a_standby_sees_when_the_supervisor_is_gone_is_not_all() -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]) as supervisor:
         who = processes.identify(supervisor.pid)
         assert who is not None
@@ -207,7 +207,9 @@ def test_an_upload_that_outlives_a_successful_job_may_finish(node: Node) -> None
 def test_a_stop_does_not_wait_for_an_upload(node: Node) -> None:
     run = node.start(UPLOAD % 300, node.record(timeouts={"start": 60, "stop": 1, "leftover": 300}))
     here(node, run)
-    eventually(lambda: not processes.is_alive(processes.from_json(node.state(run)["launcher"])), "the launcher ends")
+    eventually(
+        lambda: not processes.is_alive(processes.identity_from_json(node.state(run)["launcher"])), "the launcher ends"
+    )
     node.call("stop", run=run, grace=1)
     nothing_left(node, run)
     assert node.status(run)["state"] == "succeeded"

@@ -12,10 +12,10 @@ import pytest
 
 from ddpctl_worker.record.logs import _SUFFIX
 from ddpctl_worker.verbs import gauge as gauges
-from ddpctl_worker.verbs import toprows as looked
+from ddpctl_worker.verbs import top_runs as looked
 from ddpctl_worker.verbs.gauge import Gauge
-from ddpctl_worker.verbs.topmachine import Machine
-from ddpctl_worker.verbs.toprows import Runs
+from ddpctl_worker.verbs.top_machine import Machine
+from ddpctl_worker.verbs.top_runs import RunReader
 from ddpctl_worker.wire.contract import TERMINAL
 from tests.worker.node import Node, Stream, eventually
 
@@ -75,7 +75,7 @@ def test_of_ended_runs_the_newest_of_a_job_is_shown_and_a_removed_one_goes(node:
     old, new = (node.start("", node.record(f"20260102T03040{number}Z-abcdef")) for number in (1, 2))
     for run in (old, new):
         node.wait_state(run)
-    runs = Runs(str(node.base), node.host)
+    runs = RunReader(str(node.base), node.host)
     assert list(runs.read()) == [new]
     node.call("remove", run=new)
     assert list(runs.read()) == []
@@ -86,7 +86,7 @@ def test_an_ended_run_is_read_once_and_the_folder_of_runs_listed_when_it_changes
 ) -> None:
     run = node.start("")
     node.wait_state(run)
-    runs = Runs(str(node.base), node.host)
+    runs = RunReader(str(node.base), node.host)
     first = runs.read()
 
     def not_again(*_: object) -> Any:
@@ -98,7 +98,7 @@ def test_an_ended_run_is_read_once_and_the_folder_of_runs_listed_when_it_changes
 
 
 def test_a_folder_of_a_run_that_this_host_joins_later(node: Node) -> None:
-    runs = Runs(str(node.base), node.host)
+    runs = RunReader(str(node.base), node.host)
     (node.base / "runs" / "20260102T030405Z-abcdef").mkdir(parents=True)
     assert runs.read() == {}
     run = node.start("", node.record("20260102T030405Z-abcdef"))
@@ -138,7 +138,7 @@ def test_a_reading_that_hangs_is_late_and_holds_up_nobody(monkeypatch: pytest.Mo
     hangs = threading.Event()
     gauge = Gauge("disk", lambda: hangs.wait(30))
     gauge.start()
-    gauge.ask()
+    gauge.request_reading()
     assert gauge.result(0.01) == (None, None)
     late = eventually(lambda: gauge.result(0.01).late_s, "word that it is late")
     assert late >= 0.2
@@ -159,7 +159,7 @@ def test_a_reading_that_fails_is_tried_again() -> None:
     gauge.start()
 
     def look() -> bool:
-        gauge.ask()
+        gauge.request_reading()
         return gauge.result(0.05).value == "there"
 
     eventually(look, "the second answer")
@@ -177,10 +177,10 @@ def test_what_costs_much_is_read_less_often() -> None:
 
     gauge = Gauge("dear", read)
     gauge.start()
-    gauge.ask()
+    gauge.request_reading()
     eventually(lambda: gauge.result(0.1).value, "the first one")
     for _ in range(20):
-        gauge.ask()
+        gauge.request_reading()
         gauge.result(0.01)
     assert len(count) == 1  # 0.1 s are 0.3 % of half a minute
 

@@ -3,7 +3,7 @@
 The agents agree on a document: the attempts so far, their hosts and ports, and how the run ended.
 - step.py: the decisions of an agent, as a pure function. It calls the modules of the next four lines.
 - raft.py: the leader, committed documents, and the leases of the hosts.
-- leading.py, headway.py: the leader's decisions about attempts. policy.py: whether and where a run continues.
+- leading.py, preparing.py: the leader's decisions about attempts. policy.py: whether and where a run continues.
 - following.py: a host's part of an attempt. ending.py: the end of the run, and hosts that are cut off.
 - state.py: the state of an agent, the events and the actions. limits.py: every deadline and size.
 

@@ -82,19 +82,19 @@ def main(reply_fd: str, *_: str) -> None:
         HostAgent(order, own, server, peers, ballot).work()
 
 
-def _server(order: Mapping[str, Any], host: str) -> talk.AnswerDesk:
+def _server(order: Mapping[str, Any], host: str) -> talk.AnswerServer:
     run = order["request"]["run"]
     members = run["restart"]["hosts"]
     bind = next(str(member["address"] or "") for member in members if member["host"] == host)
     key = talk.key_of(str(order["request"]["gang_key"]))
-    return talk.AnswerDesk(key, run["run"], host, [member["host"] for member in members], bind)
+    return talk.AnswerServer(key, run["run"], host, [member["host"] for member in members], bind)
 
 
 def _wait_for_peers(own: HostRecord) -> Optional[Peers]:
     """Return the addresses of the other agents; ``None`` if the run ended before it began."""
     until = time.monotonic() + BEGIN_S
     while time.monotonic() < until:
-        stop = own.stop_word()
+        stop = own.read_stop_order()
         if stop is not None:
             own.end(outcomes.killed(own.paths.host, str(stop.get("by") or "")), None)
             return None
@@ -122,7 +122,7 @@ class HostAgent:
     """The agent of this host, once it knows the addresses of the other agents."""
 
     def __init__(
-        self, order: Mapping[str, Any], own: HostRecord, server: talk.AnswerDesk, peers: Peers, ballot: Ballot
+        self, order: Mapping[str, Any], own: HostRecord, server: talk.AnswerServer, peers: Peers, ballot: Ballot
     ) -> None:
         self._request, self._base, self._umask = order["request"], str(order["base"]), int(order["umask"])
         self._own, self._server, self._host = own, server, own.paths.host
@@ -172,7 +172,7 @@ class HostAgent:
 
     def _look(self) -> None:
         """Read the disk, take a step, and carry out its actions."""
-        self._notifying = [pid for pid in self._notifying if not processes.collected(pid)]
+        self._notifying = [pid for pid in self._notifying if not processes.collect_exit(pid)]
         part = self._part
         if part is not None:
             part.look()
@@ -180,7 +180,7 @@ class HostAgent:
                 with contextlib.suppress(OSError):  # a full disk: tried again at the next look
                     self._own.save(RUNNING)
         try:
-            self._happen(state.Looked(self._own.stop_word(), None if part is None else part.progress))
+            self._happen(state.Looked(self._own.read_stop_order(), None if part is None else part.progress))
         finally:
             while self._todo:  # an action that fails stays first, and is tried again at the next look
                 action = self._todo[0]

@@ -34,12 +34,12 @@ def begin(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
             return {"status": status}
         if time.monotonic() > until:
             text = "the agents did not find each other within %d s" % FIND_S
-            missed = unreached({host: place for host, place in peers.items() if host != run["host"]})
+            missed = list_unreached({host: place for host, place in peers.items() if host != run["host"]})
             raise WorkerError(STARTING, "; ".join([text, *missed]), HINT if missed else None)
         time.sleep(BEGIN_LOOK_S)
 
 
-def unreached(peers: Mapping[str, Sequence[Any]]) -> List[str]:
+def list_unreached(peers: Mapping[str, Sequence[Any]]) -> List[str]:
     """Return why this host does not reach the agents of other hosts: a line for each that takes no connection."""
     why: Dict[str, str] = {}
 

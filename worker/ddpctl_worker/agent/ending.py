@@ -11,10 +11,10 @@ from ddpctl_worker.agent.limits import (
     ANSWERING_S,
     CUT_OFF_S,
     FAREWELL_S,
-    NEAR_S,
-    TELL_ALONE_S,
+    KILL_NEWS_S,
+    NOTIFY_ALONE_S,
+    REACHABLE_S,
     TWO_ALONE_S,
-    WORD_S,
 )
 from ddpctl_worker.agent.state import Actions, Announce, Ask, EndRun, Event, Say, State
 from ddpctl_worker.machine import notes
@@ -52,7 +52,7 @@ def announce_restart(state: State) -> Step:
     return state, (Announce(dict(event, started=last.started)),)
 
 
-def take_word(state: State, over: Mapping[str, Any]) -> State:
+def propose_end(state: State, over: Mapping[str, Any]) -> State:
     """Propose the end of the run, as the leader: a host was asked to end it."""
     if state.lead is None or state.document.over is not None:
         return state
@@ -70,10 +70,10 @@ def _be_killed(state: State, event: Event, kill: Mapping[str, Any]) -> Step:
     """
     cause = outcomes.killed(state.host, str(kill.get("by") or ""), when=event.wall).cause
     if state.stop_by is None:
-        state = state._replace(stop_by=event.now + WORD_S)
+        state = state._replace(stop_by=event.now + KILL_NEWS_S)
         over = {"state": KILLED, "cause": cause}
         if state.lead is not None:
-            return take_word(state, over), ()
+            return propose_end(state, over), ()
         if state.leader is not None:
             return state, (Ask((state.leader,), {"k": "over", "over": over}),)
     agreed = state.leader is None or (state.agreed and state.document.over is not None)
@@ -89,7 +89,7 @@ def _say_farewell(state: State, over: Mapping[str, Any], event: Event) -> Step:
     state = state._replace(over_since=since)
     lead, mark = state.lead, state.ballot.proposal.mark
     if lead is not None and event.now < since + FAREWELL_S:
-        reachable = raft.near(state, event.now, NEAR_S)
+        reachable = raft.reachable_hosts(state, event.now, REACHABLE_S)
         if any(lead.followers[host].knows != mark for host in reachable if host != state.host):
             return state, ()
     return _end(state, over["state"], over["cause"], None, event)
@@ -132,17 +132,17 @@ def _speaks_alone(state: State, now: float) -> bool:
 def _say(state: State, event: Event, alone: float) -> Step:
     """Set the status to the hosts for which this host waits. After a while without a majority, notify the user."""
     if alone < CUT_OFF_S:
-        note = state.lead.headway.waits if state.lead is not None else None
+        note = state.lead.preparing.waits if state.lead is not None else None
         said = () if note == state.note else (Say(note),)
-        return state._replace(note=note, cut_off=None, cut_off_told=False), said
+        return state._replace(note=note, cut_off=None, cut_off_announced=False), said
     since = event.wall - alone if state.cut_off is None else state.cut_off
     text = "since %s it does not reach a majority of the run's %d hosts, which may go on without it; it takes part "
     text = text % (notes.iso(since), len(state.config.hosts)) + "again once it does; "
     note = text + "to end the run instead: ddpctl kill %s" % state.config.job
     actions: Actions = () if note == state.note else (Say(note),)
     state = state._replace(note=note, cut_off=since)
-    if alone > TELL_ALONE_S and not state.cut_off_told:
-        state = state._replace(cut_off_told=True)
+    if alone > NOTIFY_ALONE_S and not state.cut_off_announced:
+        state = state._replace(cut_off_announced=True)
         if _speaks_alone(state, event.now):
             last = state.document.last
             text += "how it stands: ddpctl status %s" % state.config.job

@@ -49,7 +49,7 @@ def follow(state: State, now: float) -> Step:
     return state, actions
 
 
-def renew(state: State) -> Step:
+def renew_lease(state: State) -> Step:
     """Pass the lease on to the ranks, even while they are being stopped: the leader waits for their end."""
     part, last = state.part, state.document.last
     if part is None or not part.runs or part.number != last.number or last.ended is not None:

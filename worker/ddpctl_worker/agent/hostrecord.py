@@ -54,7 +54,7 @@ class HostRecord:
         """
         record.replace(self.paths.agreed, agreed, self.paths.agreed_reserve)
 
-    def stop_word(self) -> Optional[Dict[str, Any]]:
+    def read_stop_order(self) -> Optional[Dict[str, Any]]:
         """Return the order to end the run; empty if the run was ended while this agent hung; ``None`` if the run
         continues.
         """

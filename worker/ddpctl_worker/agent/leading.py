@@ -10,26 +10,26 @@ from typing import AbstractSet, Dict, FrozenSet, List, Mapping, Optional, Sequen
 
 from ddpctl_worker.agent import policy, raft
 from ddpctl_worker.agent.following import Step
-from ddpctl_worker.agent.headway import look
 from ddpctl_worker.agent.limits import (
     AGAIN_FEW_S,
     FEW_S,
     MOST_ATTEMPTS,
     MOST_NAMED,
-    NEAR_S,
     PARTNERS,
+    REACHABLE_S,
     SEARCH_S,
     STUCK_S,
 )
+from ddpctl_worker.agent.preparing import find_hanging
 from ddpctl_worker.agent.state import (
     CheckLinks,
     Event,
     FindPorts,
-    Headway,
     Lead,
     LinksChecked,
     Log,
     PortsFound,
+    Preparing,
     Report,
     Search,
     State,
@@ -69,7 +69,7 @@ def _watch(state: State, event: Event) -> Step:
         return raft.propose(state, document._replace(live=False)), ()
     if document.live and document.go < last.number:
         return _prepare(state, reports, event)
-    return _with(state, headway=Headway()), ()
+    return _with(state, preparing=Preparing()), ()
 
 
 def _see_whether_stuck(state: State, idle: Sequence[str], now: float) -> State:
@@ -85,7 +85,7 @@ def _see_whether_stuck(state: State, idle: Sequence[str], now: float) -> State:
 def _is_silent(state: State, host: str, now: float) -> bool:
     assert state.lead is not None
     withheld = state.lead.withheld
-    return host in withheld if withheld else host not in raft.near(state, now)
+    return host in withheld if withheld else host not in raft.reachable_hosts(state, now)
 
 
 def _prepare(state: State, reports: Mapping[str, Report], event: Event) -> Step:
@@ -98,15 +98,15 @@ def _prepare(state: State, reports: Mapping[str, Report], event: Event) -> Step:
     resume = _resume(document, own, state.config.rules.hosts)
     if resume is not None:
         return raft.propose(state, document._replace(resume=resume)), ()
-    reachable = raft.near(state, now)
-    headway, hang = look(state.lead.headway, last, reports, reachable, now, event.wall)
-    state = _with(state, headway=headway)
-    excluded = {**document.aside, **hang}
+    reachable = raft.reachable_hosts(state, now)
+    preparing, hang = find_hanging(state.lead.preparing, last, reports, reachable, now, event.wall)
+    state = _with(state, preparing=preparing)
+    excluded = {**document.set_aside, **hang}
     left = policy.choose(state.config.rules, last.hosts, [host for host in reachable if host not in excluded])
     if not hang or len(left) < state.config.rules.least:
         return state, ()
     text = "attempt %d is called off: %s" % (last.number, "; ".join(hang.values()))
-    return raft.propose(state, document._replace(live=False, aside=excluded)), (Log(text),)
+    return raft.propose(state, document._replace(live=False, set_aside=excluded)), (Log(text),)
 
 
 def _resume(document: Document, reports: Sequence[Report], hosts: Sequence[str]) -> Optional[ResumePlan]:
@@ -126,12 +126,16 @@ def _resume(document: Document, reports: Sequence[Report], hosts: Sequence[str])
 
 def _conclude(state: State, ends: policy.Ends, event: Event) -> Step:
     document, last = state.document, state.document.last
-    reachable = raft.near(state, event.now)
-    step = policy.after(state.config.rules, document.attempts, ends, reachable, document.aside, event.wall)
+    reachable = raft.reachable_hosts(state, event.now)
+    step = policy.choose_next_step(
+        state.config.rules, document.attempts, ends, reachable, document.set_aside, event.wall
+    )
     done = last._replace(ended=notes.iso(event.wall), cause=step.cause, set_aside=tuple(step.set_aside))
-    fresh = document.with_last(done)._replace(live=False, aside={**document.aside, **step.unfit}, over=step.over)
+    fresh = document.with_last(done)._replace(
+        live=False, set_aside={**document.set_aside, **step.unfit}, over=step.over
+    )
     next_at = event.now + policy.pause(fresh.attempts)
-    state = _with(state, withheld=frozenset(), stopping=None, ended=None, next_at=next_at, headway=Headway())
+    state = _with(state, withheld=frozenset(), stopping=None, ended=None, next_at=next_at, preparing=Preparing())
     text = "attempt %d is over: %s" % (last.number, (step.cause or {}).get("message", SUCCEEDED))
     return raft.propose(state, fresh), (Log(text),)
 
@@ -145,10 +149,12 @@ def _go_on(state: State, event: Event) -> Step:
     assert lead is not None
     ended = now if lead.ended is None else lead.ended
     state = _with(state, ended=ended)
-    waits = lead.next_at if lead.next_at is not None else ended + NEAR_S  # not all hosts have asked a new leader yet
+    waits = (
+        lead.next_at if lead.next_at is not None else ended + REACHABLE_S
+    )  # not all hosts have asked a new leader yet
     if now < waits or (lead.search is not None and now < lead.search.until):
         return state, ()
-    hosts = tuple(host for host in raft.near(state, now) if host in state.config.rules.hosts)
+    hosts = tuple(host for host in raft.reachable_hosts(state, now) if host in state.config.rules.hosts)
     mark = state.ballot.proposal.mark
     return _with(state, search=Search(mark, now + SEARCH_S)), (CheckLinks(hosts, mark),)
 
@@ -159,10 +165,10 @@ def see_links(state: State, fact: LinksChecked, event: Event) -> Step:
     if search is None:
         return state, ()
     rules, document = state.config.rules, state.document
-    reachable = [host for host in raft.near(state, event.now) if host in rules.hosts]
+    reachable = [host for host in raft.reachable_hosts(state, event.now) if host in rules.hosts]
     convicted = convict(reachable, fact.cut)
-    usable = [host for host in reachable if host not in document.aside and host not in convicted]
-    usable = policy.connected(rules, document.last.hosts, usable, fact.cut)
+    usable = [host for host in reachable if host not in document.set_aside and host not in convicted]
+    usable = policy.connected_hosts(rules, document.last.hosts, usable, fact.cut)
     return _look_for_ports(state, search._replace(usable=tuple(usable), convicted=convicted), event)
 
 
@@ -196,7 +202,7 @@ def _look_for_ports(state: State, search: Search, event: Event) -> Step:
     assert state.lead is not None
     if state.lead.ended is None or event.now - state.lead.ended <= FEW_S:
         return state, ()
-    over = policy.given_up(document.last.cause, policy.too_few(rules, hosts), document.last, event.wall)
+    over = policy.find_given_up(document.last.cause, policy.too_few(rules, hosts), document.last, event.wall)
     return raft.propose(state, document._replace(over=over)), ()
 
 
@@ -233,7 +239,7 @@ def _reports(state: State) -> Dict[str, Report]:
 
 
 def _is_idle(report: Report, attempt: AgreedAttempt) -> bool:
-    return report.attempt == attempt.number and report.clear
+    return report.attempt == attempt.number and report.idle
 
 
 def _succeeded(report: Report) -> bool:

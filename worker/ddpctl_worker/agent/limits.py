@@ -28,8 +28,8 @@ HOSTS_A_POLL = 64  # a run with more hosts than this asks its leader less often
 LOST_S = 3.0  # a leader that has not answered for this long is looked for on other hosts
 PATIENT_S, PATIENT_POLL_S = 600.0, 10.0  # a host that has been alone for this long, and its longer period
 STILL_S = 30.0  # an agent whose disk has not answered for this long does not lead
-NEAR_S = 4.0  # a host that has not asked the leader for this long is not reachable
-NEAR_POLLS = 3  # the same in questions, for a large run
+REACHABLE_S = 4.0  # a host that has not asked the leader for this long is not reachable
+REACHABLE_POLLS = 3  # the same in questions, for a large run
 TOGETHER_S = 10.0  # a leader that a majority has asked within this time is not cut off
 ANSWERING_S = 25.0  # a host that has answered within this time is cut off together with this host
 ASK_S = 2.0  # until an answer has to be there
@@ -38,7 +38,7 @@ KEPT_S = IDLE_S / 2  # an idle connection is used again; the other side closes i
 MOST_OPEN = 64  # open connections to other agents
 AT_ONCE = 64  # hosts that are asked at the same time
 
-# --- attempts (leading.py, following.py, headway.py, part.py)
+# --- attempts (leading.py, following.py, preparing.py, part.py)
 ROOM_S = 2.0  # a lease that ends sooner is too short to start anything
 CALL_OFF_S = 5.0  # a part whose attempt is over elsewhere may end by itself; it is stopped after this
 STUCK_S = 90.0  # beyond the job's grace: a host whose part does not end is lost, even if it answers
@@ -46,19 +46,19 @@ FEW_S = 20.0  # the wait for more hosts, if there are too few
 AGAIN_FEW_S = 1.0  # between two searches for more hosts
 SEARCH_S = 60.0  # for the answers about links and ports; a full disk may have lost them
 HANGS_S = 120.0  # a preparation without progress; a preparation with progress may take hours
-TELL_S = 20.0  # a preparation without progress that the status mentions
+STATUS_S = 20.0  # a preparation without progress that the status mentions
 PREPARED_S = 10.0  # a shorter preparation is not mentioned
 MOST_ATTEMPTS = 20  # in the document; the numbers of older attempts still count
 MOST_NAMED = 8  # hosts in a sentence of the document, which every host gets with each change
 MOST_TRACEBACK = 4 << 10  # letters of a cause's traceback that go to the other hosts
 
 # --- the end of a run (ending.py)
-WORD_S = 1.0  # for the other hosts to learn of a kill
+KILL_NEWS_S = 1.0  # for the other hosts to learn of a kill
 FAREWELL_S = 10.0  # how long the leader waits until the other hosts know how the run ended
 ALONE_S = 86400.0  # a host that is cut off for this long ends the run; the other hosts may continue meanwhile
 TWO_ALONE_S = 30.0  # the same in a run of two hosts, where neither can continue alone
 CUT_OFF_S = 30.0  # a host that is cut off for this long says so in its status
-TELL_ALONE_S = 600.0  # a host that is cut off for this long notifies the user
+NOTIFY_ALONE_S = 600.0  # a host that is cut off for this long notifies the user
 
 # --- after an attempt (policy.py)
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # before the next attempt; doubled after each attempt that did not last

@@ -102,7 +102,7 @@ class LocalPart:
     @property
     def progress(self) -> PartProgress:
         """Return the progress, for the agent's decisions."""
-        end = brief(self.end, self.called_off)
+        end = shorten_progress(self.end, self.called_off)
         return PartProgress(self.number, self.moved, self.reaches, self.choice, self.restored, end)
 
     def move(self, count: int = 1) -> None:
@@ -123,7 +123,7 @@ class LocalPart:
         """
         part = attempt_record(request["run"], attempt, self.paths.host)
         key = str(request.get("gang_key") or "")
-        mine = dict(request, run=part, argv=attempt_argv(request["argv"], part), gang_key=key_of(key, self.number))
+        mine = dict(request, run=part, argv=attempt_argv(request["argv"], part), gang_key=attempt_key(key, self.number))
         mine["notify"] = None  # an attempt's end is not the run's
         self.started = True
         readers, self._pipes = leases.pipes()
@@ -137,7 +137,7 @@ class LocalPart:
         """Let the part run until ``until`` (seconds since boot)."""
         with self._lock:
             if self.end is None:
-                leases.renew(self._pipes, until)
+                leases.send_lease(self._pipes, until)
 
     def look(self) -> None:
         """Read whether the part has ended."""
@@ -178,12 +178,12 @@ class LocalPart:
         return record.exit_record(Outcome(status["state"], status["cause"]), ended=status["ended"])
 
 
-def key_of(run_key: str, attempt: int) -> str:
+def attempt_key(run_key: str, attempt: int) -> str:
     """Return the gang's key of an attempt. A process that is left of another attempt cannot join with its own key."""
     return hmac.new(bytes.fromhex(run_key), b"ddpctl-attempt/%d" % attempt, hashlib.sha256).hexdigest()
 
 
-def brief(end: Optional[Mapping[str, Any]], called_off: bool = False) -> Optional[Dict[str, Any]]:
+def shorten_progress(end: Optional[Mapping[str, Any]], called_off: bool = False) -> Optional[Dict[str, Any]]:
     """Return the short form of an exit record, for the other hosts.
 
     A part that was ``called_off`` has no cause of its own.

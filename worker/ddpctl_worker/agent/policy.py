@@ -59,41 +59,42 @@ class NextStep(NamedTuple):
     over: Optional[Dict[str, Any]] = None
 
 
-def after(
+def choose_next_step(
     rules: Rules,
     attempts: Sequence[AgreedAttempt],
     ends: Ends,
-    near: Sequence[str],
-    aside: Mapping[str, str],
+    reachable: Sequence[str],
+    set_aside: Mapping[str, str],
     wall: float,
 ) -> NextStep:
     """Return the decision after the last of ``attempts``, which is over.
 
     ``ends``: the exit record of each host of the last attempt; ``None`` for a lost host.
-    ``near``: hosts that are reachable now.
-    ``aside``: excluded hosts, and why. An excluded host of the last attempt hung, so that the attempt could not begin.
+    ``reachable``: hosts that are reachable now.
+    ``set_aside``: excluded hosts, and why. An excluded host of the last attempt hung, so that this attempt could not
+    begin.
     ``wall``: the time of day (Unix seconds).
     """
     last = attempts[-1]
-    hung = {host: aside[host] for host in last.hosts if host in aside}  # the attempt was called off for these
+    hung = {host: set_aside[host] for host in last.hosts if host in set_aside}  # the attempt was called off for these
     ends = {**ends, **{host: _hung(host, why, wall) for host, why in hung.items()}}
     damaged = broken(ends)
     cause = cause_of(ends, wall)
     lost = {host: "it was not heard of any more" for host, end in ends.items() if end is None}
-    stuck = {host: "it answers, and its part of the attempt does not end" for host in lost if host in near}
+    stuck = {host: "it answers, and its part of the attempt does not end" for host in lost if host in reachable}
     unfit = {**stuck, **damaged, **hung}
     states = {str(end["state"]) for end in ends.values() if end is not None}
     if states == {SUCCEEDED} and not lost:
         return NextStep(None, [], {}, {"state": SUCCEEDED, "cause": None})
     if cause is not None and cause["reason"] == KILLED_BY_USER:
         return NextStep(cause, [], {}, {"state": KILLED, "cause": cause})
-    set_aside = [{"host": host, "why": why} for host, why in {**lost, **unfit}.items()]
+    left_out = [{"host": host, "why": why} for host, why in {**lost, **unfit}.items()]
     why_not = None if hung else _why_not(rules, attempts, cause)
-    over = given_up(cause, why_not, last, wall) if why_not else None
-    return NextStep(cause, set_aside, unfit, over)
+    over = find_given_up(cause, why_not, last, wall) if why_not else None
+    return NextStep(cause, left_out, unfit, over)
 
 
-def given_up(cause: Optional[Mapping[str, Any]], why: str, attempt: AgreedAttempt, wall: float) -> Dict[str, Any]:
+def find_given_up(cause: Optional[Mapping[str, Any]], why: str, attempt: AgreedAttempt, wall: float) -> Dict[str, Any]:
     """Return the end of a run that does not continue after this attempt, for the reason ``why``."""
     if cause is None:  # the attempt was called off before it began
         text = "attempt %d was stopped by ddpctl" % attempt.number
@@ -150,7 +151,9 @@ def choose(rules: Rules, before: Sequence[str], usable: Sequence[str]) -> List[s
     return [host for host in rules.hosts if host in chosen]
 
 
-def connected(rules: Rules, before: Sequence[str], usable: Sequence[str], cut: Collection[FrozenSet[str]]) -> List[str]:
+def connected_hosts(
+    rules: Rules, before: Sequence[str], usable: Sequence[str], cut: Collection[FrozenSet[str]]
+) -> List[str]:
     """Return the ``usable`` hosts without one end of each ``cut`` link, as far as enough hosts remain.
 
     No attempt can run on both ends. The end that is later in the list is left out. It is not at fault, and may be used

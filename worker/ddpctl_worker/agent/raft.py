@@ -29,8 +29,8 @@ from ddpctl_worker.agent.limits import (
     GRACE_S,
     KILL_S,
     LAST_TURN_S,
-    NEAR_POLLS,
-    NEAR_S,
+    REACHABLE_POLLS,
+    REACHABLE_S,
     TURN_S,
 )
 from ddpctl_worker.agent.state import Candidacy, Config, Event, Follower, Lead, Report, State
@@ -240,10 +240,10 @@ def quiet_at(state: State, host: str) -> float:
     return max(lead.since, granted) + GRACE_S + KILL_S
 
 
-def near(state: State, now: float, seconds: float = NEAR_S) -> List[str]:
+def reachable_hosts(state: State, now: float, seconds: float = REACHABLE_S) -> List[str]:
     """Return the hosts that have asked the leader lately, and the leader itself."""
     assert state.lead is not None
-    since = now - max(seconds, NEAR_POLLS * state.config.poll_every)
+    since = now - max(seconds, REACHABLE_POLLS * state.config.poll_every)
     followers = state.lead.followers
     return [host for host in state.config.hosts if host == state.host or followers[host].asked >= since]
 

@@ -25,13 +25,13 @@ from ddpctl_worker.agent.talk import PeerLine, Unanswered
 from ddpctl_worker.checkpoint.copy import CheckpointClient
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.keeper import Keeper
-from ddpctl_worker.checkpoint.restore import Order, bring, clients, kept
+from ddpctl_worker.checkpoint.restore import Order, clients, list_kept, restore_entries
 from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.machine import net, notes
 from ddpctl_worker.record.document import CheckpointChoice
 from ddpctl_worker.record.paths import job_id
-from ddpctl_worker.rules.choice import restoring
+from ddpctl_worker.rules.choice import plan_restore
 from ddpctl_worker.store.relay import PeerGone, context
 from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import TIMEOUT
@@ -87,9 +87,9 @@ class Resume:
             others = [host for host in sources if host != self._host]
             with self._peers(part, others, needed=hosts) as peers:
                 part.move()
-                held, trouble = kept(self._folder, peers)
+                held, trouble = list_kept(self._folder, peers)
             _require(self._host, hosts, trouble)
-            restores = restoring(held, hosts)
+            restores = plan_restore(held, hosts)
             orders: Dict[str, List[Order]] = {
                 host: [restore.order() for restore in restores if host in restore.hosts] for host in hosts
             }
@@ -110,7 +110,7 @@ class Resume:
                 if orders is None:
                     text = "%s does not know any more what attempt %d resumes from" % (first, part.number)
                     raise WorkerError(TIMEOUT, text, NEXT)
-                count = bring(self._folder, peers, orders, Throttle(None, part.move))
+                count = restore_entries(self._folder, peers, orders, Throttle(None, part.move))
             if orders:
                 names = ", ".join(order["entry"] for order in orders)
                 notes.note("the attempt resumes from %s: %d bytes came from other hosts" % (names, count))

@@ -44,7 +44,7 @@ class PartProgress(NamedTuple):
     ``moved``: bytes and steps of its preparation so far.
     ``reaches``: hosts outside the attempt whose checkpoints it can fetch, once its own are hashed.
     ``choice``: set by the first host of the attempt.
-    ``end``: its exit record in short (part.brief).
+    ``end``: its exit record in short (part.shorten_progress).
     """
 
     number: int
@@ -79,7 +79,7 @@ class Report(NamedTuple):
     """
 
     attempt: int
-    clear: bool
+    idle: bool
     moved: int = 0
     reaches: Optional[Tuple[str, ...]] = None
     choice: Optional[CheckpointChoice] = None
@@ -109,7 +109,7 @@ class Follower(NamedTuple):
     report: Optional[Report] = None
 
 
-class Headway(NamedTuple):
+class Preparing(NamedTuple):
     """The hosts that hold up attempt ``attempt``: the progress of each host, its last change, and words about it."""
 
     attempt: int = 0
@@ -140,7 +140,7 @@ class Lead(NamedTuple):
     ended: Optional[float] = None  # since when the attempt is over
     next_at: Optional[float] = None  # the earliest time of the next attempt
     search: Optional[Search] = None
-    headway: Headway = Headway()
+    preparing: Preparing = Preparing()
 
 
 class Candidacy(NamedTuple):
@@ -172,7 +172,7 @@ class State(NamedTuple):
     stop_by: Optional[float] = None  # until when the other hosts may learn of the kill
     over_since: Optional[float] = None
     cut_off: Optional[float] = None  # since when this host is not part of a majority
-    cut_off_told: bool = False
+    cut_off_announced: bool = False
     announced: int = 0  # the newest attempt of which the user was notified
     answered: Mapping[str, float] = {}  # when each other host answered last
     note: Optional[str] = None  # the note in this host's status

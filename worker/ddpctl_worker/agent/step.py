@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Tuple
 
 from ddpctl_worker.agent import raft
-from ddpctl_worker.agent.ending import announce_restart, see_end, take_word
-from ddpctl_worker.agent.following import Step, follow, renew
+from ddpctl_worker.agent.ending import announce_restart, propose_end, see_end
+from ddpctl_worker.agent.following import Step, follow, renew_lease
 from ddpctl_worker.agent.leading import lead, see_links, see_ports
 from ddpctl_worker.agent.limits import LOST_S, PATIENT_POLL_S, PATIENT_S, STILL_S, TOGETHER_S
 from ddpctl_worker.agent.state import (
@@ -57,7 +57,7 @@ def step(state: State, event: Event) -> Tuple[State, Actions]:
     actions += more
     state, more = _talk(_renew_own_lease(state, event.now), event)
     actions += more
-    state, more = renew(state)
+    state, more = renew_lease(state)
     actions += more
     actions += _hurry_followers(before, state)
     return state, _save_first(before, state, actions)
@@ -105,7 +105,7 @@ def _answer(state: State, fact: PeerAsked, event: Event) -> Step:
         state, answer = raft.answer_vote(state, fact.host, fact.question, event)
         return state, (Reply(answer),)
     if kind == "over":
-        return take_word(state, fact.question["over"]), (Reply({}),)
+        return propose_end(state, fact.question["over"]), (Reply({}),)
     return state._replace(poll_at=event.now), (Reply({}),)
 
 
@@ -133,7 +133,7 @@ def _see_majority(state: State, now: float) -> State:
     """Note, as the leader, that a majority asks this host. A follower notes answers of the leader (raft.hear)."""
     if state.lead is None or not state.agreed:
         return state
-    if len(raft.near(state, now, TOGETHER_S)) < state.config.majority:
+    if len(raft.reachable_hosts(state, now, TOGETHER_S)) < state.config.majority:
         return state
     return state._replace(together=now)
 

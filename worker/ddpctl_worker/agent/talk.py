@@ -134,7 +134,7 @@ class PeerLine:
         return answer
 
 
-class AnswerDesk:
+class AnswerServer:
     """Answers the other agents.
 
     Their connections stay open, so a lease needs no new connection, whatever strangers do to this port.
@@ -187,7 +187,7 @@ class _Asked(Session):
             return False
         if not data:
             raise OSError(errno.ECONNRESET, "the connection was closed")
-        self.said = True
+        self.spoken = True
         self._questions += self._wire.feed(data)
         if self._wire.reply:
             self.sock.sendall(self._wire.reply)  # the first bytes on this connection: the kernel has room for them

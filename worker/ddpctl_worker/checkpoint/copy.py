@@ -19,16 +19,16 @@ from ddpctl_worker.checkpoint.fencing import read_begun
 from ddpctl_worker.checkpoint.folder import list_entries
 from ddpctl_worker.checkpoint.jobfolder import INCOMING, JobFolder, inside
 from ddpctl_worker.checkpoint.limits import INCOMING_S, MOST_ANSWER_BYTES
-from ddpctl_worker.checkpoint.pins import at, pinned, unpin
+from ddpctl_worker.checkpoint.pins import find_pin, pinned_path, unpin
 from ddpctl_worker.checkpoint.throttle import Throttle
-from ddpctl_worker.checkpoint.whole import damaged, whole
+from ddpctl_worker.checkpoint.whole import is_complete, is_damaged
 from ddpctl_worker.machine import fs
-from ddpctl_worker.rules.attempts import BEFORE_ANY, Begun, attempt_of
-from ddpctl_worker.rules.choice import newest
+from ddpctl_worker.rules.attempts import BEFORE_ANY, BegunAttempt, attempt_of
+from ddpctl_worker.rules.choice import newest_of_series
 from ddpctl_worker.rules.complete import Chosen, Manifest, content
 from ddpctl_worker.rules.complete import when as when_chosen
 from ddpctl_worker.rules.entries import FOLDER, METADATA, Files, series_of
-from ddpctl_worker.rules.order import When, moment, when_of
+from ddpctl_worker.rules.order import When, moment_of, when_of
 from ddpctl_worker.store.blobs import Part, require_space
 from ddpctl_worker.store.limits import CHUNK_BYTES
 from ddpctl_worker.store.relay import ChunkReader, LeastRate, PeerGone, connect, read_line, send_line
@@ -66,7 +66,7 @@ class CheckpointClient:
     def manifest(self, writer: str, entry: str) -> Manifest:
         """Return the manifest of an entry of ``writer``. All its paths stay in the entry's folder."""
         found = self._value({"k": "manifest", "writer": writer, "entry": entry})
-        if not manifest.valid(found) or (found["host"], found["entry"]) != (writer, entry):
+        if not manifest.is_well_formed(found) or (found["host"], found["entry"]) != (writer, entry):
             raise self._not_understood()
         if not _stays_inside(found):
             raise self._not_understood()
@@ -87,7 +87,7 @@ class CheckpointClient:
             raise PeerGone("%s has changed there, or is gone" % (path or entry))
         for data in self._pieces(left):
             part.write(data)
-            throttle.took(len(data))
+            throttle.count(len(data))
 
     def close(self) -> None:
         if self._sock is not None:
@@ -191,7 +191,7 @@ class Fetching:
 
     def _take(self, host: str, writer: str, entry: str, path: str, file: File) -> None:
         below = self._folder.parts(self._writer, FOLDER, INCOMING)
-        part = Part(self._folder.base, file["sha256"], file["size"], folder=below, read_on=self._throttle.read)
+        part = Part(self._folder.base, file["sha256"], file["size"], folder=below, read_on=self._throttle.count_read)
         try:
             if host == self._folder.host:
                 self._copy(writer, entry, path, part)
@@ -211,13 +211,13 @@ class Fetching:
             data = os.pread(fd, CHUNK_BYTES, part.done)
             while data:
                 part.write(data)
-                self._throttle.took(len(data))
+                self._throttle.count(len(data))
                 data = os.pread(fd, CHUNK_BYTES, part.done)
         finally:
             os.close(fd)
 
 
-def gather(folder: JobFolder, writer: str, files: Dict[str, File], get: Get) -> str:
+def fetch_entry(folder: JobFolder, writer: str, files: Dict[str, File], get: Get) -> str:
     """Fetch files into a new folder, each with its own modification time. Return the path of the folder.
 
     The folder lies below ``.ddpctl/incoming`` of ``writer``, with the files under their own paths.
@@ -261,7 +261,7 @@ def put_copy(folder: JobFolder, found: Manifest, gathered: str) -> None:
     finally:
         for path in (gathered, old):
             if os.path.lexists(path):
-                remove(path)
+                remove_path(path)
 
 
 def put_own(folder: JobFolder, chosen: Chosen, get: Get) -> None:
@@ -279,7 +279,7 @@ def put_own(folder: JobFolder, chosen: Chosen, get: Get) -> None:
     unknown = [path for path in missing if os.path.lexists(os.path.join(target, path))]
     adding = bool(have) and not unknown and have.items() <= content(chosen.files).items()
     older = present is not None and when_chosen(chosen).is_newer(when_of(present)) and _nothing_else(target, present)
-    gathered = gather(folder, folder.host, missing if adding else chosen.files, get)
+    gathered = fetch_entry(folder, folder.host, missing if adding else chosen.files, get)
     old = "%s.old" % gathered
     try:
         if adding:
@@ -294,7 +294,7 @@ def put_own(folder: JobFolder, chosen: Chosen, get: Get) -> None:
     finally:
         for path in (gathered, old):
             if os.path.lexists(path):
-                remove(path)
+                remove_path(path)
 
 
 def _nothing_else(target: str, present: Manifest) -> bool:
@@ -309,7 +309,9 @@ def set_newer_aside(folder: JobFolder) -> List[str]:
     this after ``put_own``: then all hosts have the same complete entries.
     """
     own, manifests = folder.of(folder.host), folder.manifests(folder.host)
-    chosen = {series_of(one.entry): when_chosen(one) for one in newest(manifests.values()) if series_of(one.entry)}
+    chosen = {
+        series_of(one.entry): when_chosen(one) for one in newest_of_series(manifests.values()) if series_of(one.entry)
+    }
     begun = read_begun(own)
     renamed = []
     for entry, files in list_entries(own).items():
@@ -323,7 +325,7 @@ def set_newer_aside(folder: JobFolder) -> List[str]:
     return renamed
 
 
-def _when(host: str, begun: Begun, entry: str, files: Files, made: Optional[Manifest]) -> When:
+def _when(host: str, begun: BegunAttempt, entry: str, files: Files, made: Optional[Manifest]) -> When:
     """Return when an entry was written, with or without a manifest."""
     if made is not None:
         return when_of(made)
@@ -352,13 +354,13 @@ def put_back(folder: JobFolder) -> List[str]:
     own, restored = folder.of(folder.host), []
     entries = list_entries(own)
     for entry, made in folder.manifests(folder.host).items():
-        place = pinned(own, made)
+        place = find_pin(own, made)
         if place is None or manifest.fits(made, entries.get(entry, {})):
             continue
         target = _target(folder, folder.host, entry)
         if os.path.lexists(target):
             os.rename(target, _name_aside(target))
-        os.rename(at(place, "") if "" in made["files"] else place, target)
+        os.rename(pinned_path(place, "") if "" in made["files"] else place, target)
         fs.sync_folder(os.path.dirname(target))
         unpin(own, entry)
         restored.append(entry)
@@ -374,7 +376,7 @@ def _usable(own: str, entry: str, files: Files, made: Optional[Manifest]) -> boo
         return False
     paths = [manifest.file_of(own, entry, path) for path in files]
     try:
-        return all(whole(path) and not damaged(path) for path in paths)
+        return all(is_complete(path) and not is_damaged(path) for path in paths)
     except OSError:
         return False
 
@@ -398,17 +400,17 @@ def own_manifest(chosen: Chosen, host: str) -> Manifest:
     }
 
 
-def sweep(folder: JobFolder) -> None:
+def remove_abandoned_transfers(folder: JobFolder) -> None:
     """Remove the files of transfers that were interrupted and not continued for INCOMING_S."""
     for writer in folder.writers():
         incoming = os.path.join(folder.of(writer), FOLDER, INCOMING)
         for name in os.listdir(incoming) if os.path.isdir(incoming) else ():
             path = os.path.join(incoming, name)
             if time.time() - os.lstat(path).st_mtime > INCOMING_S:
-                remove(path)
+                remove_path(path)
 
 
-def remove(path: str) -> None:
+def remove_path(path: str) -> None:
     """Remove a file, or a folder with its content."""
     if _is_file(path):
         os.unlink(path)
@@ -489,12 +491,12 @@ def _is_order(order: Mapping[str, Any]) -> bool:
     except (KeyError, TypeError, ValueError, AttributeError):
         return False
     texts = [text for pair in pairs for text in pair]
-    return manifest.valid(made) and _stays_inside(made) and all(isinstance(text, str) for text in texts)
+    return manifest.is_well_formed(made) and _stays_inside(made) and all(isinstance(text, str) for text in texts)
 
 
 def _is_row(row: Dict[str, Any]) -> bool:
     try:
-        moment(row["time"])
+        moment_of(row["time"])
         return attempt_of(row) >= BEFORE_ANY and all(
             isinstance(row[key], str) for key in ("writer", "entry", "version")
         )

@@ -13,7 +13,7 @@ from typing import Optional
 
 from ddpctl_worker.checkpoint.folder import list_entries
 from ddpctl_worker.machine import fs
-from ddpctl_worker.rules.attempts import AttemptId, Begun, attempt_of
+from ddpctl_worker.rules.attempts import AttemptId, BegunAttempt, attempt_of
 from ddpctl_worker.rules.entries import FOLDER, Stamp
 from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST
@@ -21,7 +21,7 @@ from ddpctl_worker.wire.contract import BAD_REQUEST
 _NAME = "attempt"
 
 
-def read_begun(folder: str) -> Begun:
+def read_begun(folder: str) -> BegunAttempt:
     """Return the last attempt that began in ``folder``."""
     written = fs.read_optional(os.path.join(folder, FOLDER, _NAME))
     try:
@@ -29,9 +29,9 @@ def read_begun(folder: str) -> Begun:
             str(entry): {str(name): Stamp(*map(int, stamp)) for name, stamp in known.items()}
             for entry, known in written["files"].items()
         }
-        return Begun(attempt_of(written), attempt_of(written["before"]), files)
+        return BegunAttempt(attempt_of(written), attempt_of(written["before"]), files)
     except (KeyError, TypeError, ValueError, AttributeError):
-        return Begun()
+        return BegunAttempt()
 
 
 def begin(folder: str, attempt: AttemptId) -> None:
@@ -50,7 +50,7 @@ def begin(folder: str, attempt: AttemptId) -> None:
     fs.write_json(os.path.join(folder, FOLDER, _NAME), value)
 
 
-def fence(folder: str, attempt: AttemptId) -> Optional[AttemptId]:
+def find_newer_attempt(folder: str, attempt: AttemptId) -> Optional[AttemptId]:
     """Return the newer attempt that has begun in ``folder`` since ``attempt`` began; None: no newer attempt has."""
     newest = read_begun(folder).attempt
     return newest if newest > attempt else None

@@ -7,7 +7,7 @@ import stat
 from typing import Dict, List, Optional, Union
 
 from ddpctl_worker.checkpoint.limits import MOST_DEPTH
-from ddpctl_worker.rules.entries import Files, Stamp, Tree, entries_of, files_of, is_log, temporary
+from ddpctl_worker.rules.entries import Files, Stamp, Tree, entries_of, files_of, is_log, is_temporary
 
 
 def list_entries(folder: str) -> Dict[str, Files]:
@@ -62,6 +62,6 @@ def _tree(folder: str, depth: int, only: Optional[List[str]] = None) -> Tree:
 
 def _names(folder: str) -> List[str]:
     try:
-        return sorted(name for name in os.listdir(folder) if not temporary(name) and not is_log(name))
+        return sorted(name for name in os.listdir(folder) if not is_temporary(name) and not is_log(name))
     except (FileNotFoundError, NotADirectoryError):
         return []

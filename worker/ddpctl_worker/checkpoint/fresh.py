@@ -14,7 +14,7 @@ from ddpctl_worker.checkpoint.limits import STABLE_S
 from ddpctl_worker.rules.entries import METADATA, SHARD, Files
 
 
-class Fresh:
+class NewestSave:
     """Remembers the newest checkpoint at its construction."""
 
     def __init__(self, folder: str) -> None:

@@ -6,7 +6,7 @@ import os
 from typing import Any, Dict
 
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
-from ddpctl_worker.checkpoint.listing import last_serial, summary
+from ddpctl_worker.checkpoint.listing import last_serial, summarize
 from ddpctl_worker.checkpoint.starts import starts_in
 from ddpctl_worker.machine import fs
 from ddpctl_worker.record import paths
@@ -18,7 +18,7 @@ def store_has(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"hashes": [...], "verify": bool}`` -> ``{"have", "sizes": {hash: bytes}, "partial": {hash: bytes}, "free"}``.
 
     With ``verify`` each blob is read again; a damaged blob is removed and not in ``have``. With a ``job_id`` the answer
-    has three more fields: ``checkpoints`` of that job in short (``listing.summary``), the last ``starts`` of the job
+    has three more fields: ``checkpoints`` of that job in short (``listing.summarize``), the last ``starts`` of the job
     here, and the ``serial`` number of its newest start.
     """
     base_dir = request["base_dir"]
@@ -37,7 +37,7 @@ def store_has(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     found = {"have": list(sizes), "sizes": sizes, "partial": partial, "free": info.f_bavail * info.f_frsize}
     if request.get("job_id"):
         base, host, job = paths.base_of(request), request["host"], request["job_id"]
-        found["checkpoints"] = summary(base, job)
+        found["checkpoints"] = summarize(base, job)
         found["starts"] = starts_in(JobFolder(base, job, host).of(host))
         found["serial"] = last_serial(base, job)
     return found

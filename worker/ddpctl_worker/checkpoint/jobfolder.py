@@ -10,7 +10,7 @@ from typing import Any, Dict, List
 from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.folder import files_in
 from ddpctl_worker.checkpoint.limits import MOST_NAME_BYTES, MOST_REMOVED
-from ddpctl_worker.checkpoint.pins import at, pinned
+from ddpctl_worker.checkpoint.pins import find_pin, pinned_path
 from ddpctl_worker.machine import fs
 from ddpctl_worker.record import paths
 from ddpctl_worker.rules.entries import FOLDER
@@ -51,7 +51,7 @@ class JobFolder:
 
     def manifests(self, writer: str) -> Dict[str, Dict[str, Any]]:
         """Return the manifests that fit the files: entry -> manifest."""
-        return standing(self.of(writer), writer)
+        return read_valid_manifests(self.of(writer), writer)
 
     def open(self, writer: str, entry: str, path: str) -> int:
         """Open the version of a file that the manifest of its entry names. No symbolic link on the way is followed.
@@ -61,9 +61,9 @@ class JobFolder:
         """
         folder, parts = self.of(writer), inside(entry, path)
         found = manifest.read(folder, entry)
-        place = pinned(folder, found) if found is not None else None
+        place = find_pin(folder, found) if found is not None else None
         if place is not None:
-            parts = os.path.relpath(at(place, path), folder).split(os.sep)
+            parts = os.path.relpath(pinned_path(place, path), folder).split(os.sep)
         return open_below(folder, parts)
 
     def mark(self) -> str:
@@ -95,13 +95,13 @@ class JobFolder:
         return list(fs.read_optional(os.path.join(self.of(self.host), FOLDER, _REMOVED)).get("entries") or ())
 
 
-def standing(folder: str, writer: str) -> Dict[str, Dict[str, Any]]:
+def read_valid_manifests(folder: str, writer: str) -> Dict[str, Dict[str, Any]]:
     """Return the manifests of ``writer`` that still fit the files in ``folder``: entry -> manifest."""
     found = [one for one in manifest.read_all(folder) if one["host"] == writer]
-    return {one["entry"]: one for one in found if stands(folder, one)}
+    return {one["entry"]: one for one in found if is_valid(folder, one)}
 
 
-def stands(folder: str, found: Dict[str, Any]) -> bool:
+def is_valid(folder: str, found: Dict[str, Any]) -> bool:
     """Whether every file of a manifest is unchanged, under its own name or pinned.
 
     An entry with an added file does not stand: that file may be cut, and a script would read it.
@@ -110,7 +110,7 @@ def stands(folder: str, found: Dict[str, Any]) -> bool:
     if manifest.fits(found, files):
         return True
     known = {path: stamp for path, stamp in files.items() if path in found["files"]}
-    return bool(files) and not manifest.fits(found, known) and pinned(folder, found) is not None
+    return bool(files) and not manifest.fits(found, known) and find_pin(folder, found) is not None
 
 
 def inside(entry: str, path: str) -> List[str]:

@@ -22,7 +22,7 @@ from ddpctl_worker.rules.entries import save_of, series_of
 from ddpctl_worker.rules.unite import Saved
 
 
-def too_old(saved: Iterable[Saved], keep: int, outputs: Iterable[str] = (), holders: int = 1) -> List[str]:
+def list_too_old(saved: Iterable[Saved], keep: int, outputs: Iterable[str] = (), holders: int = 1) -> List[str]:
     """Return the entries to be removed.
 
     ``saved``: newest first, as ``unite`` returns them. ``outputs``: of the job. ``holders``: number of hosts that

@@ -13,7 +13,7 @@ An unchanged file may still be the torn file of a killed writer. So these condit
 - A folder waits while one of its files still belongs to the save before (rules/saves.py).
 
 After the end of the ranks no file changes any more, so the last look does not wait. A version that was accepted and not
-hashed yet is noted (beliefs.py), and the next run accepts it as long as it has not changed.
+hashed yet is noted (accepted.py), and the next run accepts it as long as it has not changed.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ import time
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ddpctl_worker.checkpoint import manifest
-from ddpctl_worker.checkpoint.beliefs import Beliefs
-from ddpctl_worker.checkpoint.fencing import fence, read_begun
+from ddpctl_worker.checkpoint.accepted import AcceptedEntries
+from ddpctl_worker.checkpoint.fencing import find_newer_attempt, read_begun
 from ddpctl_worker.checkpoint.folder import list_entries
-from ddpctl_worker.checkpoint.keep import too_old
+from ddpctl_worker.checkpoint.keep import list_too_old
 from ddpctl_worker.checkpoint.limits import DEATH_CLOCK_S, KEEPER_LOOK_S, SET_BACK_S
-from ddpctl_worker.checkpoint.listing import held
-from ddpctl_worker.checkpoint.pins import at, entries_pinned, pin, pinned, unpin, version_at
-from ddpctl_worker.checkpoint.whole import damaged, whole
+from ddpctl_worker.checkpoint.listing import read_checkpoints
+from ddpctl_worker.checkpoint.pins import entries_pinned, find_pin, pin, pinned_path, read_pin, unpin
+from ddpctl_worker.checkpoint.whole import is_complete, is_damaged
 from ddpctl_worker.machine import notes
-from ddpctl_worker.machine.proc import written_to
+from ddpctl_worker.machine.proc import bytes_written
 from ddpctl_worker.rules.attempts import BEFORE_ANY, AttemptId, attempt_of
 from ddpctl_worker.rules.complete import Manifest
-from ddpctl_worker.rules.entries import Files, hidden, is_of_torch, series_of, step_of
-from ddpctl_worker.rules.order import moment
-from ddpctl_worker.rules.saves import SaveCounter, left_behind
+from ddpctl_worker.rules.entries import Files, is_hidden, is_of_torch, series_of, step_of
+from ddpctl_worker.rules.order import moment_of
+from ddpctl_worker.rules.saves import SaveCounter, find_left_behind
 from ddpctl_worker.rules.unite import unite
 
 NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
@@ -55,7 +55,7 @@ class Version(NamedTuple):
 
     def paths(self, folder: str) -> Dict[str, str]:
         if self.place is not None:
-            return {path: at(self.place, path) for path in self.files}
+            return {path: pinned_path(self.place, path) for path in self.files}
         return {path: manifest.file_of(folder, self.entry, path) for path in self.files}
 
 
@@ -63,7 +63,7 @@ class Keeper:
     """The checkpoints that ``host`` writes to ``folder``.
 
     ``since``: start of the ranks (wall clock). ``read_on`` is called with the number of bytes hashed, and may call
-    ``heard`` and ``see``. ``attempt``: the attempt that writes now; None: the last attempt that began.
+    ``note_death`` and ``look_at``. ``attempt``: the attempt that writes now; None: the last attempt that began.
     ``copying(entry, version)``: whether that version is still being copied.
     """
 
@@ -91,7 +91,7 @@ class Keeper:
         self._told_clock = False
         self._died: Optional[float] = None  # wall-clock time of the first death
         self._guessed: Dict[str, float] = {}  # accepted because unchanged, and when (wall clock)
-        self._beliefs = Beliefs(folder)
+        self._accepted = AcceptedEntries(folder)
         self._silent: Set[str] = set()  # entries whose format does not say whether they are whole
         self._withdrawn: Set[str] = set()  # withdrawn since this look began
         self.cost = 0.0  # seconds of the last look, without copying and hashing
@@ -99,11 +99,11 @@ class Keeper:
         self._sweep()
 
     @property
-    def known(self) -> Mapping[str, Manifest]:
+    def manifests(self) -> Mapping[str, Manifest]:
         """Return the manifests of this host by entry."""
         return self._known
 
-    def written(self) -> Dict[str, int]:
+    def note_written(self) -> Dict[str, int]:
         """Return the saves of this attempt: entry -> time of its newest file (ns)."""
         found = {}
         for entry, (files, _) in self._seen.items():
@@ -112,7 +112,7 @@ class Keeper:
                 found[entry] = max(new)
         return found
 
-    def heard(self, died: Optional[float], since: float) -> None:
+    def note_death(self, died: Optional[float], since: float) -> None:
         """Take note of the first death among the ranks that were started at ``since`` (wall clock; None: all live).
 
         Files accepted after the death are withdrawn.
@@ -130,7 +130,7 @@ class Keeper:
 
     def _drop(self, late: List[str]) -> None:
         try:
-            self._beliefs.drop(late)
+            self._accepted.withdraw(late)
         except OSError as error:
             notes.note("checkpoints: %s" % error)
 
@@ -140,14 +140,14 @@ class Keeper:
         ``ended``: None while ranks live, then whether all of them ended well.
         """
         self._withdrawn.clear()
-        written = [self._take(version, ended) for version in self.see(ended)]
+        written = [self._take(version, ended) for version in self.look_at(ended)]
         return [one for one in written if one is not None]
 
     def watch(self) -> None:
         """Count saves while a large file is hashed."""
         self._saves.see(list_entries(self._folder))
 
-    def see(self, ended: Optional[bool] = None) -> List[Version]:
+    def look_at(self, ended: Optional[bool] = None) -> List[Version]:
         """Return the whole versions without a manifest, reading little. They are noted, so that the next run can hash
         them if this run has no time left."""
         begun = time.monotonic()
@@ -161,7 +161,7 @@ class Keeper:
         self._saves.see(found)
         self._seen = {entry: seen for entry, seen in self._seen.items() if entry in found}
         self._refused = {entry: files for entry, files in self._refused.items() if entry in found}
-        for entry in [entry for entry in self._known if entry not in found and not hidden(entry, found)]:
+        for entry in [entry for entry in self._known if entry not in found and not is_hidden(entry, found)]:
             # If the manifest is missing too, the whole folder is away and may come back.
             if os.path.exists(manifest.path_of(self._folder, entry)):
                 manifest.discard(self._folder, entry)
@@ -176,7 +176,7 @@ class Keeper:
 
     def _note(self, silent: Dict[str, Files], found: Mapping[str, Files]) -> None:
         try:
-            self._beliefs.note(silent, [entry for entry, files in found.items() if not self._has(entry, files)])
+            self._accepted.accept(silent, [entry for entry, files in found.items() if not self._has(entry, files)])
         except OSError as error:  # mostly they are hashed at once
             notes.note("checkpoints: %s" % error)
 
@@ -217,7 +217,7 @@ class Keeper:
         if "" not in files:
             return None
         version, since = self._pins.get(entry, (None, 0.0))
-        if version is not None and version.place is not None and version_at(version.place) == version.files:
+        if version is not None and version.place is not None and read_pin(version.place) == version.files:
             refused = self._refused.get(entry) == version.files
             if not (refused and version.files != files):
                 return version if time.monotonic() - since >= KEEPER_LOOK_S else None
@@ -262,7 +262,7 @@ class Keeper:
     def _take(self, version: Version, ended: Optional[bool]) -> Optional[Manifest]:
         entry, files = version.entry, version.files
         attempt, saves = self._written_by(entry, files)
-        behind = left_behind(saves) if not ended else []
+        behind = find_left_behind(saves) if not ended else []
         if behind:
             why = "%s is of the save before" % behind[0]
             self._tell_once(entry, "checkpoint %s is not complete: %s" % (entry, why))
@@ -298,7 +298,7 @@ class Keeper:
 
     def _is_fenced(self) -> bool:
         """Whether a newer attempt has begun here: files that change now belong to it."""
-        newer = fence(self._folder, self._attempt)
+        newer = find_newer_attempt(self._folder, self._attempt)
         if newer is not None:
             self._tell_once("fence", "nothing of %s is kept any more: %s has begun" % (self._attempt, newer))
         return newer is not None
@@ -323,7 +323,7 @@ class Keeper:
         """Return the time of the newest checkpoint of the series if it lies in the future: the clock was set back."""
         series = series_of(entry) or entry
         own = [one for one in self._known.values() if one["clock"] == self._host]
-        times = [moment(one["time"]) for one in own if (series_of(one["entry"]) or one["entry"]) == series]
+        times = [moment_of(one["time"]) for one in own if (series_of(one["entry"]) or one["entry"]) == series]
         newest = max(times, default=0.0)
         if newest <= time.time():
             return None
@@ -344,11 +344,11 @@ class Keeper:
         """Return whether a version is whole, as far as this host can know; None: not known yet."""
         entry, files, paths = version.entry, version.files, version.paths(self._folder)
         plain = [name for name in files if not is_of_torch(name)]  # rules/complete.py judges shards and indexes
-        said = {name: whole(paths[name]) for name in plain}
+        said = {name: is_complete(paths[name]) for name in plain}
         if False in said.values():
             return False
         before = [name for name in plain if said[name] and files[name].mtime_ns < self._since * 1e9]
-        if any(damaged(paths[name], self._read_on) for name in before):
+        if any(is_damaged(paths[name], self._read_on) for name in before):
             notes.note("checkpoint %s is not complete: it has other bytes than its own checksums say" % entry)
             return False
         sharded = len(plain) < len(files)
@@ -357,13 +357,13 @@ class Keeper:
             self._silent.discard(entry)
             return True
         self._silent.add(entry)
-        if self._beliefs.hold(entry, files):
+        if self._accepted.contains(entry, files):
             return True
         if max(files[name].mtime_ns for name in unsaid) < self._since * 1e9:
             return False
         if ended is not None or self._died is not None:
             return bool(ended)
-        if written_to([paths[name] for name in unsaid]):
+        if bytes_written([paths[name] for name in unsaid]):
             return None
         self._guessed[entry] = time.time()
         return True
@@ -375,10 +375,10 @@ class Keeper:
         hosts that should have each file. The other hosts remove their copies later.
         """
         top = os.path.dirname(self._folder)
-        here, _ = held(top)
-        for entry in too_old(unite({**elsewhere, self._host: here}), keep, outputs, holders):
+        here, _ = read_checkpoints(top)
+        for entry in list_too_old(unite({**elsewhere, self._host: here}), keep, outputs, holders):
             try:
-                removed = remove(self._folder, entry)
+                removed = remove_entry(self._folder, entry)
             except OSError as error:
                 self._tell_once(entry, "the checkpoint %s cannot be removed: %s" % (entry, error))
                 continue
@@ -397,7 +397,7 @@ class Keeper:
         for entry in entries_pinned(self._folder):
             known = self._known.get(entry)
             try:
-                unpin(self._folder, entry, [pinned(self._folder, known)] if known is not None else [])
+                unpin(self._folder, entry, [find_pin(self._folder, known)] if known is not None else [])
             except OSError as error:
                 notes.note("pinned versions of the checkpoint %s cannot be removed: %s" % (entry, error))
 
@@ -406,7 +406,7 @@ def _age(files: Files) -> int:
     return max(stamp.mtime_ns for stamp in files.values())
 
 
-def remove(folder: str, entry: str) -> bool:
+def remove_entry(folder: str, entry: str) -> bool:
     """Remove an entry if it still fits its manifest; return whether it did. The manifest goes first."""
     known = manifest.read(folder, entry)
     if known is None or not manifest.fits(known, list_entries(folder).get(entry, {})):

@@ -72,7 +72,7 @@ def _move(here: str, there: str, again: bool) -> None:
         elif again:
             shutil.move(one, _name_aside(other))
         else:
-            fs.remove(one)
+            fs.remove_tree(one)
     shutil.rmtree(here)
     fs.sync_folder(there)
 

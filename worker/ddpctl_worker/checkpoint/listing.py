@@ -9,13 +9,13 @@ from typing import Any, Dict, List, Tuple
 from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.fencing import read_begun
 from ddpctl_worker.checkpoint.folder import list_entries
-from ddpctl_worker.checkpoint.jobfolder import standing
+from ddpctl_worker.checkpoint.jobfolder import read_valid_manifests
 from ddpctl_worker.machine import fs
 from ddpctl_worker.machine.notes import iso
 from ddpctl_worker.record import paths
 from ddpctl_worker.rules.attempts import BEFORE_ANY, attempt_of
-from ddpctl_worker.rules.choice import latest, newest
-from ddpctl_worker.rules.complete import Manifest, best, newest_last
+from ddpctl_worker.rules.choice import latest, newest_of_series
+from ddpctl_worker.rules.complete import Manifest, choose_newest_complete, sort_by_time
 from ddpctl_worker.rules.entries import Files, step_of
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST
@@ -27,7 +27,7 @@ def checkpoints(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """Return {"manifests": manifests whose files are here unchanged, own and copies, "unknown": entries without a
     manifest of their present files: a rank is writing them, or their writer was killed}."""
     base = paths.base_of(request)
-    manifests, unknown = held(paths.checkpoints_dir(base, str(request.get("job_id") or "")))
+    manifests, unknown = read_checkpoints(paths.checkpoints_dir(base, str(request.get("job_id") or "")))
     return {"manifests": manifests, "unknown": unknown}
 
 
@@ -47,7 +47,7 @@ def set_aside(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     return {"name": os.path.basename(aside)}
 
 
-def held(top: str) -> Tuple[List[Manifest], List[Dict[str, Any]]]:
+def read_checkpoints(top: str) -> Tuple[List[Manifest], List[Dict[str, Any]]]:
     """Return the valid manifests in the folder of a job, of all hosts, and the entries that no manifest fits.
 
     A replaced entry may be in both: its manifest is that of the pinned version.
@@ -57,19 +57,19 @@ def held(top: str) -> Tuple[List[Manifest], List[Dict[str, Any]]]:
     for host in _hosts(top):
         folder = os.path.join(top, host)
         found = list_entries(folder)
-        good = standing(folder, host)
+        good = read_valid_manifests(folder, host)
         manifests += good.values()
         new = [entry for entry in sorted(found) if entry not in good or not manifest.fits(good[entry], found[entry])]
         unknown += [_unknown(host, entry, found[entry]) for entry in new]
     return manifests, unknown
 
 
-def summary(base: str, job: str) -> List[Dict[str, Any]]:
+def summarize(base: str, job: str) -> List[Dict[str, Any]]:
     """Return the checkpoints of a job in short, for ``choice.all_have``."""
-    manifests, unknown = held(paths.checkpoints_dir(base, job))
-    chosen = {one.entry for one in newest(manifests)}
-    last = latest([one["entry"] for one in newest_last(manifests)])
-    asked = {one["entry"] for one in manifests if not best([one])} | (last - chosen)
+    manifests, unknown = read_checkpoints(paths.checkpoints_dir(base, job))
+    chosen = {one.entry for one in newest_of_series(manifests)}
+    last = latest([one["entry"] for one in sort_by_time(manifests)])
+    asked = {one["entry"] for one in manifests if not choose_newest_complete([one])} | (last - chosen)
     asked |= {one["entry"] for one in unknown}
     return [_row(one, "" if one["entry"] in asked else one["version"]) for one in manifests] + [
         _row({**one, **BEFORE_ANY.to_json(), "clock": one["host"]}, "") for one in unknown

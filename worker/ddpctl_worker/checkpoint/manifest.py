@@ -35,7 +35,7 @@ from ddpctl_worker.machine.notes import iso
 from ddpctl_worker.rules.attempts import BEFORE_ANY, AttemptId, attempt_of
 from ddpctl_worker.rules.complete import Manifest
 from ddpctl_worker.rules.entries import FOLDER, METADATA, Files, Stamp, step_of
-from ddpctl_worker.rules.order import moment
+from ddpctl_worker.rules.order import moment_of
 from ddpctl_worker.wire.channel import WorkerError
 
 SCHEMA = 1
@@ -140,7 +140,7 @@ def fits(manifest: Manifest, files: Files) -> bool:
     )
 
 
-def wrong(folder: str, manifest: Manifest) -> List[str]:
+def find_damaged_files(folder: str, manifest: Manifest) -> List[str]:
     """Return the files of an entry that are missing or have the wrong content. Reads every byte."""
     found = []
     for name, file in manifest["files"].items():
@@ -209,17 +209,17 @@ def _read(path: str, entry: str) -> Optional[Manifest]:
         found = fs.read_json(path)
     except (WorkerError, OSError):
         return None
-    return found if found is not None and valid(found) and found["entry"] == entry else None
+    return found if found is not None and is_well_formed(found) and found["entry"] == entry else None
 
 
-def valid(found: Manifest) -> bool:
+def is_well_formed(found: Manifest) -> bool:
     """Return whether ``found`` has the form of a manifest, with the size and version that its files add up to."""
     try:
         files, sizes = found["files"], found["references"]
         return (
             found["schema"] == SCHEMA
             and isinstance(found["host"], str)
-            and moment(found["time"]) > 0
+            and moment_of(found["time"]) > 0
             and isinstance(found["step"], (int, type(None)))
             and _inside({found["entry"]})
             and _inside(set(files) - {""})

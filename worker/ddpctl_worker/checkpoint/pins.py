@@ -32,47 +32,47 @@ def pin(folder: str, entry: str, files: Files) -> Optional[str]:
     place = os.path.join(_folder(folder, entry), _number(files))
     if not os.path.isdir(place):
         aside = "%s.new" % place
-        fs.remove(aside)
+        fs.remove_tree(aside)
         os.makedirs(aside, 0o700)
         try:
             for path in files:
-                target = at(aside, path)
+                target = pinned_path(aside, path)
                 os.makedirs(os.path.dirname(target), 0o700, exist_ok=True)
                 os.link(os.path.join(folder, entry, path) if path else os.path.join(folder, entry), target)
             os.rename(aside, place)
         except FileNotFoundError:
             return None
         finally:
-            fs.remove(aside)
-    if version_at(place) == files:
+            fs.remove_tree(aside)
+    if read_pin(place) == files:
         return place
-    fs.remove(place)
+    fs.remove_tree(place)
     return None
 
 
-def at(place: str, path: str) -> str:
+def pinned_path(place: str, path: str) -> str:
     """Return the path of a file of a pinned version."""
     return os.path.join(place, path or _FILE)
 
 
-def version_at(place: str) -> Files:
+def read_pin(place: str) -> Files:
     """Return the present files of a pinned version; {} if it is gone."""
     found = files_below(place)
     return {"": found[_FILE]} if set(found) == {_FILE} else found
 
 
-def pinned(folder: str, manifest: Manifest) -> Optional[str]:
+def find_pin(folder: str, manifest: Manifest) -> Optional[str]:
     """Return the folder in which every file of a manifest is pinned unchanged; None: there is no such folder."""
     for place in _places(folder, manifest["entry"]):
-        if fits(manifest, version_at(place)):
+        if fits(manifest, read_pin(place)):
             return place
     return None
 
 
-def path_now(folder: str, manifest: Manifest, path: str) -> str:
+def find_path_now(folder: str, manifest: Manifest, path: str) -> str:
     """Return the present path of a file of a manifest: its pin, or its own name."""
-    place = pinned(folder, manifest)
-    return at(place, path) if place is not None else file_of(folder, manifest["entry"], path)
+    place = find_pin(folder, manifest)
+    return pinned_path(place, path) if place is not None else file_of(folder, manifest["entry"], path)
 
 
 def unpin(folder: str, entry: str, but: Iterable[Optional[str]] = ()) -> None:
@@ -80,9 +80,9 @@ def unpin(folder: str, entry: str, but: Iterable[Optional[str]] = ()) -> None:
     kept = set(but)
     for place in _places(folder, entry):
         if place not in kept:
-            fs.remove(place)
+            fs.remove_tree(place)
     if not kept - {None}:
-        fs.remove(_folder(folder, entry))
+        fs.remove_tree(_folder(folder, entry))
 
 
 def entries_pinned(folder: str) -> List[str]:

@@ -22,8 +22,15 @@ import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ddpctl_worker.checkpoint import manifest
-from ddpctl_worker.checkpoint.copy import CheckpointClient, Fetching, gather, put_copy, remove, sweep
-from ddpctl_worker.checkpoint.fencing import fence
+from ddpctl_worker.checkpoint.copy import (
+    CheckpointClient,
+    Fetching,
+    fetch_entry,
+    put_copy,
+    remove_abandoned_transfers,
+    remove_path,
+)
+from ddpctl_worker.checkpoint.fencing import find_newer_attempt
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.limits import (
     DONE_LOOK_S,
@@ -41,8 +48,8 @@ from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.machine import net, notes
 from ddpctl_worker.rules.attempts import AttemptId, attempt_of
-from ddpctl_worker.rules.complete import Manifest, newest_last
-from ddpctl_worker.rules.order import moment
+from ddpctl_worker.rules.complete import Manifest, sort_by_time
+from ddpctl_worker.rules.order import moment_of
 from ddpctl_worker.store.relay import PeerGone, context
 from ddpctl_worker.wire.channel import WorkerError
 
@@ -125,7 +132,7 @@ class Replication:
             self._due.pop(host, None)
         self._event.set()
 
-    def elsewhere(self) -> Dict[str, List[Manifest]]:
+    def copies_elsewhere(self) -> Dict[str, List[Manifest]]:
         """Return the manifests of every other host of the run that can be reached."""
         manifests: Dict[str, List[Manifest]] = {}
         for host in self._places:
@@ -213,9 +220,9 @@ class Replication:
     # --- the thread --------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         with contextlib.suppress(OSError):
-            sweep(self._folder)
+            remove_abandoned_transfers(self._folder)
         while not self._over:
-            newer = fence(self._folder.of(self._folder.host), self._attempt)
+            newer = find_newer_attempt(self._folder.of(self._folder.host), self._attempt)
             if newer is not None:
                 notes.note("nothing is copied any more for %s: %s has begun" % (self._attempt, newer))
                 return
@@ -270,7 +277,7 @@ class Replication:
         own = [row for row in rows if row["writer"] == host and attempt_of(row) == self._attempt]
         have = {(entry, copy["version"]) for entry, copy in self._folder.manifests(host).items()}
         lacking = [row for row in own if (row["entry"], row["version"]) not in have]
-        return sorted(lacking, key=lambda row: moment(row["time"]), reverse=True)
+        return sorted(lacking, key=lambda row: moment_of(row["time"]), reverse=True)
 
     def _copy(self, peer: CheckpointClient, found: Manifest) -> None:
         writer, entry = found["host"], found["entry"]
@@ -280,18 +287,18 @@ class Replication:
             self._moved = time.monotonic()
             return fetching.get(entry, path, file, [(peer.host, writer)])
 
-        put_copy(self._folder, found, gather(self._folder, writer, found["files"], get))
+        put_copy(self._folder, found, fetch_entry(self._folder, writer, found["files"], get))
 
     def _drop(self, host: str, answer: Dict[str, Any]) -> None:
         """Remove the copies of entries that their writer has removed. The newest copy always stays."""
         present = {row["entry"] for row in answer["entries"] if row["writer"] == host}
         have = self._folder.manifests(host)
-        newest = newest_last(list(have.values()))[-1:]
+        newest = sort_by_time(list(have.values()))[-1:]
         for entry in [name for name in answer["removed"] if name in have and name not in present]:
             if have[entry] not in newest:
                 folder = self._folder.of(host)
                 manifest.discard(folder, entry)
-                remove(os.path.join(folder, entry))
+                remove_path(os.path.join(folder, entry))
                 notes.note("removed the copy of the checkpoint %s: %s has removed the original" % (entry, host))
 
     # --- other hosts ------------------------------------------------------------------------------------------------

@@ -20,7 +20,15 @@ import ssl
 import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from ddpctl_worker.checkpoint.copy import CheckpointClient, Fetching, File, put_back, put_own, set_newer_aside, sweep
+from ddpctl_worker.checkpoint.copy import (
+    CheckpointClient,
+    Fetching,
+    File,
+    put_back,
+    put_own,
+    remove_abandoned_transfers,
+    set_newer_aside,
+)
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.keeper import Keeper
 from ddpctl_worker.checkpoint.limits import PROGRESS_S
@@ -47,7 +55,7 @@ def restore(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     # A checkpoint from right before a power cut has no manifest yet.
     progress = _Progress(channel)
     Keeper(folder.make(folder.host), folder.host, since=time.time(), read_on=progress.add).look(ended=False)
-    for one in kept(folder, {})[0]:
+    for one in list_kept(folder, {})[0]:
         channel.send({"manifest": one.manifest})
     pem = request["certificate"], request["key"], base
     server = CheckpointServer(folder, context(*pem, True), listen_on([*request["ports"], 0]))
@@ -56,16 +64,16 @@ def restore(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         go = _said(channel, "go")
         peers = clients(go["peers"], context(*pem, False))
         count, own = 0, folder.of(folder.host)
-        before = set_aside(own)
+        before = find_set_aside(own)
         try:
             if go["orders"] is not None:
-                count = bring(folder, peers, go["orders"], Throttle(None, progress.add))
+                count = restore_entries(folder, peers, go["orders"], Throttle(None, progress.add))
         finally:
             for peer in peers.values():
                 peer.close()
         channel.send({"complete": True})
         _said(channel, "end")
-        aside = {name: entry for name, entry in set_aside(own).items() if name not in before}
+        aside = {name: entry for name, entry in find_set_aside(own).items() if name not in before}
         return {"bytes": count, "aside": [{"entry": aside[name], "name": name} for name in sorted(aside)]}
     finally:
         server.close()
@@ -84,7 +92,7 @@ class _Progress:
             self._channel.send({"moved": self._bytes})
 
 
-def set_aside(own: str) -> Dict[str, str]:
+def find_set_aside(own: str) -> Dict[str, str]:
     """Return the paths that were set aside in a folder: present name -> earlier name, both below ``own``."""
     found = {}
     for at, folders, names in os.walk(own):
@@ -105,7 +113,7 @@ def clients(peers: Iterable[Mapping[str, Any]], tls: ssl.SSLContext) -> Dict[str
     }
 
 
-def bring(
+def restore_entries(
     folder: JobFolder,
     peers: Dict[str, CheckpointClient],
     orders: Sequence[Order],
@@ -118,7 +126,7 @@ def bring(
         WorkerError: no_space; corrupt, a file cannot be had; unsafe_path.
     """
     throttle = throttle or Throttle(None)
-    sweep(folder)
+    remove_abandoned_transfers(folder)
     for entry in put_back(folder):
         notes.note("%s is the version that was kept: the file that had replaced it is not complete" % entry)
     fetching = Fetching(folder, folder.host, peers, throttle)
@@ -127,18 +135,18 @@ def bring(
         sources = order["sources"]
 
         def get(path: str, file: File, entry: str = chosen.entry, known: Mapping[str, Any] = sources) -> str:
-            throttle.took(0)
+            throttle.count(0)
             return fetching.get(entry, path, file, _in_turn(known[path], folder.host))
 
         put_own(folder, chosen, get)
-    throttle.took(0)
+    throttle.count(0)
     for entry in set_newer_aside(folder):
         notes.note("set aside %s: it is newer than the checkpoint to resume from, and not complete" % entry)
     return fetching.bytes
 
 
-def kept(folder: JobFolder, peers: Dict[str, CheckpointClient]) -> Tuple[List[Kept], Dict[str, str]]:
-    """Return the manifests of this host and of other hosts, for ``choice.restoring``, and host -> why it did not
+def list_kept(folder: JobFolder, peers: Dict[str, CheckpointClient]) -> Tuple[List[Kept], Dict[str, str]]:
+    """Return the manifests of this host and of other hosts, for ``choice.plan_restore``, and host -> why it did not
     answer."""
     found = [Kept(folder.host, one) for writer in folder.writers() for one in folder.manifests(writer).values()]
     trouble = {}

@@ -104,7 +104,7 @@ class CheckpointServer(Serving):
                 return
             send_chunk(sock, data, 0)
             self.moved = time.monotonic()
-            self._throttle.took(len(data))
+            self._throttle.count(len(data))
             offset += len(data)
 
 

@@ -17,12 +17,12 @@ class Throttle:
         self._lock = threading.Lock()
         self.moved = time.monotonic()  # monotonic time of the last bytes
 
-    def read(self, size: int) -> None:
+    def count_read(self, size: int) -> None:
         """Report bytes of an earlier transfer that were hashed again."""
         if self._moved_on is not None:
             self._moved_on(size)
 
-    def took(self, size: int) -> None:
+    def count(self, size: int) -> None:
         """Report transferred bytes, and sleep as long as the rate demands."""
         self.moved = time.monotonic()
         if self._moved_on is not None:

@@ -20,7 +20,7 @@ from ddpctl_worker.checkpoint.limits import BLOCK_BYTES, MOST_JSON_BYTES, MOST_S
 _ZIP = b"PK\x03\x04"
 
 
-def whole(path: str) -> Optional[bool]:
+def is_complete(path: str) -> Optional[bool]:
     """Return True if every byte is there, False if the file is cut, None if its format does not say."""
     with open(path, "rb") as file:
         if file.read(len(_ZIP)) == _ZIP:
@@ -30,7 +30,7 @@ def whole(path: str) -> Optional[bool]:
     return _json_is_whole(path) if path.endswith(".json") else None
 
 
-def damaged(path: str, read_on: Optional[Callable[[int], None]] = None) -> bool:
+def is_damaged(path: str, read_on: Optional[Callable[[int], None]] = None) -> bool:
     """Whether the bytes of a zip archive differ from its checksums; False for any other format.
 
     Reads every byte and calls ``read_on`` with the number of bytes of each step.

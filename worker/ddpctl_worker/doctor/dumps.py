@@ -25,7 +25,7 @@ def users_stems(env: Mapping[str, str], cwd: str) -> List[str]:
     return [os.path.join(cwd, env[name]) for name in STEMS if env.get(name)]
 
 
-def keep(stems: Iterable[str], ranks: Iterable[int], since: float, folder: str) -> List[str]:
+def copy_dumps(stems: Iterable[str], ranks: Iterable[int], since: float, folder: str) -> List[str]:
     """Copy to ``folder`` the newest file that torch has written for each of ``ranks`` since ``since`` (Unix time).
 
     Returns the files that could not be copied, and why.
@@ -42,17 +42,17 @@ def keep(stems: Iterable[str], ranks: Iterable[int], since: float, folder: str) 
     return left_out
 
 
-def too_large(folder: str) -> List[str]:
+def is_too_large(folder: str) -> List[str]:
     """Return the dumps in ``folder`` that are too large to be fetched or read, each with the reason."""
     return ["%s: %s" % (path, _LARGE) for path in _all(folder) if os.path.getsize(path) > DUMP_BYTES]
 
 
-def kept(folder: str) -> List[str]:
+def list_dumps(folder: str) -> List[str]:
     """Return the paths of all dumps that are not too large."""
     return [path for path in _all(folder) if os.path.getsize(path) <= DUMP_BYTES]
 
 
-def of_rank(folder: str, rank: int, until: float = math.inf) -> Optional[List[flight.Entry]]:
+def read_dump(folder: str, rank: int, until: float = math.inf) -> Optional[List[flight.Entry]]:
     """Return the collectives in a rank's dump, or ``None`` without a dump.
 
     Raises OSError, ValueError: the dump cannot be read, or the monotonic clock is past ``until``.
@@ -63,7 +63,7 @@ def of_rank(folder: str, rank: int, until: float = math.inf) -> Optional[List[fl
         return None
     if time.monotonic() > until:
         raise ValueError("not read, the other ranks' took too long")
-    return flight.dumped(data)
+    return flight.parse_dump(data)
 
 
 _LARGE = "larger than %d MiB" % (DUMP_BYTES >> 20)

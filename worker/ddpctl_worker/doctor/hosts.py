@@ -84,7 +84,7 @@ def heat(gpus: Gpus) -> Dict[str, float]:
     return {"gpu_c": max(degrees), "gpu_slowed": float(any(gpu.get("slowed") for gpu in gpus))} if degrees else {}
 
 
-def differences(own: Facts, others: Sequence[Facts]) -> List[str]:
+def find_differences(own: Facts, others: Sequence[Facts]) -> List[str]:
     """Return sentences about facts that may make a host slower than the other hosts; empty if nothing stands out."""
     words = []
     busy, usual = own.get("busy"), _usual("busy", others)

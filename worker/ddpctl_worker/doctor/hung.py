@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
-from ddpctl_worker.rules import seen, words
-from ddpctl_worker.rules.seen import SeenRank
+from ddpctl_worker.rules import phrases, rank_view
+from ddpctl_worker.rules.rank_view import RankView
 
 # A part of contract.VICTIM_WORDS: the failures that say that nothing came for too long.
 _TIMED_OUT = re.compile(
@@ -36,23 +36,23 @@ def find_hung(looks: Iterable[Dict[str, Any]], waited: Mapping[int, Waits]) -> O
 
     ``looks``: at the ranks that still live. ``waited``: rank -> the last collective in which it was seen.
     """
-    ranks = [rank for rank in map(seen.read, looks) if rank.state not in ("ended", "unknown")]
+    ranks = [rank for rank in map(rank_view.read_looks, looks) if rank.state not in ("ended", "unknown")]
     count = Counter(waited.values())
     where = max(count, key=lambda waits: (count[waits], waits[1])) if count else None
-    absent = [rank for rank in seen.present(ranks) if _has_not_come(rank, where)]
+    absent = [rank for rank in rank_view.present_ranks(ranks) if _has_not_come(rank, where)]
     if not absent:
         return None
     first = absent[0]
-    label = words.called(where[2], where[1], where[0]) if where is not None else "the collective of the others"
-    text = "%s had not reached %s: %s %s" % (words.who(absent), label, _subject(absent), words.where(first))
+    label = phrases.call_text(where[2], where[1], where[0]) if where is not None else "the collective of the others"
+    text = "%s had not reached %s: %s %s" % (phrases.who(absent), label, _subject(absent), phrases.place_text(first))
     return Hung(first.host, first.rank, text)
 
 
-def _subject(absent: List[SeenRank]) -> str:
-    return "it was" if len(absent) == 1 else "%s was" % words.who(absent[:1])
+def _subject(absent: List[RankView]) -> str:
+    return "it was" if len(absent) == 1 else "%s was" % phrases.who(absent[:1])
 
 
-def _has_not_come(rank: SeenRank, where: Optional[Waits]) -> bool:
+def _has_not_come(rank: RankView, where: Optional[Waits]) -> bool:
     if rank.operation is not None:
         return False
     if where is None or not rank.known:

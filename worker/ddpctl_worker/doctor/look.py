@@ -101,7 +101,7 @@ class Looks:
         for thread in threads:
             thread.join(max(0.0, begun + seconds - time.monotonic()))
 
-    def told(self) -> List[Dict[str, Any]]:
+    def results(self) -> List[Dict[str, Any]]:
         use = dict(self._use)
         return [dict(one, **_on_gpu(use.get(int(one["pid"])))) for one in (each.to_json() for each in self._each)]
 
@@ -110,7 +110,7 @@ def look(subjects: Sequence[Subject], tools: Tools, interval: float = LOOK_S) ->
     """Look at all ranks at once, for ``interval`` seconds, and LOOK_DEADLINE_S more if a rank does not answer."""
     looks = Looks(subjects, tools, interval)
     looks.run(interval + LOOK_DEADLINE_S)
-    return looks.told()
+    return looks.results()
 
 
 def _on_gpu(use: Optional[gpu.Use]) -> Dict[str, Any]:
@@ -131,7 +131,7 @@ def record_of_nccl(folder: str, pid: int) -> Optional[List[flight.Entry]]:
     """
     answer = server.ask(folder, pid, "dump_nccl_trace_json?onlyactive=false")
     found = None if answer is None else flight.entries(answer)
-    return None if found is None else flight.of_nccl(found)
+    return None if found is None else flight.parse_nccl_dump(found)
 
 
 class _Looking(threading.Thread):
@@ -163,7 +163,7 @@ class _Looking(threading.Thread):
     def _see(self) -> None:
         """Look at a rank that is about to be stopped: the quickest answers first, no measurements over time."""
         pid = self._subject.pid
-        vital = process.vital(pid)
+        vital = process.look_at_process(pid)
         if vital is None or vital.state == "ended":
             self._known["state"] = "ended"
             return
@@ -176,7 +176,7 @@ class _Looking(threading.Thread):
     def _follow(self) -> None:
         pid = self._subject.pid
         begun = time.monotonic()
-        before, work_before = process.vital(pid), process.work_of(process.below(pid))
+        before, work_before = process.look_at_process(pid), process.work_of(process.find_descendants(pid))
         if before is None or before.state == "ended":
             self._known["state"] = "ended"
             return
@@ -185,7 +185,7 @@ class _Looking(threading.Thread):
         record_before = None if stopped else record_of(self._tools.folder, pid)
         self._sleeps = [(begun, before.sleep_s)]
         samples = self._sample(begun)
-        after, work_after = process.vital(pid), process.work_of(process.below(pid))
+        after, work_after = process.look_at_process(pid), process.work_of(process.find_descendants(pid))
         seconds = time.monotonic() - begun
         if after is None:
             self._known["state"] = "ended"
@@ -216,11 +216,11 @@ class _Looking(threading.Thread):
             pause = begun + self._interval * (number + 1) / SAMPLES - time.monotonic()
             time.sleep(max(0.0, pause))
             ready += process.is_ready(self._subject.pid)
-            self._sleeps.append((time.monotonic(), process.sleeping_for(self._subject.pid)))
+            self._sleeps.append((time.monotonic(), process.read_sleep(self._subject.pid)))
             if not found or found[-1].threads is not None:
                 found.append(self._by_py_spy(self._subject.pid))
         self._known["wants_cpu"] = 2 * ready > SAMPLES
-        self._known["polls"] = wakes(self._sleeps)
+        self._known["polls"] = time_of_wakeup(self._sleeps)
         return found
 
     def _keep_work(
@@ -270,7 +270,7 @@ class _Looking(threading.Thread):
         self._known.update(stack=main.frames, gil=main.gil, peers=main.peers, spins=_spins(samples))
         if len(samples) > 1:
             self._known["still"] = len({_lines(one) for one in samples}) == 1
-            self._known["polls"] = self._known["still"] and wakes(self._sleeps)
+            self._known["polls"] = self._known["still"] and time_of_wakeup(self._sleeps)
         if _passes(samples, recorded="groups" in self._known):
             self._known["moved"] = True
         rest = [one for one in last.threads or () if not one.main][:MOST_THREADS]
@@ -323,7 +323,7 @@ class _Looking(threading.Thread):
             again = self._child(pid)
             if again is not None:
                 still = again.frames == one.frames
-                polls = still and wakes([(begun, one.vital.sleep_s), (time.monotonic(), again.vital.sleep_s)])
+                polls = still and time_of_wakeup([(begun, one.vital.sleep_s), (time.monotonic(), again.vital.sleep_s)])
                 found.append(dict(again.to_json(pid), still=still, polls=polls))
         return found
 
@@ -331,11 +331,11 @@ class _Looking(threading.Thread):
         """Return the children to look at, the oldest first, then their descendants."""
         waits = frames.reason(self._known.get("stack")) == frames.FOR_PROCESS
         direct = sorted(proc.children_of(self._subject.pid))
-        rest = [pid for pid in process.below(self._subject.pid) if pid not in direct]
+        rest = [pid for pid in process.find_descendants(self._subject.pid) if pid not in direct]
         return [*direct, *rest][: MOST_WAITED_FOR if waits else MOST_CHILDREN]
 
     def _child(self, pid: int) -> "Optional[_Child]":
-        main, one = self._by_py_spy(pid).main, process.vital(pid)
+        main, one = self._by_py_spy(pid).main, process.look_at_process(pid)
         return _Child(one, main.frames[:CHILD_FRAMES]) if main is not None and one is not None else None
 
 
@@ -349,7 +349,7 @@ class _Child(NamedTuple):
         return {"pid": pid, "state": self.vital.state, "sleep_s": self.vital.sleep_s, "stack": self.frames}
 
 
-def wakes(sleeps: Sequence[Sleep]) -> bool:
+def time_of_wakeup(sleeps: Sequence[Sleep]) -> bool:
     """Return whether a process sleeps at a time by which an earlier sleep must have ended."""
     asleep = [(at, seconds) for at, seconds in sleeps if seconds is not None]
     return any(at + seconds < later for at, seconds in asleep for later, _ in asleep)

@@ -24,7 +24,7 @@ class Polling:
     def __init__(self) -> None:
         self._known: Dict[Tuple[str, int], _Sleep] = {}
 
-    def mark(self, looks: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    def mark_polls(self, looks: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
         """Return the looks, with ``polls`` for a process that sleeps on the line of a sleep that is over."""
         before, self._known = self._known, {}
         return [self._marked(look, before) for look in looks]

@@ -51,24 +51,24 @@ class Vital(NamedTuple):
     sleep_s: Optional[float]
 
 
-def vital(pid: int) -> Optional[Vital]:
+def look_at_process(pid: int) -> Optional[Vital]:
     """Return a look at a process, or ``None`` if there is no such process."""
     stat = proc.read_stat(pid)
     if stat is None:
         return None
     memory = _memory(pid)
-    wchan = (proc.read(pid, "wchan") or b"").decode("ascii", "replace").strip()
+    wchan = (proc.read_file(pid, "wchan") or b"").decode("ascii", "replace").strip()
     return Vital(
         STATES.get(stat.state, stat.state),
         Work(stat.ticks, _bytes(pid)),
         memory.get("VmRSS"),
         memory.get("VmSwap"),
         "" if wchan == "0" else wchan,
-        sleeping_for(pid) if stat.state == "S" else None,
+        read_sleep(pid) if stat.state == "S" else None,
     )
 
 
-def below(pid: int) -> List[int]:
+def find_descendants(pid: int) -> List[int]:
     """Return the descendants of ``pid``, at most MOST_DESCENDANTS."""
     found: List[int] = []
     todo = proc.children_of(pid)
@@ -81,7 +81,7 @@ def below(pid: int) -> List[int]:
 
 def is_ready(pid: int) -> bool:
     """Return whether the process or a descendant runs, or waits for nothing but a processor."""
-    states = (proc.read_stat(each) for each in [pid, *below(pid)])
+    states = (proc.read_stat(each) for each in [pid, *find_descendants(pid)])
     return any(stat is not None and stat.state == "R" for stat in states)
 
 
@@ -97,7 +97,7 @@ def work_of(pids: List[int]) -> Dict[int, Work]:
 
 def _memory(pid: int) -> Dict[str, float]:
     found = {}
-    for line in (proc.read(pid, "status") or b"").decode("ascii", "replace").splitlines():
+    for line in (proc.read_file(pid, "status") or b"").decode("ascii", "replace").splitlines():
         name, _, value = line.partition(":")
         if name in ("VmRSS", "VmSwap"):
             found[name] = round(int(value.split()[0]) / 1024, 1)
@@ -107,19 +107,19 @@ def _memory(pid: int) -> Dict[str, float]:
 def _bytes(pid: int) -> int:
     """Return the bytes moved by system calls (files, pipes, most sockets); 0 if this user may not see them."""
     total = 0
-    for line in (proc.read(pid, "io") or b"").splitlines():
+    for line in (proc.read_file(pid, "io") or b"").splitlines():
         if line.startswith((b"rchar:", b"wchar:")):
             total += int(line.split()[1])
     return total
 
 
-def sleeping_for(pid: int, machine: Optional[str] = None) -> Optional[float]:
+def read_sleep(pid: int, machine: Optional[str] = None) -> Optional[float]:
     """Return the seconds until the main thread's timed sleep ends.
 
     ``None`` if there is no timed sleep, or it cannot be read. A sleep with a relative length may be nearly over, so the
     answer is an upper bound. The calls and their arguments: select(2), pselect(2), nanosleep(2), clock_nanosleep(2).
     """
-    words = (proc.read(pid, "syscall") or b"").split()
+    words = (proc.read_file(pid, "syscall") or b"").split()
     calls = _SLEEPS.get(machine or os.uname().machine, {})
     try:
         number, arguments = int(words[0]), [int(word, 16) for word in words[1:7]]

@@ -8,7 +8,7 @@ import time
 from typing import Optional
 
 from ddpctl_worker.doctor.limits import SERVER_S
-from ddpctl_worker.machine.desk import read_all
+from ddpctl_worker.machine.answer_socket import read_all
 
 
 def ask(folder: str, pid: int, handler: str, seconds: float = SERVER_S) -> Optional[bytes]:

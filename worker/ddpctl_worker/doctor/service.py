@@ -14,9 +14,9 @@ from typing import Any, Dict, List, Optional
 from ddpctl_worker.doctor import dumps, look
 from ddpctl_worker.doctor.limits import ANSWER_BYTES, READ_DUMPS_S, SENT_ENTRIES
 from ddpctl_worker.doctor.look import Subject, Tools
-from ddpctl_worker.doctor.watch import shortened
+from ddpctl_worker.doctor.watch import shorten_look
 from ddpctl_worker.machine import fs, processes
-from ddpctl_worker.machine.desk import ask
+from ddpctl_worker.machine.answer_socket import ask
 from ddpctl_worker.record import ranks
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.record import named_by
@@ -42,7 +42,7 @@ def doctor(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         answer: Optional[Dict[str, Any]] = fs.read_optional(paths.last_look)
     else:
         answer = ask(paths.doctor_socket)
-    found["looks"] = _list(answer.get("looks")) if answer is not None else fitting(_by_itself(paths, run))
+    found["looks"] = _list(answer.get("looks")) if answer is not None else shorten_looks(_by_itself(paths, run))
     found["slow"] = _list((answer or {}).get("slow"))
     if found["ended"]:
         _add_dumps(paths, found["looks"])
@@ -61,7 +61,7 @@ def _add_dumps(paths: RunPaths, looks: List[Dict[str, Any]]) -> None:
         if one.get("groups"):
             continue
         try:
-            found = dumps.of_rank(paths.dumps, int(one["rank"]), until)
+            found = dumps.read_dump(paths.dumps, int(one["rank"]), until)
         except (OSError, ValueError) as error:
             text = "torch's dump doctor/nccl/rank_%s: %s" % (one["rank"], getattr(error, "strerror", None) or error)
             one["missing"] = [*(one.get("missing") or ()), text]
@@ -75,9 +75,9 @@ def _list(value: Any) -> List[Dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-def fitting(looks: List[Dict[str, Any]], most: int = ANSWER_BYTES) -> List[Dict[str, Any]]:
+def shorten_looks(looks: List[Dict[str, Any]], most: int = ANSWER_BYTES) -> List[Dict[str, Any]]:
     """Return the looks in at most ``most`` bytes: whole, shortened, or without stacks and collectives."""
-    for less in (dict, shortened, _barely):
+    for less in (dict, shorten_look, _barely):
         made = [less(one) for one in looks]
         if less is not dict:
             made = [dict(one, missing=[*(one.get("missing") or ()), SHORTENED]) for one in made]
@@ -92,9 +92,9 @@ def _barely(one: Dict[str, Any]) -> Dict[str, Any]:
 
 def _by_itself(paths: RunPaths, run: Dict[str, Any]) -> List[Dict[str, Any]]:
     """Look at the ranks below the launcher, without the supervisor."""
-    launcher = processes.from_json(fs.read_optional(paths.state).get("launcher"))
+    launcher = processes.identity_from_json(fs.read_optional(paths.state).get("launcher"))
     if launcher is None or not processes.is_alive(launcher):
         return []
-    found = [Subject(one.rank, one.local_rank, one.pid) for one in ranks.of_run(run, launcher.pid, {})]
+    found = [Subject(one.rank, one.local_rank, one.pid) for one in ranks.find_ranks_of_run(run, launcher.pid, {})]
     why = "the run's supervisor did not answer" if run.get("doctor") else "the doctor is off for this job"
     return look.look(found, Tools(paths.doctor, None, asked=True, no_py_spy=why))

@@ -95,7 +95,7 @@ def is_traced(pid: int) -> bool:
 
 def _status(pid: int, name: bytes) -> bytes:
     """Return a number of /proc/PID/status; 0 if there is no such process."""
-    lines = (line.split() for line in (proc.read(pid, "status") or b"").splitlines())
+    lines = (line.split() for line in (proc.read_file(pid, "status") or b"").splitlines())
     return next((words[1] for words in lines if words[:1] == [name] and len(words) > 1), b"0")
 
 

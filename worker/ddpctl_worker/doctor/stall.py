@@ -94,12 +94,12 @@ class Stall:
             self._idle = now
         return moved
 
-    def left(self, rank: int) -> None:
+    def forget_rank(self, rank: int) -> None:
         """Forget a rank that has ended."""
         if self._ranks.pop(rank, None) is not None:
             self._look_soon()
 
-    def due(self, now: float, *, diagnosed: bool = False) -> bool:
+    def is_due(self, now: float, *, diagnosed: bool = False) -> bool:
         """Return whether a close look is due.
 
         ``diagnosed``: an earlier look has found the run stuck, and another look shows whether it still is.
@@ -112,7 +112,7 @@ class Stall:
         self._looked, self._look_at = now, now + LOOK_AGAIN_S
         return True
 
-    def looked(self, now: float, stuck: bool, ends: Iterable[float]) -> bool:
+    def take_look(self, now: float, stuck: bool, ends: Iterable[float]) -> bool:
         """Take the result of a close look, and return whether an earlier diagnosis still holds.
 
         ``ends``: seconds until each excuse of a rank may end. A diagnosis holds while the record shows that nothing has

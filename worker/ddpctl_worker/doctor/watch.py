@@ -14,7 +14,7 @@ from threading import Event
 from typing import Any, Callable, Collection, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker.doctor import look, process
-from ddpctl_worker.doctor.hosts import HostFacts, differences
+from ddpctl_worker.doctor.hosts import HostFacts, find_differences
 from ddpctl_worker.doctor.hung import Hung, Waits, find_hung
 from ddpctl_worker.doctor.limits import (
     GLANCE_RANKS,
@@ -123,9 +123,9 @@ class RunWatch:
         """Stop the watch, but end a search that has begun. Returns at once."""
         self._last = True
         self._over = not self._searching
-        self.hear(self._host, {"what": "stop"})
+        self.take_message(self._host, {"what": "stop"})
 
-    def hear(self, host: str, message: Dict[str, Any]) -> None:
+    def take_message(self, host: str, message: Dict[str, Any]) -> None:
         """Take a message from another node's watch. Returns at once; drops the message if too many wait."""
         if len(self._inbox) < MOST_MESSAGES:
             self._inbox.append((host, message))
@@ -147,18 +147,18 @@ class RunWatch:
         self._failed = frozenset(failed)
         if self._search_at is None and self._decides:
             self._searching, self._search_at = True, self._clock.now() + SEARCH_AFTER_S
-            self.hear(self._host, {"what": "search"})  # to wake up
+            self.take_message(self._host, {"what": "search"})  # to wake up
 
     def look(self, interval: float = LOOK_S, *, asked: bool = False) -> List[Dict[str, Any]]:
         """Take a close look at this node's ranks, from any thread. ``asked``: a person asks for it."""
         tools = self._tools._replace(nccl=asked, asked=asked, stuck=self.diagnosis is not None)
-        return self.whole(look.look(self._subjects(), tools, interval))
+        return self.complete_looks(look.look(self._subjects(), tools, interval))
 
     def last_looks(self) -> Looks:
         """Return looks at ranks that are about to be stopped. The caller runs them."""
         return Looks(self._subjects(), self._tools._replace(stuck=self.diagnosis is not None), 0.0)
 
-    def whole(self, looks: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    def complete_looks(self, looks: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
         """Add the ranks that have ended, and the facts that only this node has about each rank."""
         ages, seen = self._ages(), {one["pid"] for one in looks}  # a rank may have ended since its look
         gone = [one for one in self._gone() if one["pid"] not in seen]
@@ -192,7 +192,7 @@ class RunWatch:
                 self._search()
             finally:
                 self._searching, self._over = False, self._last
-        if self._decides and self._stall.due(self._clock.now(), diagnosed=self.diagnosis is not None):
+        if self._decides and self._stall.is_due(self._clock.now(), diagnosed=self.diagnosis is not None):
             self._examine()
         message = self._next(max(0.01, min(WAKE_S, self._glance_at - self._clock.now())))
         if message is not None:
@@ -233,7 +233,7 @@ class RunWatch:
 
     def _at(self, one: Subject, now: float) -> Dict[str, Any]:
         """Return a glance at a rank, at little cost: its place in the collectives, and its work since then."""
-        pids = [one.pid, *process.below(one.pid)]
+        pids = [one.pid, *process.find_descendants(one.pid)]
         work = process.work_of(pids).values()
         total = process.Work(sum(each.ticks for each in work), sum(each.bytes for each in work))
         when, before = self._before.get(one.pid, (now - GLANCE_S, total))
@@ -256,7 +256,7 @@ class RunWatch:
         self._unheard.discard(host)
         moved = [self._stall.feed(int(rank), glance, now) for rank, glance in ranks.items()]
         for rank in [rank for rank, where in self._host_of.items() if where == host and str(rank) not in ranks]:
-            self._stall.left(rank)
+            self._stall.forget_rank(rank)
         self._host_of.update((int(rank), host) for rank in ranks)
         self._note_waits(ranks)
         self._see_restarts({int(rank): glance.get("pid") for rank, glance in ranks.items()})
@@ -314,7 +314,7 @@ class RunWatch:
         slow = [dict(one, host=self._host_of[one["rank"]]) for one in self._slow.feed(unjudged.ranks, errors)]
         for one in slow:
             others = [facts for host, facts in self._facts_of.items() if host != one["host"]]
-            one["why"] = differences(self._facts_of.get(one["host"]) or {}, others)
+            one["why"] = find_differences(self._facts_of.get(one["host"]) or {}, others)
             one.update(lag_ms=round(one["lag_ms"], 1), last_share=round(one["last_share"], 2))
         self._judge_at = now + REST_FACTOR * (time.thread_time() - cost)
         changed = [one["rank"] for one in slow] != [one["rank"] for one in self.slow]
@@ -348,7 +348,7 @@ class RunWatch:
         looks, absent = self._looks_of_all()
         found = verdict.diagnose(looks, absent=absent, stall=self._stall.limit, asked=False)
         ends = excuses_end(found.waited_s, self._stall.limit, looks)
-        holds = self._stall.looked(self._clock.now(), found.stuck, ends)
+        holds = self._stall.take_look(self._clock.now(), found.stuck, ends)
         if found.stuck:
             self._tell(self._diagnosis_of(found), self.slow)
         elif self.diagnosis is not None and not holds:
@@ -361,7 +361,7 @@ class RunWatch:
         if others:
             self._say({"what": "look", "round": self._round, "last": last})
         silent = set(others)
-        looks = self._polling.mark(self.look(asked=last) + self._looks_of_others(silent))
+        looks = self._polling.mark_polls(self.look(asked=last) + self._looks_of_others(silent))
         return looks, [host for host in others if host in silent]
 
     def _looks_of_others(self, waiting: "set[str]") -> List[Dict[str, Any]]:
@@ -385,12 +385,12 @@ class RunWatch:
     def _answer(self, number: int, *, last: bool) -> None:
         """Send a message for each rank, as a message has its limit, and a last message that ends the answer."""
         for one in self.look(asked=last):
-            self._say({"what": "looked", "round": number, "look": shortened(one)})
+            self._say({"what": "looked", "round": number, "look": shorten_look(one)})
         self._say({"what": "looked", "round": number, "look": None})
 
     def _diagnosis_of(self, found: verdict.Diagnosis) -> Dict[str, Any]:
         """Return a diagnosis for the record. A later diagnosis of the same stall keeps the times of the first."""
-        before, now, made = self.diagnosis, self._clock.wall(), brief(found.to_json())
+        before, now, made = self.diagnosis, self._clock.wall(), limit_lists(found.to_json())
         if before is not None:
             return dict(made, since=before["since"], time=before["time"], over=None)
         since = self._stall.paused_since(self._clock.now())
@@ -454,7 +454,7 @@ class _Arrivals:
         return new
 
 
-def brief(diagnosis: Dict[str, Any]) -> Dict[str, Any]:
+def limit_lists(diagnosis: Dict[str, Any]) -> Dict[str, Any]:
     """Return a diagnosis that fits into a message, however many ranks there are."""
     made = dict(diagnosis)
     for name in ("groups", "suspects", "missing"):
@@ -489,7 +489,7 @@ class Unjudged:
         return any(len(kept) == KEPT_COLLECTIVES for groups in self.ranks.values() for kept in groups.values())
 
 
-def shortened(one: Dict[str, Any]) -> Dict[str, Any]:
+def shorten_look(one: Dict[str, Any]) -> Dict[str, Any]:
     """Return a look for another node or for the record: the last entries and the innermost frames only."""
     made = dict(one)
     if one.get("groups"):

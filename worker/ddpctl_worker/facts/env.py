@@ -107,11 +107,11 @@ def distributions(folder: str) -> Dict[str, str]:
     for entry in os.listdir(folder):
         match = _DIST.match(entry)
         if match:
-            found[normalized(match.group("name"))] = match.group("version")
+            found[normalize_name(match.group("name"))] = match.group("version")
     return found
 
 
-def normalized(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Return a distribution's name as PEP 503 compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 

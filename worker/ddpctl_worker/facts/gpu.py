@@ -24,7 +24,7 @@ def by_pid() -> Dict[int, Use]:
     """Return the use of each process; empty without an NVIDIA GPU or without an answer in time."""
     if not os.path.exists("/dev/nvidiactl"):
         return {}
-    said = [tool.tool(argv, GPU_USE_S) for argv in (_APPS, _USE)]
+    said = [tool.run_if_installed(argv, GPU_USE_S) for argv in (_APPS, _USE)]
     texts = [result["stdout"] if result is not None and result["code"] == 0 else "" for result in said]
     return read(texts[0], texts[1])
 

@@ -88,7 +88,7 @@ def by_tool() -> Seen:
         said = tool.run(["nvidia-smi", query, _FORM], NVIDIA_SMI_S)
         if said["code"] != 0:
             late = "no answer within %g s" % NVIDIA_SMI_S
-            raise ValueError("nvidia-smi: %s" % (late if said["timed_out"] else tool.last_words(said)))
+            raise ValueError("nvidia-smi: %s" % (late if said["timed_out"] else tool.last_stderr_line(said)))
         tables.append(said["stdout"])
     return of_tables(*tables)
 

@@ -35,7 +35,7 @@ def machine(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
         "uid": os.getuid(),
         "cores": len(os.sched_getaffinity(0)),
         "memory": memory(),
-        "limits": {name.lower(): limit(name) for name in _LIMITS},
+        "limits": {name.lower(): read_limit(name) for name in _LIMITS},
     }
 
 
@@ -62,7 +62,7 @@ def memory() -> Dict[str, int]:
     return {"total": found.get("MemTotal", 0), "available": found.get("MemAvailable", found.get("MemTotal", 0))}
 
 
-def limit(name: str) -> List[Optional[int]]:
+def read_limit(name: str) -> List[Optional[int]]:
     """Return [soft, hard] of a resource limit."""
     pair = resource.getrlimit(getattr(resource, "RLIMIT_" + name))
     return [None if value == resource.RLIM_INFINITY else value for value in pair]
@@ -174,7 +174,9 @@ def login(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     }
     if found["systemd"]:
         properties = ["KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers", "RemoveIPC"]
-        found["busctl"] = tool.tool(["busctl", "get-property", *_LOGIND, *properties], timeout=program_seconds(context))
+        found["busctl"] = tool.run_if_installed(
+            ["busctl", "get-property", *_LOGIND, *properties], timeout=program_seconds(context)
+        )
     return found
 
 
@@ -200,7 +202,7 @@ def disk(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     ``write_error``: ``None`` if a file of one page could be created, written and removed there.
     """
     path = os.path.abspath(os.path.expanduser(params["path"]))
-    folder = nearest(path)
+    folder = nearest_folder(path)
     room = os.statvfs(folder)
     owner = os.stat(folder)
     mount, kind = mount_of(folder)
@@ -224,7 +226,7 @@ def disk(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
-def nearest(path: str) -> str:
+def nearest_folder(path: str) -> str:
     """Return the path, or its nearest parent that is a folder."""
     while not os.path.isdir(path):
         parent = os.path.dirname(path)

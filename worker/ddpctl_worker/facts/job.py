@@ -209,7 +209,7 @@ def _value(said: Dict[str, Any], statements: List[str]) -> Dict[str, Any]:
     elif said["code"] is not None and said["code"] < 0:
         error = "the interpreter was ended by signal %d" % -said["code"]
     else:
-        error = tool.last_words(said)
+        error = tool.last_stderr_line(said)
     return {"failed": [], "error": error, "at": at, "timed_out": said["timed_out"], "seconds": said["seconds"]}
 
 

@@ -57,14 +57,14 @@ def nvidia_kernel(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, 
         "version": read_text("/proc/driver/nvidia/version"),
         "driver_gpus": sorted(os.path.basename(path) for path in glob.glob("/proc/driver/nvidia/gpus/*")),
         "nodes": sorted(path for path in glob.glob("/dev/nvidia*") if re.search(r"/nvidia\d+$", path)),
-        "minors": minors(),
+        "minors": minor_numbers(),
         "wsl": os.path.exists("/dev/dxg"),
         "distribution": distribution(),
         "container": os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"),
     }
 
 
-def minors(root: str = "/proc/driver/nvidia/gpus") -> Dict[str, int]:
+def minor_numbers(root: str = "/proc/driver/nvidia/gpus") -> Dict[str, int]:
     """Return N of /dev/nvidiaN by PCI address. N is not nvidia-smi's number."""
     found = {}
     for path in glob.glob(root + "/*/information"):
@@ -120,7 +120,7 @@ def nvidia_smi(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[Dict
     found["remapped"] = _smi(["--query-remapped-rows=" + REMAPPED, "--format=csv"], until)
     if re.search(r"\bEnabled\b", _column(found["gpu"]["stdout"], "mig.mode.current")):
         found["list"] = _smi(["-L"], until)
-    found["processes"] = [describe(pid) for pid in _pids(found["apps"]["stdout"])]
+    found["processes"] = [describe_process(pid) for pid in _pids(found["apps"]["stdout"])]
     return found
 
 
@@ -163,7 +163,7 @@ def _pids(text: str) -> List[int]:
     return found
 
 
-def describe(pid: int) -> Dict[str, Any]:
+def describe_process(pid: int) -> Dict[str, Any]:
     """Describe a process on a GPU, as far as this user may see. In a container the pids are the host's."""
     marks = proc.variables(pid)
     return {
@@ -181,8 +181,8 @@ def fabric_manager(params: Dict[str, Any], context: Dict[str, Any]) -> Optional[
         return None
     timeout = max(LEAST_SMI_S, (context["deadline"] - PROGRAM_MARGIN_S) / 2)
     return {
-        "active": tool.tool(["systemctl", "is-active", "nvidia-fabricmanager"], timeout),
-        "version": tool.tool(["nv-fabricmanager", "--version"], timeout),
+        "active": tool.run_if_installed(["systemctl", "is-active", "nvidia-fabricmanager"], timeout),
+        "version": tool.run_if_installed(["nv-fabricmanager", "--version"], timeout),
     }
 
 
@@ -288,16 +288,16 @@ def _from_device() -> _Log:
 
 
 def _from_program(argv: List[str], timeout: float, before: Optional[str]) -> _Log:
-    result = tool.tool(argv, timeout)
+    result = tool.run_if_installed(argv, timeout)
     if result is None:
         return None, None, before
-    lines = joined(result["stdout"])
+    lines = join_lines(result["stdout"])
     if result["code"] != 0 or not lines:  # without the right to read, journalctl prints nothing and no error
         return None, None, result["stderr"].strip() or before
     return lines, argv[0], None
 
 
-def joined(text: str) -> List[str]:
+def join_lines(text: str) -> List[str]:
     """Return dmesg's lines, with indented continuations joined to their line, as old drivers print them."""
     lines: List[str] = []
     for line in text.splitlines():

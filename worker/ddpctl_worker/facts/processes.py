@@ -143,13 +143,13 @@ def age(pid: int) -> Optional[float]:
 
 def is_supervisor(pid: int) -> bool:
     """Return whether the process is a worker of ddpctl."""
-    line = proc.read(pid, "cmdline") or b""
+    line = proc.read_file(pid, "cmdline") or b""
     return any(mark in line for mark in _SUPERVISOR)
 
 
 def is_launcher(pid: int) -> bool:
     """Return whether the process is torch's launcher."""
-    line, found = proc.read(pid, "cmdline") or b"", proc.read_stat(pid)
+    line, found = proc.read_file(pid, "cmdline") or b"", proc.read_stat(pid)
     return b"torch.distributed" in line or b"torchrun" in line or (found is not None and found.name == "pt_elastic")
 
 

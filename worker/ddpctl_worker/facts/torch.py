@@ -134,10 +134,10 @@ def gpu_devices(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, An
     """Return ``seen`` with ``params["env"]``, the job's variables."""
     env = {str(k): str(v) for k, v in (params.get("env") or {}).items()}
     torch = module_version(site_folders(env.get("PYTHONPATH")), "torch") or {}
-    return seen(env, torch.get("hip"), torch.get("path"), program_seconds(context))
+    return list_devices(env, torch.get("hip"), torch.get("path"), program_seconds(context))
 
 
-def seen(env: Dict[str, str], hip: Optional[str], torch: Optional[str], timeout: float) -> Dict[str, Any]:
+def list_devices(env: Dict[str, str], hip: Optional[str], torch: Optional[str], timeout: float) -> Dict[str, Any]:
     """Return the GPUs that the driver's library reports.
 
         devices   the PCI addresses, in the order of the device numbers
@@ -210,7 +210,7 @@ def _live(env: Dict[str, str]) -> Optional[Dict[str, Any]]:
     torch = module_version(site_folders(env.get("PYTHONPATH")), "torch") or {}
     if not (torch.get("cuda") or torch.get("hip")):
         return None
-    return seen(env, torch.get("hip"), torch.get("path"), DRIVER_S)
+    return list_devices(env, torch.get("hip"), torch.get("path"), DRIVER_S)
 
 
 def _value(result: Dict[str, Any]) -> Dict[str, Any]:
@@ -219,7 +219,7 @@ def _value(result: Dict[str, Any]) -> Dict[str, Any]:
             value: Dict[str, Any] = json.loads(line[len(_MARK) :])
             return value
     late = "import torch did not end within %.0f s" % result["seconds"]
-    error = late if result["timed_out"] else tool.last_words(result)
+    error = late if result["timed_out"] else tool.last_stderr_line(result)
     return {"torch": None, "error": error, "seconds": result["seconds"], "timed_out": result["timed_out"]}
 
 

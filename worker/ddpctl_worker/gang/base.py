@@ -13,8 +13,8 @@ from ddpctl_worker.gang.limits import (
     BEAT_S,
     FAULT_PAUSE_S,
     FAULTS_S,
-    MAX_WORD,
-    MAX_WORDS,
+    MAX_MESSAGE,
+    MAX_MESSAGES,
     MOST_FAULT_PAUSE_S,
     NAP_S,
     RECOVERED_S,
@@ -84,29 +84,29 @@ class Gang:
         self._thread.start()
         self._cuts.start()
 
-    def turned(self, last_output: Optional[float], living: int) -> None:
+    def note_turn(self, last_output: Optional[float], living: int) -> None:
         """Note that the supervisor's loop has turned. ``last_output``: seconds since boot. ``living``: ranks."""
         self._output, self._living = last_output, living
         self._supervised = self._clock.now()
         self._check()
 
-    def down(self, outcome: Outcome) -> None:
+    def report_failure(self, outcome: Outcome) -> None:
         """Report that this node has failed or was killed; the gang agrees on the cause."""
         age = max(0.0, self._clock.wall() - outcome.when) if outcome.when else 0.0
         with self._lock:
             self._inbox.append((outcome, self._clock.boot() - age))
         self._pipe.wake()
 
-    def say(self, word: Dict[str, Any]) -> None:
+    def broadcast(self, word: Dict[str, Any]) -> None:
         """Send a message of the doctor, or about a save, to the hub, and from the hub to all members.
 
         Any thread may call this. A message that cannot be sent now is lost.
         """
         with self._lock:
-            self._words = [*self._words[-MAX_WORDS:], word]
+            self._words = [*self._words[-MAX_MESSAGES:], word]
         self._pipe.wake()
 
-    def on_word(self, hear: Callable[[str, Dict[str, Any]], None]) -> None:
+    def on_message(self, hear: Callable[[str, Dict[str, Any]], None]) -> None:
         """Have ``hear`` called with the host and each such message of another node; it must not block."""
         self._hearers.append(hear)
 
@@ -239,12 +239,13 @@ class Gang:
     def _fits(self, word: Dict[str, Any]) -> bool:
         """Return whether the word fits into a line: the other side closes the connection after a longer line."""
         size, what = len(json.dumps(word)), str(word.get("what"))
-        if size > MAX_WORD and what not in self._too_long:
+        if size > MAX_MESSAGE and what not in self._too_long:
             self._too_long.add(what)
             note(
-                "gang: a word of the doctor was not sent: %r has %d bytes, and a line takes %d" % (what, size, MAX_WORD)
+                "gang: a word of the doctor was not sent: %r has %d bytes, and a line takes %d"
+                % (what, size, MAX_MESSAGE)
             )
-        return size <= MAX_WORD
+        return size <= MAX_MESSAGE
 
     def _found(self, link: Dict[str, Any]) -> None:
         with self._lock:

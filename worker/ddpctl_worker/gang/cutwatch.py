@@ -25,7 +25,7 @@ from ddpctl_worker.gang.limits import (
     SUSPECT_S,
     WAITING_LOOK_S,
 )
-from ddpctl_worker.gang.tcpstate import COUNTERS, Row, Stuck, Table, Tracker, sent_again
+from ddpctl_worker.gang.tcpstate import COUNTERS, Row, Stuck, Table, Tracker, count_retransmissions
 from ddpctl_worker.machine import net, proc
 from ddpctl_worker.machine.notes import note, trace
 from ddpctl_worker.machine.system import CLOCK, HostClock
@@ -117,13 +117,13 @@ class CutWatch:
         """
         before, self._count = self._count, None
         with contextlib.suppress(OSError), open(COUNTERS, "rb") as file:
-            self._count = sent_again(file.read())
+            self._count = count_retransmissions(file.read())
         if self._count is not None and self._count == before and not self._tracker.waiting:
             return
         me = os.geteuid()
         if self._met:
             self._met = False
-            self._table = Table(telling(self.here, dict(self.known)))
+            self._table = Table(unique_addresses(self.here, dict(self.known)))
         for name in net.TCP_TABLES:
             with contextlib.suppress(FileNotFoundError), open(name, "rb") as file:  # a machine without IPv6
                 yield from (row for row in self._table.rows(file.read()) if row.uid == me)
@@ -133,7 +133,7 @@ class CutWatch:
         found = [wait for wait in stuck if wait.seconds >= SUSPECT_S and wait.row.again >= SUSPECT_RETRANSMITS]
         found = [wait for wait in found if self._clock.now() >= self._calm.get(wait.row.host, 0.0)]
         if found:
-            mine = owned({wait.row.inode for wait in found})
+            mine = sockets_below({wait.row.inode for wait in found})
             found = [wait for wait in found if wait.row.inode in mine]
         return {wait.row.host: wait for wait in sorted(found, key=lambda wait: wait.seconds)}
 
@@ -141,7 +141,7 @@ class CutWatch:
         """Dial these nodes, and report the results together with the data that still waits then."""
         targets = {host: [(address, port), (address, self._port)] for host, (address, port) in ends.items()}
         begun = self._clock.now()
-        answered = answers(targets, DIAL_S)
+        answered = hosts_that_answer(targets, DIAL_S)
         self._due = begun + DIAL_S
         late = self._clock.now() - self._due > LOOK_LATE_S  # after a sleep: the answers may have come meanwhile
         still = self._suspects(self._look())
@@ -161,13 +161,13 @@ def own_addresses() -> List[str]:
     return [address for address in found if address != "::1" and not address.startswith("127.")]
 
 
-def telling(here: List[str], known: Mapping[str, List[str]]) -> Dict[str, str]:
+def unique_addresses(here: List[str], known: Mapping[str, List[str]]) -> Dict[str, str]:
     """Return address -> host, for addresses of a single host: a bridge has the same address on every machine."""
     everywhere = here + [address for found in known.values() for address in found]
     return {address: host for host, found in known.items() for address in found if everywhere.count(address) == 1}
 
 
-def owned(inodes: Set[int]) -> Set[int]:
+def sockets_below(inodes: Set[int]) -> Set[int]:
     """Return the sockets that processes below this process hold; all ``inodes`` if that cannot be read."""
     found: Set[int] = set()
     for pid in proc.descendants([os.getpid()], proc.snapshot()):
@@ -180,7 +180,7 @@ def owned(inodes: Set[int]) -> Set[int]:
     return found & inodes
 
 
-def answers(targets: Mapping[str, Sequence[End]], seconds: float) -> Set[str]:
+def hosts_that_answer(targets: Mapping[str, Sequence[End]], seconds: float) -> Set[str]:
     """Return the hosts that answered on one of their ports within ``seconds``. A refusal counts: packets pass."""
     found: Set[str] = set()
     deadline = time.monotonic() + seconds

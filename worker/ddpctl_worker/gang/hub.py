@@ -8,7 +8,7 @@ import socket
 from typing import Any, Dict, List, Optional, Tuple
 
 from ddpctl_worker.gang.base import Gang, Wake
-from ddpctl_worker.gang.council import Council
+from ddpctl_worker.gang.failures import FailureJudge
 from ddpctl_worker.gang.limits import (
     ACCEPTS,
     BEAT_S,
@@ -21,7 +21,7 @@ from ddpctl_worker.gang.limits import (
     UNDECIDED_LOOP_S,
 )
 from ddpctl_worker.gang.wire import HubWire, from_wire, to_wire
-from ddpctl_worker.machine.acceptor import NoRoom, at_most, take
+from ddpctl_worker.machine.acceptor import NoRoom, accept_connection, limit_by_descriptors
 from ddpctl_worker.machine.clocks import Clock, Offset, Sample
 from ddpctl_worker.machine.limits import BACKLOG, HELLO_S, MOST_STRANGERS, PROOF_S
 from ddpctl_worker.machine.notes import note, now_iso
@@ -47,25 +47,25 @@ class HubGang(Gang):
 
     def __init__(self, run: Dict[str, Any], key: bytes, wake: Wake, *system: Any) -> None:
         super().__init__(run, key, wake, *system)
-        self._council = Council(self.hosts, self.host)
+        self._judge = FailureJudge(self.hosts, self.host)
         self._selector: selectors.BaseSelector
         self._listener: Optional[socket.socket] = None
         self._listen_at = 0.0
         self._lines: List[_Line] = []
-        self._places: Places[_Line] = Places(at_most(MOST_STRANGERS))
+        self._places: Places[_Line] = Places(limit_by_descriptors(MOST_STRANGERS))
         self._addresses: Dict[_Line, str] = {}  # of connections without a proof of the key so far
         self._said_serves: Optional[int] = None
         self._clocks: Dict[str, Clock] = {host: Clock() for host in self.hosts}
         self._join_by = self._clock.now() + float(run["timeouts"]["start"])
 
     def missing(self) -> List[str]:
-        return self._council.missing()
+        return self._judge.missing()
 
     def quiet(self) -> float:
-        return self._council.quiet(self._clock.now())
+        return self._judge.quiet(self._clock.now())
 
     def candidates(self) -> List[Dict[str, Any]]:
-        return self._council.causes()
+        return self._judge.causes()
 
     def offset(self, host: str) -> Optional[Offset]:
         return super().offset(host) or self._clocks[host].offset(self._clock.wall())
@@ -77,34 +77,34 @@ class HubGang(Gang):
         leave_by: Optional[float] = None
         while True:
             now = self._clock.now()
-            self._council.slept(self._nap(now))
+            self._judge.slept(self._nap(now))
             if self._listener is None and now >= self._listen_at:
                 self._listen(now)
-            if self._council.undecided and not self.asked:
+            if self._judge.undecided and not self.asked:
                 self._ask()
                 beat_at = now
             if now >= beat_at:
                 beat_at = now + BEAT_S
-                kind = "ask" if self._council.undecided else "beat"
+                kind = "ask" if self._judge.undecided else "beat"
                 self._tell_all(dict(self._beat(), k=kind, now=self._clock.wall()))
-            self._council.heard(self.host, now, self._output_age())
-            self._council.turned(self.host, self._loop_age(), now)
+            self._judge.heard(self.host, now, self._output_age())
+            self._judge.turned(self.host, self._loop_age(), now)
             for outcome, age in self._reports():
-                self._council.report(outcome, age, now)
+                self._judge.report(outcome, age, now)
             for link in self._found_links():
-                self._council.cuts.report(self.host, link, now)
+                self._judge.cuts.report(self.host, link, now)
             for word in self._said_words():
                 self._tell_all({"k": "doctor", "word": word})
             if self._serves != self._said_serves:
                 self._said_serves = self._serves
                 self._tell_all(dict(self._here(), host=self.host))
-            for question in self._council.cuts.questions(now):
+            for question in self._judge.cuts.questions(now):
                 self._ask_about_link(*question)
             self._decide(now)
             if self._leaving is not None:
-                self._council.goodbye(self.host, _done(self.host, self._leaving.state), now)
+                self._judge.goodbye(self.host, _done(self.host, self._leaving.state), now)
                 leave_by = leave_by or self._leave_by(self._leaving, now)
-                if self._council.settled() and (now >= leave_by or not self._council.missing()):
+                if self._judge.settled() and (now >= leave_by or not self._judge.missing()):
                     break
             came = False
             for key, events in self._selector.select(self._pause()):
@@ -117,9 +117,9 @@ class HubGang(Gang):
         self._tell_all({"k": "bye"})
 
     def _pause(self) -> float:
-        if self._council.verdict is not None:
+        if self._judge.verdict is not None:
             return ENDING_LOOP_S
-        return UNDECIDED_LOOP_S if self._council.undecided or self._leaving is not None else LOOP_S
+        return UNDECIDED_LOOP_S if self._judge.undecided or self._leaving is not None else LOOP_S
 
     def _leave_by(self, outcome: Outcome, now: float) -> float:
         """Return until when a hub that has ended waits for nodes that have not joined: they may still be starting.
@@ -129,7 +129,7 @@ class HubGang(Gang):
         return now + GOODBYE_S if outcome.state == KILLED else max(self._join_by, now + GOODBYE_S)
 
     def _decide(self, now: float) -> None:
-        verdict = self._council.tick(now)
+        verdict = self._judge.tick(now)
         if verdict is None:
             return
         if self.verdict is None:
@@ -139,9 +139,9 @@ class HubGang(Gang):
 
     def _tell_verdict(self, line: _Line) -> None:
         host = line.wire.peer
-        if host is not None and self._council.verdict is not None and not self._council.seats[host].has_verdict:
-            self._council.seats[host].has_verdict = True
-            self._send(line, line.wire.pack(dict(to_wire(self._council.verdict, 0.0), k="verdict")))
+        if host is not None and self._judge.verdict is not None and not self._judge.nodes[host].has_verdict:
+            self._judge.nodes[host].has_verdict = True
+            self._send(line, line.wire.pack(dict(to_wire(self._judge.verdict, 0.0), k="verdict")))
 
     def _listen(self, now: float) -> None:
         self._listen_at = now + LISTEN_S
@@ -182,7 +182,7 @@ class HubGang(Gang):
         others = [host for host in self.hosts if host != self.host]
         for _ in range(ACCEPTS):
             try:
-                taken = take(self._listener)
+                taken = accept_connection(self._listener)
             except NoRoom as error:
                 self._rest(now, str(error))
                 return
@@ -202,7 +202,7 @@ class HubGang(Gang):
 
         Without a free descriptor the listener would be ready all the time.
         """
-        worst = self._places.worst()
+        worst = self._places.first_to_close()
         if worst is not None:
             self._drop(worst, why)
             return
@@ -243,24 +243,24 @@ class HubGang(Gang):
             if other is not line and other.wire.peer == line.wire.peer:
                 self._drop(other)
         assert line.wire.peer is not None
-        self._council.seats[line.wire.peer].has_verdict = False
+        self._judge.nodes[line.wire.peer].has_verdict = False
         self._tell_verdict(line)
 
     def _hear(self, line: _Line, message: Dict[str, Any]) -> None:
         host, now = line.wire.peer, self._clock.now()
         assert host is not None
         age = message.get("out")
-        self._council.heard(host, now, float(age) if isinstance(age, (int, float)) else None)
+        self._judge.heard(host, now, float(age) if isinstance(age, (int, float)) else None)
         loop = message.get("loop")
         if isinstance(loop, (int, float)):
-            self._council.turned(host, float(loop), now)
+            self._judge.turned(host, float(loop), now)
         if message.get("clock"):
             t0, t1, t2 = message["clock"]
             self._clocks[host].add(Sample(float(t0), float(t1), float(t2), self._clock.wall()))
         if message.get("k") == "down":
-            self._council.report(from_wire(message), float(message.get("age") or 0.0), now)
+            self._judge.report(from_wire(message), float(message.get("age") or 0.0), now)
         elif message.get("k") == "link":
-            self._council.cuts.report(host, message, now)
+            self._judge.cuts.report(host, message, now)
         elif message.get("k") == "doctor":
             self._hear_word(host, message["word"])
         elif message.get("k") == "here":
@@ -269,9 +269,9 @@ class HubGang(Gang):
                 line, host, [str(address) for address in message["at"]], None if serves is None else int(serves)
             )
         elif message.get("k") == "bye":
-            self._council.goodbye(host, _done(host, str(message.get("state"))), now)
+            self._judge.goodbye(host, _done(host, str(message.get("state"))), now)
             if message.get("state") in (FAILED, KILLED, LOST):
-                self._council.report(from_wire(message), 0.0, now)  # it decided alone, without a message of the hub
+                self._judge.report(from_wire(message), 0.0, now)  # it decided alone, without a message of the hub
             self._send(line, line.wire.pack({"k": "bye"}))
 
     def _ask_about_link(self, host: str, other: str, end: Tuple[str, int]) -> None:
@@ -318,10 +318,10 @@ class HubGang(Gang):
 
         ``now``: before the last read of the connections, so that all data that came in time has been read.
         """
-        for line in self._places.late(now - HELLO_S):
+        for line in self._places.list_late(now - HELLO_S):
             if not line.said:
                 self._drop(line, "not a word within %g s" % HELLO_S)
-        for line in self._places.late(now - PROOF_S):
+        for line in self._places.list_late(now - PROOF_S):
             self._drop(line, "no proof within %g s" % PROOF_S)
 
     def _drop(self, line: _Line, why: str = "") -> None:
@@ -337,7 +337,7 @@ class HubGang(Gang):
         line.sock.close()
         host = line.wire.peer
         if host is not None and not any(other.wire.peer == host for other in self._lines):
-            self._council.closed(host, self._clock.now())
+            self._judge.closed(host, self._clock.now())
 
     def _close_all(self) -> None:
         for line in list(self._lines):

@@ -5,8 +5,8 @@ from __future__ import annotations
 # --- lines on the wire (wire.py, base.py)
 MAX_LINE = 256 << 10  # bytes of a message; a longer line ends the connection
 MAX_HELLO = 1 << 10  # bytes that are read before the other side has proved the key
-MAX_WORD = MAX_LINE - 1024  # bytes of a word of the doctor: its line has other fields as well
-MAX_WORDS = 200  # words of the doctor that wait to be sent
+MAX_MESSAGE = MAX_LINE - 1024  # bytes of a word of the doctor: its line has other fields as well
+MAX_MESSAGES = 200  # words of the doctor that wait to be sent
 MAX_OUT = 1 << 20  # bytes that wait on a connection; a member that reads nothing is cut off
 
 # --- the thread of hub and members (base.py)
@@ -32,7 +32,7 @@ START_S = 120.0  # how long after the start a node may join, unless the run sets
 LISTEN_S = 0.5  # until the hub tries again to listen, without a port or a descriptor
 ACCEPTS = 16  # connections that are accepted in a turn of the loop
 
-# --- failure detector and verdict (council.py)
+# --- failure detector and verdict (failures.py)
 SILENT_S = 12.0  # a node without a message for this long is lost; a machine may be paused for 10 s
 LATE_S = 3.0  # a node without a message for this long may be lost
 REJOIN_S = 5.0  # after the end of a connection the host lives, so its supervisor comes back within this time or never

@@ -73,7 +73,7 @@ class Table:
                 yield Row(key, host, *numbers, state == b"2")
 
 
-def sent_again(counters: bytes) -> Optional[int]:
+def count_retransmissions(counters: bytes) -> Optional[int]:
     """Return how many segments this machine has sent again, over all connections; ``None`` if unknown."""
     lines = [line.split() for line in counters.split(b"\n") if line.startswith(b"Tcp:")]
     if len(lines) < 2 or b"RetransSegs" not in lines[0]:

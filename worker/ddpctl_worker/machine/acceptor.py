@@ -40,7 +40,7 @@ class Session:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.said = False  # whether the peer has sent any byte
+        self.spoken = False  # whether the peer has sent any byte
         self.proved = False
         self.ready = False  # ``work`` can begin without a ``read``
 
@@ -57,7 +57,7 @@ class Session:
         raise NotImplementedError
 
 
-def at_most(wanted: int, share: int = 8) -> int:
+def limit_by_descriptors(wanted: int, share: int = 8) -> int:
     """Return ``wanted``, or less if this process may have few descriptors: at most 1/``share`` of its limit."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return wanted if soft == resource.RLIM_INFINITY else max(4, min(wanted, soft // share))
@@ -67,7 +67,7 @@ class NoRoom(Exception):
     """There is no descriptor or memory for another connection now."""
 
 
-def take(listener: socket.socket) -> Optional[Tuple[socket.socket, str]]:
+def accept_connection(listener: socket.socket) -> Optional[Tuple[socket.socket, str]]:
     """Return a new connection and its address, or ``None`` if no connection waits. The socket does not block.
 
     Raises:
@@ -96,8 +96,8 @@ class Acceptor:
         most: int = MOST_AT_WORK,
     ) -> None:
         self._listener, self._meet, self._name, self._most = listener, meet, name, most
-        self._places: Places[Session] = Places(at_most(MOST_STRANGERS))
-        self._most_idle = at_most(MOST_IDLE, 4)
+        self._places: Places[Session] = Places(limit_by_descriptors(MOST_STRANGERS))
+        self._most_idle = limit_by_descriptors(MOST_IDLE, 4)
         self._addresses: Dict[Session, str] = {}  # of the connections without proof
         self._idle: Dict[Session, float] = {}  # start of idling, the oldest first
         self._working: Set[Session] = set()
@@ -175,7 +175,7 @@ class Acceptor:
     def _take_some(self) -> None:
         for _ in range(ACCEPTS_AT_ONCE):
             try:
-                taken = take(self._listener)
+                taken = accept_connection(self._listener)
             except NoRoom as error:
                 self._wait_for_room(str(error))
                 return
@@ -188,7 +188,7 @@ class Acceptor:
         if why != self._trouble:
             note("%s: no connection can be taken: %s" % (self._name, why))
         self._trouble = why
-        worst = self._places.worst()
+        worst = self._places.first_to_close()
         if worst is not None:
             self._drop(worst, why)
         self._selector.unregister(self._listener)
@@ -267,10 +267,10 @@ class Acceptor:
 
     def _drop_late(self, now: float) -> None:
         """Close connections that are too late. ``now`` was taken before the last read, so all bytes until it count."""
-        for session in self._places.late(now - HELLO_S):
-            if not session.said:
+        for session in self._places.list_late(now - HELLO_S):
+            if not session.spoken:
                 self._drop(session, "not a word within %g s" % HELLO_S)
-        for session in self._places.late(now - PROOF_S):
+        for session in self._places.list_late(now - PROOF_S):
             self._drop(session, "no proof within %g s" % PROOF_S)
         while self._idle and next(iter(self._idle.values())) < now - IDLE_S:
             self._drop(next(iter(self._idle)), "")
@@ -287,7 +287,7 @@ class Acceptor:
         session.sock.close()
 
 
-class Plain(Session):
+class UnprovedSession(Session):
     """A session of a protocol without proof. ``answer`` is called once."""
 
     def __init__(self, sock: socket.socket, answer: Callable[[socket.socket], None]) -> None:

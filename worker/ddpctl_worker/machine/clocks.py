@@ -39,10 +39,10 @@ class Clock:
         If it contradicts the best sample, a clock was stepped since then, and all older samples are dropped. If it
         contradicts itself (an answer sent before its question), a clock was stepped meanwhile, and it is dropped too.
         """
-        if trip(sample) < 0 or sample.t2 < sample.t1:
+        if round_trip(sample) < 0 or sample.t2 < sample.t1:
             self._samples.clear()
             return
-        new, best = measured(sample), self.offset(sample.t3)
+        new, best = measure_offset(sample), self.offset(sample.t3)
         if best is not None and abs(new.seconds - best.seconds) > new.error + best.error:
             self._samples.clear()
         self._samples.append(sample)
@@ -52,22 +52,22 @@ class Clock:
 
         ``now``: Unix seconds by the hub's clock. The error grows with the age of the sample.
         """
-        best = min(list(self._samples), key=trip, default=None)  # the gang adds, the doctor asks
+        best = min(list(self._samples), key=round_trip, default=None)  # the gang adds, the doctor asks
         if best is None:
             return None
-        seconds, error = measured(best)
+        seconds, error = measure_offset(best)
         return Offset(seconds, error + CLOCK_DRIFT * max(0.0, now - best.t3))
 
 
-def measured(sample: Sample) -> Offset:
+def measure_offset(sample: Sample) -> Offset:
     """Return the offset ((t1-t0)+(t2-t3))/2 of a sample, with half its round trip as the error.
 
     The two ways may differ in length. In the worst case the whole time is spent on one way (RFC 5905, section 8).
     """
     t0, t1, t2, t3 = sample
-    return Offset(((t1 - t0) + (t2 - t3)) / 2, trip(sample) / 2)
+    return Offset(((t1 - t0) + (t2 - t3)) / 2, round_trip(sample) / 2)
 
 
-def trip(sample: Sample) -> float:
+def round_trip(sample: Sample) -> float:
     """Return the round trip (t3-t0)-(t2-t1) in seconds, without the member's own time."""
     return (sample.t3 - sample.t0) - (sample.t2 - sample.t1)

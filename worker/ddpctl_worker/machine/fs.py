@@ -88,7 +88,7 @@ def is_folder(path: str) -> bool:
     return os.path.isdir(path) and not os.path.islink(path)
 
 
-def remove(path: str) -> None:
+def remove_tree(path: str) -> None:
     """Remove a file or a whole folder, which may be gone already. A symlink is removed, never followed.
 
     Raises:
@@ -203,7 +203,7 @@ def read_optional(path: str) -> Dict[str, Any]:
         return {}
 
 
-def shared(path: str, channel: Channel) -> ContextManager[None]:
+def lock_shared(path: str, channel: Channel) -> ContextManager[None]:
     """Hold a shared lock on the file ``path``, which is made if it is missing.
 
     Raises:
@@ -212,7 +212,7 @@ def shared(path: str, channel: Channel) -> ContextManager[None]:
     return _locked(path, fcntl.LOCK_SH, channel, FOREVER)
 
 
-def alone(path: str, channel: Channel, patience: float = FOREVER) -> ContextManager[None]:
+def lock_exclusive(path: str, channel: Channel, patience: float = FOREVER) -> ContextManager[None]:
     """Hold an exclusive lock on the file ``path``, which is made if it is missing; wait up to ``patience`` seconds.
 
     Raises:

@@ -20,7 +20,7 @@ SHOWN_ADDRESSES = 3  # in the record and in the log
 STRANGERS_RECORD_S = 5.0  # between two writes of the record, while strangers connect
 STRANGERS_LOG_S = 60.0  # between two lines in the log
 
-# --- questions over a Unix socket (desk.py)
+# --- questions over a Unix socket (answer_socket.py)
 MOST_QUESTIONS = 16  # at one time: each costs a look at the ranks
 ANSWER_BYTES = 16 << 20
 ANSWER_S = 5.0  # a look at the ranks takes a second, and three where a rank does not answer

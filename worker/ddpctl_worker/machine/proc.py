@@ -51,7 +51,7 @@ def pids() -> Iterator[int]:
     return (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
 
 
-def read(pid: int, name: str) -> Optional[bytes]:
+def read_file(pid: int, name: str) -> Optional[bytes]:
     """Return /proc/PID/NAME; ``None`` if there is no such process, or it is hidden (/proc mounted with hidepid)."""
     try:
         with open("/proc/%d/%s" % (pid, name), "rb") as file:
@@ -60,7 +60,7 @@ def read(pid: int, name: str) -> Optional[bytes]:
         return None
 
 
-def written_to(paths: Iterable[str]) -> bool:
+def bytes_written(paths: Iterable[str]) -> bool:
     """Return whether a readable process has one of these files open for writing, under any name."""
     wanted = set()
     for path in paths:
@@ -80,7 +80,7 @@ def _writes(pid: int, wanted: Set[Tuple[int, int]]) -> bool:
         with contextlib.suppress(OSError, ValueError, IndexError):
             about = os.stat("%s/%s" % (folder, name))
             if (about.st_dev, about.st_ino) in wanted:
-                flags = (read(pid, "fdinfo/%s" % name) or b"").split(b"flags:", 1)[1].split()[0]
+                flags = (read_file(pid, "fdinfo/%s" % name) or b"").split(b"flags:", 1)[1].split()[0]
                 if int(flags, 8) & os.O_ACCMODE:
                     return True
     return False
@@ -103,7 +103,7 @@ def sockets(pid: int) -> Set[int]:
 
 def read_stat(pid: int) -> Optional[Stat]:
     """Return /proc/PID/stat; ``None`` if there is no such process, or it is hidden."""
-    blob = read(pid, "stat")
+    blob = read_file(pid, "stat")
     if blob is None:
         return None
     # The name is in parentheses and may itself hold spaces and parentheses.
@@ -116,7 +116,7 @@ def read_stat(pid: int) -> Optional[Stat]:
 
 def exit_status(pid: int, start: int) -> Optional[int]:
     """Return the wait status of a zombie; ``None`` if the process runs, or was reaped."""
-    rest = (read(pid, "stat") or b"").rpartition(b")")[2].split()
+    rest = (read_file(pid, "stat") or b"").rpartition(b")")[2].split()
     try:
         return int(rest[49]) if rest[0] in (b"Z", b"X") and int(rest[19]) == start else None
     except (IndexError, ValueError):
@@ -128,7 +128,7 @@ def catches(pid: int, number: int) -> bool:
 
     False if the process is gone.
     """
-    for line in (read(pid, "status") or b"").splitlines():
+    for line in (read_file(pid, "status") or b"").splitlines():
         if line.startswith(b"SigCgt:"):
             return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return False
@@ -157,7 +157,7 @@ def descendants(of: Iterable[int], among: Dict[int, Stat]) -> Set[int]:
 
 def environment(pid: int) -> Optional[Dict[bytes, bytes]]:
     """Return the environment with which ``pid`` was started; ``None`` if it is gone or belongs to another user."""
-    blob = read(pid, "environ")
+    blob = read_file(pid, "environ")
     if blob is None:
         return None
     pairs = (entry.partition(b"=") for entry in blob.split(b"\0") if b"=" in entry)
@@ -172,7 +172,7 @@ def variables(pid: int) -> Dict[str, str]:
 
 def command_line(pid: int, limit: int = 200) -> str:
     """Return the command line of ``pid`` for a person; its name if the command line is empty."""
-    words = (read(pid, "cmdline") or b"")[:4096]
+    words = (read_file(pid, "cmdline") or b"")[:4096]
     text = words.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
     if not text:
         found = read_stat(pid)

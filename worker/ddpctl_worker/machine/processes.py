@@ -35,7 +35,7 @@ class ProcessId(NamedTuple):
         return {"boot": self.boot, "pid": self.pid, "start": self.start}
 
 
-def ended(child: int) -> Optional[int]:
+def has_ended(child: int) -> Optional[int]:
     """Return the wait status of a child that has ended, without reaping it; ``None`` while it runs."""
     try:
         found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -47,7 +47,7 @@ def ended(child: int) -> Optional[int]:
     return found.si_status << 8 if found.si_code == os.CLD_EXITED else found.si_status | core
 
 
-def collected(child: int) -> bool:
+def collect_exit(child: int) -> bool:
     """Reap a child if it has ended; return whether it is gone."""
     try:
         return os.waitpid(child, os.WNOHANG)[0] != 0
@@ -70,7 +70,7 @@ def identify(pid: int) -> Optional[ProcessId]:
     return ProcessId(proc.boot_id(), pid, found.start) if found else None
 
 
-def from_json(value: Any) -> Optional[ProcessId]:
+def identity_from_json(value: Any) -> Optional[ProcessId]:
     """Return the identity in a record; ``None`` for null or any other value."""
     try:
         return ProcessId(str(value["boot"]), int(value["pid"]), int(value["start"]))
@@ -86,7 +86,7 @@ def is_alive(who: Optional[ProcessId]) -> bool:
     return found is not None and found.start == who.start and found.alive
 
 
-def living(*these: ProcessId) -> List[int]:
+def filter_alive(*these: ProcessId) -> List[int]:
     """Return the pids of the processes that still run. The pid of a dead process may be reused by now."""
     return [who.pid for who in these if is_alive(who)]
 
@@ -110,19 +110,21 @@ def send(who: ProcessId, number: int) -> bool:
             os.close(fd)
 
 
-def carriers(cookie: str, among: Iterable[int]) -> Set[int]:
+def find_carriers(cookie: str, among: Iterable[int]) -> Set[int]:
     """Return the pids of this user's processes that were started with the run's cookie."""
     mark = ("%s=%s" % (ENV_COOKIE, cookie)).encode("utf-8", "replace")
     mine = os.geteuid()
     found = set()
     for pid in among:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            if os.stat("/proc/%d" % pid).st_uid == mine and mark in (proc.read(pid, "environ") or b"").split(b"\0"):
+            if os.stat("/proc/%d" % pid).st_uid == mine and mark in (proc.read_file(pid, "environ") or b"").split(
+                b"\0"
+            ):
                 found.add(pid)
     return found
 
 
-def members(
+def find_members(
     cookie: str,
     roots: Iterable[int],
     keep: Iterable[int],
@@ -140,21 +142,21 @@ def members(
     found |= {pid for pid, start in known if pid in everyone and everyone[pid].start == start}
     found |= proc.descendants([*roots, *found], everyone)
     # Only the rest is searched for the cookie: reading the environment of a process in a hung disk may hang too.
-    marked = carriers(cookie, everyone.keys() - found) if cookie else set()
+    marked = find_carriers(cookie, everyone.keys() - found) if cookie else set()
     found = (found | marked | proc.descendants(marked, everyone)) - set(keep) - {os.getpid()}
     return {pid: everyone[pid] for pid in found if everyone[pid].alive}
 
 
-def guardian_words(run: str, host: str) -> List[str]:
+def guardian_argv_tail(run: str, host: str) -> List[str]:
     """Return the last words of a guardian's command line."""
     return ["ddpctl-guardian", run, host]
 
 
 def guardians(run: str, host: str) -> Set[int]:
     """Return the pids of the run's guardian and supervisor by their command lines, before their claim is written."""
-    tail = b"\0" + b"".join(os.fsencode(word) + b"\0" for word in guardian_words(run, host))
+    tail = b"\0" + b"".join(os.fsencode(word) + b"\0" for word in guardian_argv_tail(run, host))
     alive = (stat.pid for stat in proc.snapshot().values() if stat.alive)
-    return {pid for pid in alive if (proc.read(pid, "cmdline") or b"").endswith(tail)}
+    return {pid for pid in alive if (proc.read_file(pid, "cmdline") or b"").endswith(tail)}
 
 
 def _prctl(option: int, value: Any) -> None:

@@ -44,7 +44,7 @@ class Places(Generic[T]):
 
     def add(self, connection: T, address: str, now: float) -> Optional[T]:
         """Give a place to a new connection; return the connection that has to be closed for it, if any."""
-        full = self.worst() if len(self._sources) >= self._most else None
+        full = self.first_to_close() if len(self._sources) >= self._most else None
         if full is not None:
             self.remove(full)
         source = self._sources[connection] = network_of(address)
@@ -60,7 +60,7 @@ class Places(Generic[T]):
             if not held:
                 del self._held[source]
 
-    def worst(self) -> Optional[T]:
+    def first_to_close(self) -> Optional[T]:
         """Return the oldest connection of the source with the most connections."""
         if not self._held:
             return None
@@ -68,7 +68,7 @@ class Places(Generic[T]):
         source = max(self._held, key=lambda name: (len(self._held[name]), -next(iter(self._held[name].values()))))
         return next(iter(self._held[source]))
 
-    def late(self, since: float) -> List[T]:
+    def list_late(self, since: float) -> List[T]:
         """Return the connections that came before ``since``."""
         return [connection for held in self._held.values() for connection, came in held.items() if came < since]
 
@@ -105,7 +105,7 @@ class Tally:
             self._last, self._why = time.time(), why
         self._news.set()
 
-    def told(self) -> Dict[str, Any]:
+    def to_json(self) -> Dict[str, Any]:
         """Return ``{"count", "addresses", "most": {address: count}, "last": ISO 8601, "why"}``."""
         with self._lock:
             most = sorted(self._counts, key=lambda source: -self._counts[source])
@@ -127,7 +127,7 @@ class Tally:
         while True:
             self._news.wait()
             self._news.clear()
-            told = self.told()
+            told = self.to_json()
             if time.monotonic() - logged >= STRANGERS_LOG_S:
                 text = "strangers: %d connections closed in all, %d of them new, most from %s; the last one for %s"
                 note(text % (told["count"], told["count"] - before, ", ".join(told["most"]), told["why"]))

@@ -51,7 +51,7 @@ _known: Set[_Running] = set()
 _stopped = False
 
 
-def started() -> List[int]:
+def started_tools() -> List[int]:
     """Return the pids of the programs that ``run`` has started and that still exist. They do not belong to the job."""
     return [pid for _, pids in _living() for pid in pids]
 
@@ -65,7 +65,7 @@ def stop() -> None:
     """Kill the programs that run, and start no more."""
     global _stopped
     _stopped = True
-    for pid in started():
+    for pid in started_tools():
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 
@@ -161,13 +161,13 @@ def _give_up(process: "subprocess.Popen[bytes]") -> None:
         process.wait(KILLED_TOOL_GONE_S)
 
 
-def last_words(said: Dict[str, Any]) -> str:
+def last_stderr_line(said: Dict[str, Any]) -> str:
     """Return the last line of an interpreter's stderr, or how the interpreter ended."""
     lines = [line for line in said["stderr"].splitlines() if line.strip()]
     return lines[-1] if lines else "the interpreter ended with status %s" % said["code"]
 
 
-def tool(argv: List[str], timeout: float, **how: Any) -> Optional[Dict[str, Any]]:
+def run_if_installed(argv: List[str], timeout: float, **how: Any) -> Optional[Dict[str, Any]]:
     """Call ``run``; return ``None`` if the program is not installed."""
     try:
         return run(argv, timeout, **how)

@@ -6,7 +6,7 @@ import os
 from typing import Any, Dict, List, Optional
 
 from ddpctl_worker.machine.fs import read_text
-from ddpctl_worker.machine.tool import ADMIN_PATH, find, tool
+from ddpctl_worker.machine.tool import ADMIN_PATH, find, run_if_installed
 from ddpctl_worker.mesh.limits import MAX_RULES, READ_S
 from ddpctl_worker.wire.channel import Channel
 
@@ -54,7 +54,7 @@ def _run(argv: List[str], errors: Dict[str, str]) -> Optional[str]:
     # A login without root often has no sbin in its PATH, although the programs exist.
     env = {"PATH": os.environ.get("PATH", "") + ":" + ADMIN_PATH, "LC_ALL": "C"}
     try:
-        result = tool(argv, READ_S, replace_env=env, limit=MAX_RULES + 1)
+        result = run_if_installed(argv, READ_S, replace_env=env, limit=MAX_RULES + 1)
     except OSError as error:
         result, errors[argv[0]] = None, str(error)
     if result is None:

@@ -10,7 +10,7 @@ import socket
 import time
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
-from ddpctl_worker.machine.acceptor import NoRoom, at_most, take
+from ddpctl_worker.machine.acceptor import NoRoom, accept_connection, limit_by_descriptors
 from ddpctl_worker.machine.net import listen as listen_on
 from ddpctl_worker.machine.net import port_range
 from ddpctl_worker.machine.strangers import Places
@@ -65,7 +65,7 @@ class Listener:
         self._selector = selectors.DefaultSelector()
         self._listening = list(sockets)
         self._connections: Dict[socket.socket, _Connection] = {}
-        self._most = at_most(MAX_CONNECTIONS, 2)
+        self._most = limit_by_descriptors(MAX_CONNECTIONS, 2)
         self._places: Places[_Connection] = Places(self._most + 1)  # connections without a proof of the key so far
         self._resting: Dict[socket.socket, float] = {}  # listening sockets that rest, and until when
         self.accepted = 0
@@ -108,9 +108,9 @@ class Listener:
             self._rest(listening)
             return
         try:
-            taken = take(listening)
+            taken = accept_connection(listening)
         except NoRoom:
-            worst = self._places.worst()
+            worst = self._places.first_to_close()
             if worst is None:
                 self._rest(listening)
             else:
@@ -121,7 +121,7 @@ class Listener:
         sock, address = taken
         self.accepted += 1
         connection = self._connections[sock] = _Connection(sock)
-        full = self._places.worst() if len(self._connections) > self._most else None
+        full = self._places.first_to_close() if len(self._connections) > self._most else None
         self._places.add(connection, address, time.monotonic())
         self._selector.register(sock, selectors.EVENT_READ)
         if full is not None:

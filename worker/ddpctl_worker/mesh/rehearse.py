@@ -25,8 +25,8 @@ from ddpctl_worker.machine.net import CONNECTED, LISTENING, tcp_sockets
 from ddpctl_worker.mesh.limits import CLOSED_PAUSE_S, CONNECTED_LOOK_S, GRACE_S, MAX_S, NCCL_LINES, SELECT_S, TAIL_LINES
 from ddpctl_worker.record import ranks
 from ddpctl_worker.record.paths import RunPaths
-from ddpctl_worker.rules import seen, words
-from ddpctl_worker.run.launcher import BeforeExec, at_home, environment, login_environment, make_shim
+from ddpctl_worker.rules import phrases, rank_view
+from ddpctl_worker.run.launcher import BeforeExec, environment, expand_home, login_environment, make_shim
 from ddpctl_worker.run.stopper import Stopper, reap, run_to_end
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST, SPAWN_FAILED
@@ -68,7 +68,7 @@ class _Rehearsal:
             raise WorkerError(BAD_REQUEST, "%r is not the name of a script" % (name,))
         self._paths = RunPaths(folder)
         self._request = request
-        self._argv = at_home(request["argv"])
+        self._argv = expand_home(request["argv"])
         self._channel = channel
         self._deadline = min(float(request["deadline"]), MAX_S)
         self._umask = channel.login_umask
@@ -146,9 +146,9 @@ class _Rehearsal:
         return None
 
     def _where(self, launcher: int) -> Dict[str, str]:
-        living = [Subject(rank.rank, rank.local_rank, rank.pid) for rank in ranks.find(launcher, {})]
+        living = [Subject(rank.rank, rank.local_rank, rank.pid) for rank in ranks.find_ranks(launcher, {})]
         looks = look.look(living, Tools(self._paths.doctor, None, asked=True), interval=0.0)
-        return {str(each["rank"]): words.where(seen.read(each)) for each in looks}
+        return {str(each["rank"]): phrases.place_text(rank_view.read_looks(each)) for each in looks}
 
     def _take(self, data: bytes) -> None:
         *lines, self._buffer = (self._buffer + data).split(b"\n")

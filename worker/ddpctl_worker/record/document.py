@@ -66,13 +66,13 @@ class Document(NamedTuple):
     """The state of a run with restarts.
 
     ``live``: whether the newest attempt may have ranks. ``go``: number of the newest attempt whose ranks may start.
-    ``aside``: excluded host -> reason, for all later attempts. ``over``: {"state", "cause"} once the run has ended.
+    ``set_aside``: excluded host -> reason, for all later attempts. ``over``: {"state", "cause"} once the run has ended.
     """
 
     attempts: Tuple[AgreedAttempt, ...]
     live: bool
     go: int
-    aside: Mapping[str, str] = {}
+    set_aside: Mapping[str, str] = {}
     over: Optional[Mapping[str, Any]] = None
     resume: Optional[ResumePlan] = None
 
@@ -86,7 +86,7 @@ class Document(NamedTuple):
     def to_json(self) -> Json:
         resume = None if self.resume is None else self.resume.to_json()
         attempts = [one.to_json() for one in self.attempts]
-        return {**self._asdict(), "attempts": attempts, "aside": dict(self.aside), "resume": resume}
+        return {**self._asdict(), "attempts": attempts, "set_aside": dict(self.set_aside), "resume": resume}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Document:
@@ -94,7 +94,7 @@ class Document(NamedTuple):
             tuple(map(AgreedAttempt.from_json, told["attempts"])),
             bool(told["live"]),
             int(told["go"]),
-            dict(told["aside"]),
+            dict(told["set_aside"]),
             told["over"],
             None if told.get("resume") is None else ResumePlan.from_json(told["resume"]),
         )

@@ -44,7 +44,7 @@ def metrics(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     files = files_of(paths)
     share = max(METRICS_FILE_BYTES, METRICS_CALL_BYTES // max(1, len(files)))
     for rank, path in files.items():
-        offset, lines = read_from(path, int(offsets.get(rank, 0)), share)
+        offset, lines = read_new_values(path, int(offsets.get(rank, 0)), share)
         ranks[rank] = {"offset": offset, "lines": lines}
     return {"ranks": ranks}
 
@@ -54,19 +54,19 @@ def last_values(paths: RunPaths) -> Dict[str, Values]:
     found = {}
     for rank, path in files_of(paths).items():
         values: Values = {}
-        for line in read_from(path, -LAST_METRICS_BYTES, LAST_METRICS_BYTES)[1]:
+        for line in read_new_values(path, -LAST_METRICS_BYTES, LAST_METRICS_BYTES)[1]:
             values.update(line)
         if values:
             found[rank] = dict(list(values.items())[:METRIC_NAMES])
     return found
 
 
-def read_from(path: str, offset: int, most: int) -> Tuple[int, List[Values]]:
+def read_new_values(path: str, offset: int, most: int) -> Tuple[int, List[Values]]:
     """Return the offset after the last whole line, and the lines from ``offset`` on (below 0: from the end).
 
     Reads ``most`` bytes. A longer line is passed over.
     """
-    file = opened(path)
+    file = open_metrics(path)
     if file is None:
         return max(0, offset), []
     with file:
@@ -81,7 +81,7 @@ def read_from(path: str, offset: int, most: int) -> Tuple[int, List[Values]]:
     return start + end, [values for values in map(_values, lines) if values]
 
 
-def opened(path: str) -> Optional[BinaryIO]:
+def open_metrics(path: str) -> Optional[BinaryIO]:
     """Open a file for reading; None if it is not a plain file."""
     try:
         # Before the open: a FIFO or a device could block the reader.

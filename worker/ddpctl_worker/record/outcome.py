@@ -68,7 +68,7 @@ def ended_early(host: str, rank: Optional[int], at: str, seconds: float) -> Dict
     return dict(cause(host, EXITED, text, rank=rank, exit_code=0), time=at)
 
 
-def others(cause: Optional[Dict[str, Any]], found: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
+def list_candidates(cause: Optional[Dict[str, Any]], found: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
     """Return the other possible causes, one per rank and reason, cut to the size of the reserve."""
     kept: Dict[Tuple[Any, ...], Dict[str, Any]] = {}
     for one in ([cause] if cause else []) + list(found):

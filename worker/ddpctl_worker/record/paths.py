@@ -14,7 +14,7 @@
         code/           the unpacked code archive        output/  DDPCTL_OUTPUT_DIR
         metrics/        DDPCTL_METRICS of each rank
         doctor/         boot/ is first on the PYTHONPATH of the ranks, PID.sock is torch's debug server in a rank,
-                        PID.stack the stack that a rank writes of itself, desk.sock the supervisor's server,
+                        PID.stack the stack that a rank writes of itself, answers.sock the supervisor's server,
                         nccl/rank_RANK torch's dump of NCCL's record
         diagnosis.json  why the run was or is stuck, and which ranks are slow
         gpus.json       use of the GPUs over time, for a report
@@ -73,7 +73,7 @@ class RunPaths:
         self.metrics = os.path.join(node, "metrics")
         self.doctor = os.path.join(node, "doctor")
         self.doctor_boot = os.path.join(self.doctor, "boot")
-        self.doctor_socket = os.path.join(self.doctor, "desk.sock")
+        self.doctor_socket = os.path.join(self.doctor, "answers.sock")
         self.dumps = os.path.join(self.doctor, "nccl")
         self.diagnosis = os.path.join(node, "diagnosis.json")
         self.gpus = os.path.join(node, "gpus.json")

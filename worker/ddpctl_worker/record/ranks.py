@@ -30,17 +30,17 @@ class RankProcess(NamedTuple):
 Known = Dict[Tuple[int, int], Optional[RankProcess]]  # (pid, start time) -> its rank, or None
 
 
-def of_run(run: Mapping[str, Any], launcher: int, known: Known) -> List[RankProcess]:
+def find_ranks_of_run(run: Mapping[str, Any], launcher: int, known: Known) -> List[RankProcess]:
     """Return the ranks of a run on this node, in the order of their numbers."""
     if run.get("launcher") != PLAIN:
-        return find(launcher, known)
+        return find_ranks(launcher, known)
     stat = proc.read_stat(launcher)
     if stat is None or not stat.alive:
         return []
     return [RankProcess(int(run["node_rank"]), 0, launcher, stat.start, attempt_of(run))]
 
 
-def find(launcher: int, known: Known) -> List[RankProcess]:
+def find_ranks(launcher: int, known: Known) -> List[RankProcess]:
     """Return the ranks below ``launcher`` in the order of their numbers: processes with RANK and LOCAL_RANK.
 
     ``known`` caches the answers: reading the environment of a process that waits for a hung disk may wait too.
@@ -62,7 +62,7 @@ def find(launcher: int, known: Known) -> List[RankProcess]:
     return [found[rank] for rank in sorted(found)]
 
 
-def tree(root: int, limit: int = TREE_PROCESSES) -> List[List[int]]:
+def list_process_tree(root: int, limit: int = TREE_PROCESSES) -> List[List[int]]:
     """Return [pid, start time] of ``root`` and of all processes below it."""
     found: List[List[int]] = []
     todo = [root]
@@ -157,7 +157,7 @@ class Roster:
             return known.rank
         if local < len(self._planned):
             return self._planned[local]
-        below = [] if launcher is None else of_run(self._run, launcher, {})
+        below = [] if launcher is None else find_ranks_of_run(self._run, launcher, {})
         return next((one.rank for one in below if one.local_rank == local), None if known is None else known.rank)
 
     def numbers(self) -> Dict[int, int]:
@@ -168,7 +168,7 @@ class Roster:
 
     def scan(self, launcher: int) -> None:
         """Find new and restarted ranks."""
-        for one in of_run(self._run, launcher, self._known):
+        for one in find_ranks_of_run(self._run, launcher, self._known):
             if self._ranks.get(one.local_rank) != one:
                 if one.local_rank in self._ranks:
                     self._restarted[one.local_rank] = time.time()
@@ -197,7 +197,7 @@ class Roster:
                 if found is None or found.start != one.start or not found.alive:
                     self._note(local)
 
-    def first_death(self) -> Optional[float]:
+    def find_first_death(self) -> Optional[float]:
         """Return the wall-clock time of the first death among the present ranks; None if all ranks live."""
         return min((death.at for death in list(self.deaths.values())), default=None)
 
@@ -214,7 +214,7 @@ class Roster:
             return None
         return min((death.seen for death in self.deaths.values() if death.status), default=None)
 
-    def of_now(self, times: Dict[int, float]) -> Dict[int, float]:
+    def current_ranks(self, times: Dict[int, float]) -> Dict[int, float]:
         """Return ``times`` (by local rank) without the entries from before a restart."""
         return {local: at for local, at in times.items() if at >= self._restarted.get(local, 0.0)}
 
@@ -222,7 +222,7 @@ class Roster:
         """Return the new content of processes.json, or None if nothing has changed. A stop needs the file after the
         supervisor's death, and so does ``doctor``."""
         found = [
-            one for one in tree(os.getpid()) if one[0] not in keep
+            one for one in list_process_tree(os.getpid()) if one[0] not in keep
         ]  # orphans included, since this process adopts them
         # A known process may turn out to be a rank: then only the ranks have changed.
         ranks = {str(one.rank): [one.pid, one.start] for one in self._ranks.values()}

@@ -176,8 +176,8 @@ def _status(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
     state = fs.read_optional(paths.state)
     beat = record.read_heartbeat(paths.heartbeat)
     now = notes.boottime()
-    beating = beat if beat and not end and whereabouts(paths, state) == HERE else None
-    launcher = processes.from_json(state.get("launcher"))
+    beating = beat if beat and not end and find_other_place(paths, state) == HERE else None
+    launcher = processes.identity_from_json(state.get("launcher"))
     started = state.get("started")
     if not end:
         why = outcomes.cause(str(run.get("host")), contract.SUPERVISOR_LOST, found.trouble) if found.trouble else None
@@ -277,9 +277,9 @@ def judge(paths: RunPaths, run: Dict[str, Any]) -> Judgement:
     except (WorkerError, OSError) as error:
         return Judgement(contract.STALE, trouble="its record cannot be read: %s" % error)
     host = str(run.get("host"))
-    supervisor = processes.from_json(state.get("supervisor"))
-    guardian = processes.from_json(state.get("guardian"))
-    place, when = whereabouts(paths, state), last_sign(paths)
+    supervisor = processes.identity_from_json(state.get("supervisor"))
+    guardian = processes.identity_from_json(state.get("guardian"))
+    place, when = find_other_place(paths, state), last_sign(paths)
     if place == ELSEWHERE:
         return Judgement(contract.UNREACHABLE, note=_elsewhere(state))
     if place == BEFORE:
@@ -291,8 +291,8 @@ def judge(paths: RunPaths, run: Dict[str, Any]) -> Judgement:
         live = [one for one in (contract.STARTING, contract.RUNNING, contract.STOPPING) if one == state.get("state")]
         return Judgement(contract.STALE if age > STALE_S else live[0] if live else contract.STARTING)
     if supervisor is None:
-        return _without_supervisor(paths, host, processes.from_json(state.get("starter")), when)
-    if processes.is_alive(guardian) or remains(paths, state):
+        return _without_supervisor(paths, host, processes.identity_from_json(state.get("starter")), when)
+    if processes.is_alive(guardian) or find_remaining_processes(paths, state):
         return Judgement(contract.STALE)  # being cleaned up, or running without a supervisor: kill ends it
     text = "supervisor and guardian were killed; no process of the job is left"
     outcome = record.lost(paths, host, text, when=when)
@@ -307,7 +307,7 @@ def _without_supervisor(paths: RunPaths, host: str, starter: Optional[processes.
         return Judgement(contract.STALE, trouble="%s does not say who runs it" % paths.state)
     if processes.is_alive(starter) or _coming(paths, host):
         return Judgement(contract.STARTING)
-    if remains(paths, holders(paths)):
+    if find_remaining_processes(paths, read_owner_record(paths)):
         return Judgement(contract.STALE)
     if fs.read_optional(paths.state).get("supervisor"):  # it has come and gone meanwhile: the next look judges that
         return Judgement(contract.STARTING)
@@ -317,7 +317,7 @@ def _without_supervisor(paths: RunPaths, host: str, starter: Optional[processes.
 
 
 def _coming(paths: RunPaths, host: str) -> bool:
-    claimed = processes.from_json(fs.read_optional(paths.claim).get("supervisor"))
+    claimed = processes.identity_from_json(fs.read_optional(paths.claim).get("supervisor"))
     run = os.path.basename(os.path.dirname(paths.top))
     # Twice: the guardian forks once while it starts, and a look during the fork finds neither parent nor child.
     return processes.is_alive(claimed) or any(processes.guardians(run, host) for _ in range(2))
@@ -332,8 +332,8 @@ def settle(paths: RunPaths) -> None:
     run = fs.read_json(paths.run)
     if run is None or fs.read_json(paths.exit) is not None or judge(paths, run).outcome is None:
         return
-    if processes.from_json(fs.read_optional(paths.state).get("supervisor")) is None:
-        cut_off(paths)
+    if processes.identity_from_json(fs.read_optional(paths.state).get("supervisor")) is None:
+        is_cut_off(paths)
     outcome = judge(paths, run).outcome  # the claim may have been lost to a supervisor
     try:
         if outcome is not None:
@@ -358,7 +358,7 @@ def last_sign(paths: RunPaths) -> float:
     return found
 
 
-def whereabouts(paths: RunPaths, state: Dict[str, Any]) -> str:
+def find_other_place(paths: RunPaths, state: Dict[str, Any]) -> str:
     """Return where the run's processes are: HERE, BEFORE (they ended with an earlier boot) or ELSEWHERE.
 
     A restarted container keeps the boot id of its machine and loses its pids: that counts as a reboot. A heartbeat
@@ -391,7 +391,7 @@ def refuse_elsewhere(paths: RunPaths) -> None:
     """
     state = fs.read_optional(paths.state)
     first = last_sign(paths)
-    while not os.path.exists(paths.exit) and whereabouts(paths, state) == ELSEWHERE:
+    while not os.path.exists(paths.exit) and find_other_place(paths, state) == ELSEWHERE:
         if _is_other(state) or last_sign(paths) > first:
             raise WorkerError(
                 contract.OTHER_MACHINE, _elsewhere(state), "correct the host's `address:` in the inventory"
@@ -408,16 +408,16 @@ def _elsewhere(state: Dict[str, Any]) -> str:
     return "the run was started on %s and this is %s, with the same base_dir" % (name or "another machine", here)
 
 
-def holders(paths: RunPaths) -> Dict[str, Any]:
+def read_owner_record(paths: RunPaths) -> Dict[str, Any]:
     """Return state.json, or the claim before the supervisor has saved its state: the processes that run the part."""
     return {**fs.read_optional(paths.claim), **fs.read_optional(paths.state)}
 
 
-def remains(paths: RunPaths, state: Dict[str, Any]) -> Dict[int, proc.Stat]:
+def find_remaining_processes(paths: RunPaths, state: Dict[str, Any]) -> Dict[int, proc.Stat]:
     """Return the living processes of a run whose supervisor has died."""
     keep = [who.pid for who in watchers(state)]
     group = of_record(state.get("group"))
-    return processes.members(str(state.get("cookie") or ""), (), keep, _tree_seen(paths, state), group)
+    return processes.find_members(str(state.get("cookie") or ""), (), keep, _tree_seen(paths, state), group)
 
 
 def _tree_seen(paths: RunPaths, state: Dict[str, Any]) -> List[List[int]]:
@@ -428,11 +428,11 @@ def _tree_seen(paths: RunPaths, state: Dict[str, Any]) -> List[List[int]]:
 
 def watchers(state: Dict[str, Any]) -> List[processes.ProcessId]:
     """Return supervisor and guardian, if they live."""
-    found = (processes.from_json(state.get(name)) for name in ("supervisor", "guardian"))
+    found = (processes.identity_from_json(state.get(name)) for name in ("supervisor", "guardian"))
     return [who for who in found if who is not None and processes.is_alive(who)]
 
 
-def cut_off(paths: RunPaths) -> bool:
+def is_cut_off(paths: RunPaths) -> bool:
     """Take the claim; return whether this call took it. A supervisor that starts later finds the claim and ends."""
     try:
         return fs.write_once(paths.claim, {}, durable=False)

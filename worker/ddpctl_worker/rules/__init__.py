@@ -8,8 +8,8 @@ Checkpoints
 
 Why a run hangs
 - frames.py: Python stacks. flight.py and pickled.py: torch's record of the last collectives of a rank.
-- seen.py: one rank as a look has found it. sequences.py: ranks that called different collectives.
-- families.py: processes that a rank has started. verdict.py and words.py: the diagnosis and its sentences.
+- rank_view.py: one rank as a look has found it. sequences.py: ranks that called different collectives.
+- families.py: processes that a rank has started. verdict.py and phrases.py: the diagnosis and its sentences.
 
 Metrics
 - thinned.py: a long series as a bounded number of points.

@@ -43,11 +43,11 @@ def attempt_of(found: Mapping[str, Any]) -> AttemptId:
     return AttemptId(serial, run or "", number)
 
 
-class Begun(NamedTuple):
+class BegunAttempt(NamedTuple):
     """The last attempt that began in a folder, the attempt before it, and the files that were there when it began."""
 
     attempt: AttemptId = BEFORE_ANY
-    before: AttemptId = BEFORE_ANY
+    is_older: AttemptId = BEFORE_ANY
     files: Mapping[str, Files] = {}
 
     def found(self, entry: str, path: str, stamp: Stamp) -> bool:
@@ -57,4 +57,4 @@ class Begun(NamedTuple):
     def writer(self, entry: str, files: Files) -> AttemptId:
         """Return the attempt that wrote the newest of these files."""
         old = all(self.found(entry, path, stamp) for path, stamp in files.items())
-        return self.before if old else self.attempt
+        return self.is_older if old else self.attempt

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from ddpctl_worker.rules.complete import Chosen, Manifest, best, content, in_order
+from ddpctl_worker.rules.complete import Chosen, Manifest, choose_newest_complete, content, in_order
 from ddpctl_worker.rules.entries import member_of, save_of, series_of
 from ddpctl_worker.rules.order import oldest_first, when_of
 from ddpctl_worker.rules.unite import Saved
@@ -38,7 +38,7 @@ class Restore(NamedTuple):
         return {**self.chosen._asdict(), "sources": self.sources}
 
 
-def newest(manifests: Iterable[Manifest]) -> List[Chosen]:
+def newest_of_series(manifests: Iterable[Manifest]) -> List[Chosen]:
     """Return the newest complete checkpoint of each series that the manifests describe, the newest first.
 
     A name without a step (``best.pt``) is a series of its own: a script that saves several files needs all of the files
@@ -49,7 +49,7 @@ def newest(manifests: Iterable[Manifest]) -> List[Chosen]:
         same = entries.setdefault(manifest["entry"], [])
         if manifest not in same:
             same.append(manifest)
-    complete = in_order(chosen for chosen in map(best, entries.values()) if chosen is not None)
+    complete = in_order(chosen for chosen in map(choose_newest_complete, entries.values()) if chosen is not None)
     partly = partial(complete)
     complete = [chosen for chosen in complete if chosen.entry not in partly]
     wanted = latest([chosen.entry for chosen in complete])
@@ -113,10 +113,10 @@ def all_have(summaries: Mapping[str, Sequence[Row]]) -> bool:
     return len(wanted) == len(last) and all(wanted <= rows for rows in own.values())
 
 
-def restoring(held: Sequence[Kept], hosts: Sequence[str]) -> List[Restore]:
+def plan_restore(held: Sequence[Kept], hosts: Sequence[str]) -> List[Restore]:
     """Return the copies that give all of ``hosts`` the newest complete checkpoints in their own folders."""
     restores = []
-    for chosen in newest(kept.manifest for kept in held):
+    for chosen in newest_of_series(kept.manifest for kept in held):
         wanted = content(chosen.files)
         parts = [kept for kept in held if kept.manifest["entry"] == chosen.entry]
         own = {kept.host: content(kept.manifest["files"]) for kept in parts if kept.manifest["host"] == kept.host}

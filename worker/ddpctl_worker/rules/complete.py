@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Se
 from ddpctl_worker.rules.attempts import attempt_of
 from ddpctl_worker.rules.entries import METADATA, SHARD, is_of_torch, member_of
 from ddpctl_worker.rules.order import When, oldest_first, when_of
-from ddpctl_worker.rules.saves import EARLIER, is_member, newest_save
+from ddpctl_worker.rules.saves import EARLIER, find_newest_save, is_member
 
 Manifest = Dict[str, Any]
 File = Dict[str, Any]
@@ -39,7 +39,7 @@ class Chosen(NamedTuple):
     references: Optional[Dict[str, int]] = None
 
 
-def best(parts: Sequence[Manifest]) -> Optional[Chosen]:
+def choose_newest_complete(parts: Sequence[Manifest]) -> Optional[Chosen]:
     """Return the newest complete checkpoint among the manifests of a name, or ``None``. A name may have been used for
     several saves.
     """
@@ -47,7 +47,7 @@ def best(parts: Sequence[Manifest]) -> Optional[Chosen]:
     return in_order(complete)[-1] if complete else None
 
 
-def lacking(parts: Sequence[Manifest]) -> List[str]:
+def list_missing(parts: Sequence[Manifest]) -> List[str]:
     """Return what the newest save needs to be complete, in words. To be called where ``best`` finds nothing."""
     last = max(map(attempt_of, parts))
     newest = [part for part in parts if attempt_of(part) == last]
@@ -71,7 +71,7 @@ def content(files: Dict[str, File]) -> Dict[str, str]:
     return {path: file["sha256"] for path, file in files.items()}
 
 
-def newest_last(parts: Sequence[Manifest]) -> List[Manifest]:
+def sort_by_time(parts: Sequence[Manifest]) -> List[Manifest]:
     """Return the manifests oldest first, in the same order on every host."""
     return oldest_first(parts, when_of, lambda part: (str(part["host"]), str(part["version"]), repr(part["files"])))
 
@@ -88,7 +88,7 @@ def _candidates(parts: Sequence[Manifest], every: Sequence[Manifest] = ()) -> Li
     """
     candidates: List[Union[Chosen, List[str]]] = []
     for attempt in {attempt_of(part) for part in parts}:
-        mine = newest_last([part for part in parts if attempt_of(part) == attempt])
+        mine = sort_by_time([part for part in parts if attempt_of(part) == attempt])
         candidates += [_chosen(part, part["files"]) for part in mine if "" in part["files"]]
         folders = [part for part in mine if "" not in part["files"]]
         indexes = [
@@ -126,7 +126,7 @@ def _saves(folders: Sequence[Manifest]) -> List[Optional[int]]:
 
 
 def _save(manifest: Manifest) -> Optional[int]:
-    return newest_save({path: file["save"] for path, file in manifest["files"].items()})
+    return find_newest_save({path: file["save"] for path, file in manifest["files"].items()})
 
 
 def _plain(save: Optional[int], folders: Sequence[Manifest], earlier: Sequence[Manifest]) -> Union[Chosen, List[str]]:
@@ -171,7 +171,7 @@ def _place(path: str) -> str:
 
 def _index_save(index: Manifest) -> Optional[int]:
     saves = {path: file["save"] for path, file in index["files"].items() if path == index_of(path)}
-    return newest_save(saves)
+    return find_newest_save(saves)
 
 
 def _sharded(index: Manifest, parts: Sequence[Manifest]) -> Union[Chosen, List[str]]:

@@ -52,7 +52,7 @@ def entries_of(tree: Tree) -> Dict[str, Files]:
     return dict(_entries("", tree))
 
 
-def hidden(entry: str, found: Mapping[str, Files]) -> bool:
+def is_hidden(entry: str, found: Mapping[str, Files]) -> bool:
     """Return whether an entry that is not in ``found`` may still exist, in a folder that cannot be read."""
     parts = entry.split("/")
     above = (found.get("/".join(parts[:count]), {}) for count in range(1, len(parts)))
@@ -102,7 +102,7 @@ def is_of_torch(path: str) -> bool:
     return path.rpartition("/")[2] == METADATA or path.endswith(SHARD)
 
 
-def temporary(name: str) -> bool:
+def is_temporary(name: str) -> bool:
     """Return whether a file of this name does not count: it is still being written, or hidden, or not printable."""
     return (name.startswith(".") and name != METADATA) or name.endswith(_TEMPORARY) or not name.isprintable()
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ddpctl_worker.rules import frames, words
+from ddpctl_worker.rules import frames, phrases
 from ddpctl_worker.rules.limits import NAMED_PROCESSES
-from ddpctl_worker.rules.seen import SeenRank
+from ddpctl_worker.rules.rank_view import RankView
 
 Child = Dict[str, Any]  # as in a look: pid, state, sleep_s, stack, still
 
@@ -19,7 +19,7 @@ Child = Dict[str, Any]  # as in a look: pid, state, sleep_s, stack, still
 class Family(NamedTuple):
     """The Python processes below a rank: the children that wait in an operation of torch.distributed, and the rest."""
 
-    rank: SeenRank
+    rank: RankView
     waiting: List[Child]
     rest: List[Child]
 
@@ -46,7 +46,7 @@ class Family(NamedTuple):
             count = "all %d" % total if some == total > 1 else "%d of %d" % (some, total) if total > 1 else "the only"
             verb = "wait" if some > 1 else "waits"
             noun = "processes" if total > 1 else "process"
-            parts.append("%s %s of %s %s in %s" % (count, noun, words.who([self.rank]), verb, place))
+            parts.append("%s %s of %s %s in %s" % (count, noun, phrases.who([self.rank]), verb, place))
         parts += ["its process %s is %s" % (child.get("pid"), _where(child)) for child in self.rest[:NAMED_PROCESSES]]
         return "; ".join(parts)
 
@@ -59,7 +59,7 @@ class Family(NamedTuple):
         return lines
 
 
-def family_of(rank: SeenRank) -> Optional[Family]:
+def family_of(rank: RankView) -> Optional[Family]:
     """Return the processes below a rank that is in no operation itself, if some are in an operation; else
     ``None``.
     """
@@ -72,7 +72,7 @@ def family_of(rank: SeenRank) -> Optional[Family]:
     return Family(rank, waiting, [child for child in children if child not in waiting])
 
 
-def unseen(ranks: Sequence[SeenRank]) -> int:
+def unseen(ranks: Sequence[RankView]) -> int:
     """Return the number of processes without a stack for which these ranks wait, or may wait."""
     waits = [rank for rank in ranks if not rank.stack or frames.reason(rank.stack) == frames.FOR_PROCESS]
     return sum(int(rank.look.get("unseen") or 0) for rank in waits)
@@ -85,11 +85,11 @@ def _is_script(stack: Any) -> bool:
 
 def _operation_at(child: Child) -> str:
     stack = child.get("stack")
-    return "%s%s" % (frames.operation(stack), words.in_brackets(frames.place(stack)))
+    return "%s%s" % (frames.operation(stack), phrases.in_brackets(frames.place(stack)))
 
 
 def _where(child: Child) -> str:
     stack = child.get("stack")
     sleep = child.get("sleep_s")
-    why = frames.reason(stack) if sleep is None else words.asleep(float(sleep), bool(child.get("polls")))
+    why = frames.reason(stack) if sleep is None else phrases.sleep_text(float(sleep), bool(child.get("polls")))
     return "at %s%s" % (frames.place(stack), ", " + why if why else "")

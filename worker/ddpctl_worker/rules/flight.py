@@ -54,7 +54,7 @@ def entries(text: bytes) -> Optional[List[Entry]]:
     return _read(record, found) if isinstance(found, list) else None
 
 
-def dumped(data: bytes) -> List[Entry]:
+def parse_dump(data: bytes) -> List[Entry]:
     """Return the collectives of the file that torch writes when a collective of NCCL times out, the oldest first.
 
     Raises: ValueError: the file is damaged, or its entries are older than torch 2.4.
@@ -74,7 +74,7 @@ def _read(record: Dict[str, Any], rows: List[Any]) -> List[Entry]:
     return _joined(_present([(row.get("pg_id"), entry) for row, entry in read if entry is not None]))
 
 
-def of_nccl(found: Sequence[Entry]) -> List[Entry]:
+def parse_nccl_dump(found: Sequence[Entry]) -> List[Entry]:
     """Return the entries with NCCL's group names, to stand beside gloo's entries."""
     return [entry._replace(group=NCCL + entry.group) for entry in found]
 

@@ -132,14 +132,14 @@ def is_own(frame: Frame) -> bool:
     return not _LIBRARY.search(str(frame[0]))
 
 
-def own(stack: Optional[Sequence[Frame]]) -> List[Frame]:
+def is_own_code(stack: Optional[Sequence[Frame]]) -> List[Frame]:
     """Return the user's own frames, the innermost first; all frames if the user has no frame in the stack."""
     return [frame for frame in stack or () if is_own(frame)] or list(stack or ())
 
 
 def place(stack: Optional[Sequence[Frame]]) -> str:
     """Return the rank's place in the user's code, like ``train.py:88 in step``; empty if it is not known."""
-    frames = own(stack)
+    frames = is_own_code(stack)
     if not frames:
         return ""
     file, line, function = frames[0]
@@ -147,7 +147,7 @@ def place(stack: Optional[Sequence[Frame]]) -> str:
     return where if function == "<module>" else "%s in %s" % (where, function)
 
 
-def awake(stack: Optional[Sequence[Frame]]) -> List[Frame]:
+def find_awake(stack: Optional[Sequence[Frame]]) -> List[Frame]:
     """Return the stack from the innermost frame of the user on that does more than sleep."""
     frames = list(stack or ())
     first = next((at for at, frame in enumerate(frames) if is_own(frame) and not _SLEEP.match(str(frame[2]))), 0)

@@ -10,7 +10,7 @@ BUSY_FACTOR = 3  # a rank in a loop of pure Python, in one function, is excused 
 MOVING_FACTOR = 20  # a rank that works in another way is excused longer: an evaluation may stay on one line
 BUSY_CPU = 10.0  # percent of a core: a rank that uses this much works
 BUSY_BYTES = 64 << 10  # bytes a second: a rank that transfers this much works
-LOOKS_APART_S = 3.0  # the hosts' looks of one round end within this time (seen.py)
+LOOKS_APART_S = 3.0  # the hosts' looks of one round end within this time (rank_view.py)
 
 # --- sentences of a verdict
 NAMED_RANKS = 4  # places that are described one by one; beyond them only a count is given

@@ -34,7 +34,7 @@ class When(NamedTuple):
 
 def when_of(found: Mapping[str, Any]) -> When:
     """Return the time of a save from its manifest or from a row with the same fields."""
-    return When(attempt_of(found), found["clock"], moment(found["time"]), found["entry"])
+    return When(attempt_of(found), found["clock"], moment_of(found["time"]), found["entry"])
 
 
 def oldest_first(found: Iterable[T], when: Callable[[T], When], rest: Callable[[T], Any]) -> List[T]:
@@ -52,6 +52,6 @@ def oldest_first(found: Iterable[T], when: Callable[[T], When], rest: Callable[[
     return ordered
 
 
-def moment(time: str) -> float:
+def moment_of(time: str) -> float:
     """Return an ISO 8601 time with a zone as seconds since 1970."""
     return datetime.fromisoformat(time).timestamp()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from ddpctl_worker.rules.attempts import Begun
+from ddpctl_worker.rules.attempts import BegunAttempt
 from ddpctl_worker.rules.entries import Files, Stamp, is_of_torch, member_of, step_of
 
 EARLIER = 0  # the save number of a file that an earlier attempt has written
@@ -23,7 +23,7 @@ class SaveCounter:
     - Any other change came too soon: a write may have been missed, so the count is unknown from then on.
     """
 
-    def __init__(self, begun: Begun, known: Mapping[str, Mapping[str, Tuple[int, int, Optional[int]]]]) -> None:
+    def __init__(self, begun: BegunAttempt, known: Mapping[str, Mapping[str, Tuple[int, int, Optional[int]]]]) -> None:
         """``known``: size, time and save of each file, from an earlier look during this attempt."""
         self._begun, self._known = begun, known
         self._files: Dict[Tuple[str, str], Tuple[Stamp, Optional[int], bool]] = {}  # stamp, count, whether at rest
@@ -68,21 +68,21 @@ class SaveCounter:
         return {path: EARLIER if count == EARLIER else 1 for path, count in counts.items()}
 
 
-def newest_save(saves: Mapping[str, Optional[int]]) -> Optional[int]:
+def find_newest_save(saves: Mapping[str, Optional[int]]) -> Optional[int]:
     """Return the newest save among the files of one host; ``None`` if it is not known."""
     if None in saves.values():
         return None
     return max((save for save in saves.values() if save is not None), default=EARLIER)
 
 
-def left_behind(saves: Mapping[str, Optional[int]]) -> List[str]:
+def find_left_behind(saves: Mapping[str, Optional[int]]) -> List[str]:
     """Return the files of one host that the newest save has not written yet.
 
     - Shards and their index are left out: complete.py compares them over all hosts.
     - Files of ranks that an earlier attempt wrote are left out: these ranks may be on other hosts now.
     - A file of no rank is left out if it missed more than the newest save: it never changes.
     """
-    newest = newest_save(saves)
+    newest = find_newest_save(saves)
     if not newest:
         return []
     paths = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
-from ddpctl_worker.rules.seen import SeenRank
+from ddpctl_worker.rules.rank_view import RankView
 
 SKIPPED, REPEATED, EITHER, SIZE, OTHER = "skipped", "repeated", "either", "size", "other"
 Signatures = Dict[int, str]  # by number
@@ -14,7 +14,7 @@ class Side(NamedTuple):
     """Ranks that called the same collective."""
 
     signature: str
-    ranks: List[SeenRank]
+    ranks: List[RankView]
 
 
 class Difference(NamedTuple):
@@ -25,7 +25,7 @@ class Difference(NamedTuple):
     sides: List[Side]
 
     @property
-    def clear(self) -> bool:
+    def has_majority(self) -> bool:
         """Return whether the largest side is the majority."""
         return len(self.sides[0].ranks) > len(self.sides[1].ranks)
 
@@ -46,7 +46,7 @@ class Difference(NamedTuple):
         return SIZE if len(ops) == 1 else OTHER
 
 
-def first_difference(ranks: Sequence[SeenRank]) -> Optional[Difference]:
+def first_difference(ranks: Sequence[RankView]) -> Optional[Difference]:
     """Return the first difference of a group in which a rank waits at that number or later."""
     for group in sorted({name for rank in ranks for name in rank.head}):
         found = _of_group(group, ranks)
@@ -57,12 +57,12 @@ def first_difference(ranks: Sequence[SeenRank]) -> Optional[Difference]:
     return None
 
 
-def _of_group(group: str, ranks: Sequence[SeenRank]) -> Optional[Difference]:
+def _of_group(group: str, ranks: Sequence[RankView]) -> Optional[Difference]:
     """Return the difference in a group.
 
     Where all ranks have finished the same collective, the differences before it did no harm.
     """
-    by_seq: Dict[int, Dict[str, List[SeenRank]]] = {}
+    by_seq: Dict[int, Dict[str, List[RankView]]] = {}
     waiting = set()
     for rank in ranks:
         for entry in rank.entries:
@@ -82,7 +82,7 @@ def _of_group(group: str, ranks: Sequence[SeenRank]) -> Optional[Difference]:
     return found
 
 
-def _signatures(ranks: Sequence[SeenRank], group: str) -> Signatures:
+def _signatures(ranks: Sequence[RankView], group: str) -> Signatures:
     return {entry.seq: entry.signature for rank in ranks for entry in rank.entries if entry.group == group}
 
 

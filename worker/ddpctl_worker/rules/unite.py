@@ -7,7 +7,15 @@ from __future__ import annotations
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ddpctl_worker.rules.attempts import attempt_of
-from ddpctl_worker.rules.complete import File, Manifest, best, content, lacking, newest_last, when
+from ddpctl_worker.rules.complete import (
+    File,
+    Manifest,
+    choose_newest_complete,
+    content,
+    list_missing,
+    sort_by_time,
+    when,
+)
 from ddpctl_worker.rules.order import When, oldest_first, when_of
 
 
@@ -84,18 +92,18 @@ def _saved(entry: str, found: List[Tuple[Manifest, Set[str]]]) -> Saved:
     same: Dict[str, Set[str]] = {}
     for manifest, holders in found:
         same.setdefault(manifest["version"], set()).update(holders)
-    order = newest_last([manifest for manifest, _ in found])
+    order = sort_by_time([manifest for manifest, _ in found])
     parts = [
         SavedPart(manifest, tuple(sorted(holders)), tuple(sorted(same[manifest["version"]])))
         for manifest, holders in sorted(found, key=lambda pair: order.index(pair[0]), reverse=True)
     ]
-    chosen = best([part.manifest for part in parts])
+    chosen = choose_newest_complete([part.manifest for part in parts])
     if chosen is not None:
         wanted = content(chosen.files).items()
         having = tuple(part for part in parts if wanted & content(part.manifest["files"]).items())
         size = sum(file["size"] for file in chosen.files.values())
         return Saved(entry, chosen.step, chosen.time, size, having, when(chosen), (), chosen.files)
-    missing = lacking([part.manifest for part in parts])
+    missing = list_missing([part.manifest for part in parts])
     parts = _of_one_save(parts)
     newest = parts[0].manifest
     size = sum(part.manifest["size"] for part in parts)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ddpctl_worker.rules import families, seen, sequences, words
+from ddpctl_worker.rules import families, phrases, rank_view, sequences
 from ddpctl_worker.rules.limits import (
     BLOCKED_S,
     BUSY_BYTES,
@@ -24,9 +24,9 @@ from ddpctl_worker.rules.limits import (
     SPIN_S,
     STALL_S,
 )
-from ddpctl_worker.rules.seen import DEFAULT_GROUPS, SeenRank
+from ddpctl_worker.rules.phrases import numbers
+from ddpctl_worker.rules.rank_view import DEFAULT_GROUPS, RankView
 from ddpctl_worker.rules.sequences import Difference, Side
-from ddpctl_worker.rules.words import numbers
 
 __all__ = ["Diagnosis", "diagnose", "numbers"]
 
@@ -59,23 +59,23 @@ def diagnose(
     ``expected``: every rank of the run, and its host. A rank that its host no longer sees has ended.
     ``asked``: a person asks, so a rank that is blocked for good is named before ``stall`` seconds are over.
     """
-    ranks = [seen.read(look) for look in looks]
+    ranks = [rank_view.read_looks(look) for look in looks]
     there = {rank.rank for rank in ranks}
     for rank, host in (expected or {}).items():
         if rank not in there and host not in absent:
-            ranks.append(seen.read({"rank": rank, "host": host, "state": "ended"}))
-    ranks = sorted(seen.present(ranks), key=lambda rank: (rank.rank, rank.host))
+            ranks.append(rank_view.read_looks({"rank": rank, "host": host, "state": "ended"}))
+    ranks = sorted(rank_view.present_ranks(ranks), key=lambda rank: (rank.rank, rank.host))
     world = max(len(ranks), len(expected or ()))
     found = _Judge(ranks, world, list(absent), stall, asked).verdict()
     missing = ["%s did not answer" % host for host in absent]
-    missing += words.same_words((rank.rank, str(what)) for rank in ranks for what in rank.look.get("missing") or ())
+    missing += phrases.same_words((rank.rank, str(what)) for rank in ranks for what in rank.look.get("missing") or ())
     return found._replace(missing=missing)
 
 
 class _Judge:
     """A judgement. Excused ranks are handled separately: if only such ranks are odd, the run is slow, not stuck."""
 
-    def __init__(self, ranks: List[SeenRank], world: int, absent: List[str], stall: float, asked: bool) -> None:
+    def __init__(self, ranks: List[RankView], world: int, absent: List[str], stall: float, asked: bool) -> None:
         self._ranks, self._world, self._absent, self._stall, self._asked = ranks, world, absent, stall, asked
         self._by_rank = {rank.rank: rank for rank in ranks}
         self._heads = {rank.rank: rank.head for rank in ranks}
@@ -98,7 +98,7 @@ class _Judge:
             return self._waited >= (BLOCKED_S if self._asked else self._stall)
         return all(self._still(rank) for rank in self._waiting)
 
-    def _still(self, rank: SeenRank) -> bool:
+    def _still(self, rank: RankView) -> bool:
         """Return whether the rank stayed on one line during the look.
 
         The watcher has waited before it looks, so a single stack is enough there.
@@ -123,7 +123,9 @@ class _Judge:
         moving = [rank for rank in self._ranks if rank.look.get("moved")]
         if not moving or any(rank.state in ("stopped", "traced") for rank in self._ranks):
             return None
-        return self._say("nobody is stuck: %s entered or left a collective within the last second" % words.who(moving))
+        return self._say(
+            "nobody is stuck: %s entered or left a collective within the last second" % phrases.who(moving)
+        )
 
     def _ended(self) -> Optional[Diagnosis]:
         """Some ranks have no process.
@@ -136,7 +138,7 @@ class _Judge:
             return None
         if not left:
             return self._say("every rank has ended" if not self._absent else self._with_absent("all others have ended"))
-        text = "%s; %s ended" % (self._where_they_are(left), words.have(gone))
+        text = "%s; %s ended" % (self._where_they_are(left), phrases.have(gone))
         works = not self._waiting and any(self._works(rank) or _sleeps(rank) for rank in left)
         just = min(float(rank.look.get("ended_s", BLOCKED_S)) for rank in gone) < BLOCKED_S
         if works or just or not self._late:
@@ -151,7 +153,7 @@ class _Judge:
         if found is None:
             return None
         others = found.sides[1:]
-        odd = [rank for side in (others if found.clear else found.sides) for rank in side.ranks]
+        odd = [rank for side in (others if found.has_majority else found.sides) for rank in side.ranks]
         return self._say(_parted(found), odd, stuck=True)
 
     def _stopped(self) -> Optional[Diagnosis]:
@@ -159,7 +161,7 @@ class _Judge:
         if not odd:
             return None
         place = odd[0].place if len(odd) == 1 else ""
-        text = "%s stopped%s, by SIGSTOP or a debugger" % (words.are(odd), " at %s" % place if place else "")
+        text = "%s stopped%s, by SIGSTOP or a debugger" % (phrases.are(odd), " at %s" % place if place else "")
         return self._say(self._with_waiting(text, odd), odd, stuck=True)
 
     def _behind(self) -> Optional[Diagnosis]:
@@ -169,11 +171,11 @@ class _Judge:
             return None
         held = [other for other in odd if self._excuse(other) is None]
         if not held:
-            reasons = ["%s %s" % (words.are([other]), self._excuse(other)) for other in odd[:3]]
+            reasons = ["%s %s" % (phrases.are([other]), self._excuse(other)) for other in odd[:3]]
             more = "" if len(odd) <= 3 else " and %d more" % (len(odd) - 3)
             text = self._with_waiting("; ".join(reasons) + more, odd)
             return self._say("nobody is stuck yet: %s" % text, waiting_for=odd)
-        return self._say(self._with_waiting(words.standing(held), odd), held, stuck=True)
+        return self._say(self._with_waiting(phrases.standing_text(held), odd), held, stuck=True)
 
     def _nobody_behind(self) -> Optional[Diagnosis]:
         """Every rank that was seen waits: for another rank, a GPU, a host that did not answer, or the network."""
@@ -181,14 +183,14 @@ class _Judge:
             return None
         cycle = self._cycle()
         if cycle:
-            text = "%s wait for each other: %s" % (words.who(cycle), words.standing(cycle))
+            text = "%s wait for each other: %s" % (phrases.who(cycle), phrases.standing_text(cycle))
             return self._say(text, _minority(cycle) if self._late else [], stuck=self._late)
         where, late = self._where_they_are(self._waiting), self._waited >= self._stall
         if not late and not (self._asked and self._waited >= BLOCKED_S):
             return self._say("nobody is stuck: %s" % where)
         busy = [rank for rank in self._waiting if self._transfers(rank)]
         if busy and self._waited < self._stall * MOVING_FACTOR:
-            return self._say("nobody is stuck yet: %s; %s at work" % (where, words.are(busy)))
+            return self._say("nobody is stuck yet: %s; %s at work" % (where, phrases.are(busy)))
         if self._absent:
             return self._say(self._with_absent(where), stuck=late)
         apart = self._apart()
@@ -199,7 +201,7 @@ class _Judge:
             text = "%s; the GPU%s of %s %s not begun it" % (
                 where,
                 "" if len(idle) == 1 else "s",
-                words.who(idle),
+                phrases.who(idle),
                 "has" if len(idle) == 1 else "have",
             )
             return self._say(text, idle, stuck=True)
@@ -232,9 +234,13 @@ class _Judge:
             text = "%s; %d processes that ranks have started could not be looked at"
             return self._say(self._with_absent(text % (self._where_they_are(self._ranks), unseen)))
         if all(rank.state == "blocked" for rank in self._ranks):
-            many, place = words.count(len(self._ranks), self._world), self._ranks[0].place
+            many, place = phrases.count(len(self._ranks), self._world), self._ranks[0].place
             verb = "waits" if len(self._ranks) == 1 else "wait"
-            text = "%s %s in the kernel for a disk or a network file system%s" % (many, verb, words.in_brackets(place))
+            text = "%s %s in the kernel for a disk or a network file system%s" % (
+                many,
+                verb,
+                phrases.in_brackets(place),
+            )
             return self._say(self._with_absent(text))
         if self._waiting:
             return self._say(self._with_absent("nobody is stuck: %s" % self._where_they_are(self._ranks)))
@@ -258,7 +264,7 @@ class _Judge:
                     todo.append(other)
         return found
 
-    def _blockers(self, rank: SeenRank) -> Set[int]:
+    def _blockers(self, rank: RankView) -> Set[int]:
         """Return the ranks that have not reached the operation in which this rank waits."""
         if rank.pending is None:
             return self._blockers_by_stack(rank)
@@ -283,7 +289,7 @@ class _Judge:
             found = {other.rank for other in self._ranks if other.operation is None}
         return found
 
-    def _blockers_by_stack(self, rank: SeenRank) -> Set[int]:
+    def _blockers_by_stack(self, rank: RankView) -> Set[int]:
         peer = self._peer(rank)
         if peer is not None:
             return set() if self._meets(rank, peer) else {peer.rank}
@@ -295,19 +301,19 @@ class _Judge:
             self._elsewhere = {who for who, place in self._places.items() if place not in ("", self._crowded)}
         return self._elsewhere - {rank.rank}
 
-    def _peer(self, rank: SeenRank) -> Optional[SeenRank]:
+    def _peer(self, rank: RankView) -> Optional[RankView]:
         peers = rank.look.get("peers") or {}
         found = self._by_rank.get(peers.get("src", peers.get("dst", -1)))
         return None if found is rank else found
 
-    def _meets(self, rank: SeenRank, peer: SeenRank) -> bool:
+    def _meets(self, rank: RankView, peer: RankView) -> bool:
         """Return whether the other end is in the matching call; then the data is on its way."""
         mine, other = rank.look.get("peers") or {}, peer.look.get("peers") or {}
         if peer.pending is not None or peer.operation is None:
             return False
         return bool(other.get("dst") == rank.rank if "src" in mine else other.get("src") == rank.rank)
 
-    def _cycle(self) -> List[SeenRank]:
+    def _cycle(self) -> List[RankView]:
         """Return ranks that all wait for each other, directly or through other ranks; empty without such a cycle."""
         done: Set[int] = set()
         for start in self._waiting:
@@ -324,7 +330,7 @@ class _Judge:
                     ahead.append(iter(sorted(self._blockers(self._by_rank[rank]))))
         return []
 
-    def _all_around(self, rank: int) -> List[SeenRank]:
+    def _all_around(self, rank: int) -> List[RankView]:
         """Return all ranks on the cycles through this rank: it waits for each such rank, and each such rank for it."""
         ahead: Dict[int, Set[int]] = {}
         todo = [rank]
@@ -348,11 +354,11 @@ class _Judge:
             here = [rank for rank in self._waiting if rank.pending is not None and rank.pending.group == group]
             rest = [rank for rank in self._waiting if rank not in here]
             if rest:
-                text = "%s; %s" % (self._where_they_are(here), words.standing(rest))
+                text = "%s; %s" % (self._where_they_are(here), phrases.standing_text(rest))
                 return self._say(text, rest if len(rest) == 1 else [], stuck=True)
         return None
 
-    def _gpus_behind(self) -> List[SeenRank]:
+    def _gpus_behind(self) -> List[RankView]:
         """Return the ranks whose GPU has not begun the collective in which all wait, if other GPUs have."""
         pending = [rank.pending for rank in self._waiting if rank.pending is not None]
         if len(pending) < len(self._waiting) or len({(rank.group, rank.seq) for rank in pending}) > 1:
@@ -361,7 +367,7 @@ class _Judge:
         return behind if len(behind) < len(pending) else []
 
     # --- excuses of a rank -------------------------------------------------------------------------------------------
-    def _excuse(self, rank: SeenRank) -> Optional[str]:
+    def _excuse(self, rank: RankView) -> Optional[str]:
         """Return why a rank that holds up other ranks may not be stuck; ``None`` if it is stuck."""
         waited = self._waited if self._timed else self._stall
         at = " at %s" % rank.place if rank.place else ""
@@ -380,10 +386,10 @@ class _Judge:
             return None
         return at.strip() or "elsewhere"
 
-    def _works(self, rank: SeenRank) -> bool:
+    def _works(self, rank: RankView) -> bool:
         return rank.cpu >= BUSY_CPU or rank.bytes >= BUSY_BYTES or bool(rank.look.get("wants_cpu"))
 
-    def _transfers(self, rank: SeenRank) -> bool:
+    def _transfers(self, rank: RankView) -> bool:
         """Return whether the rank's collective moves data.
 
         With NCCL a rank may use a core to wait, so its use of the processor shows nothing; NCCL's groups have known
@@ -393,50 +399,56 @@ class _Judge:
         return rank.bytes >= BUSY_BYTES or (gloo and self._works(rank))
 
     # --- words -----------------------------------------------------------------------------------------------------
-    def _with_waiting(self, text: str, odd: Sequence[SeenRank]) -> str:
+    def _with_waiting(self, text: str, odd: Sequence[RankView]) -> str:
         rest = [rank for rank in self._waiting if rank not in odd]
         return "%s; %s" % (self._where_they_are(rest), text) if rest else text
 
     def _with_absent(self, text: str) -> str:
         return "%s; %s did not answer" % (text, ", ".join(self._absent)) if self._absent else text
 
-    def _where_they_are(self, ranks: Sequence[SeenRank]) -> str:
+    def _where_they_are(self, ranks: Sequence[RankView]) -> str:
         """Return the place of most ranks.
 
         For example ``15 of 16 ranks wait in all_reduce #1203 (train.py:88 in step) for 40 s``.
         """
         waiting = [rank for rank in ranks if rank.operation is not None]
         if not waiting:
-            where, some = Counter(words.where(rank) for rank in ranks).most_common(1)[0]
-            verb, where = "is" if some == 1 else "are", words.of(range(some), where)
-            return "%s %s %s" % (words.count(some, self._world), verb, where)
-        label, some = Counter(words.label(rank) for rank in waiting).most_common(1)[0]
-        first = next(rank for rank in waiting if words.label(rank) == label)
+            where, some = Counter(phrases.place_text(rank) for rank in ranks).most_common(1)[0]
+            verb, where = "is" if some == 1 else "are", phrases.of(range(some), where)
+            return "%s %s %s" % (phrases.count(some, self._world), verb, where)
+        label, some = Counter(phrases.rank_label(rank) for rank in waiting).most_common(1)[0]
+        first = next(rank for rank in waiting if phrases.rank_label(rank) == label)
         since = " for %d s" % round(first.waited) if first.waited >= 1 else ""
         verb = "waits" if some == 1 else "wait"
-        return "%s %s in %s%s%s" % (words.count(some, self._world), verb, label, words.in_brackets(first.place), since)
+        return "%s %s in %s%s%s" % (
+            phrases.count(some, self._world),
+            verb,
+            label,
+            phrases.in_brackets(first.place),
+            since,
+        )
 
     def _say(
         self,
         text: str,
-        suspects: Sequence[SeenRank] = (),
+        suspects: Sequence[RankView] = (),
         *,
         stuck: bool = False,
-        waiting_for: Sequence[SeenRank] = (),
+        waiting_for: Sequence[RankView] = (),
     ) -> Diagnosis:
         shown = [*suspects, *(rank for rank in waiting_for if rank not in suspects)]
         return Diagnosis(
             verdict=text,
             stuck=stuck,
             suspects=[{"host": rank.host, "rank": rank.rank} for rank in suspects],
-            groups=words.grouped(self._ranks),
-            evidence=[line for rank in shown[:4] for line in words.evidence(rank)],
+            groups=phrases.group_ranks(self._ranks),
+            evidence=[line for rank in shown[:4] for line in phrases.evidence_text(rank)],
             missing=[],
             waited_s=round(self._waited, 1),
         )
 
 
-def _sleeps(rank: SeenRank) -> bool:
+def _sleeps(rank: RankView) -> bool:
     """Return whether the rank sleeps for a known time. A rank that polls does not: its event may never come."""
     return rank.sleep is not None and not rank.polls
 
@@ -450,17 +462,17 @@ def _sleeps_on(child: Mapping[str, Any], stall: float) -> bool:
 NOBODY = "no rank was seen"
 
 
-def _minority(cycle: List[SeenRank]) -> List[SeenRank]:
+def _minority(cycle: List[RankView]) -> List[RankView]:
     """Return the ranks at the place with the fewest ranks, if there is exactly one such place; otherwise all ranks."""
-    count = Counter(words.label(rank) for rank in cycle)
+    count = Counter(phrases.rank_label(rank) for rank in cycle)
     few = [label for label in count if count[label] == min(count.values())]
-    return [rank for rank in cycle if words.label(rank) == few[0]] if len(few) == 1 < len(count) else cycle
+    return [rank for rank in cycle if phrases.rank_label(rank) == few[0]] if len(few) == 1 < len(count) else cycle
 
 
 def _parted(found: Difference) -> str:
     """Return which ranks called a collective that differs from the majority's."""
     most, others = found.sides[0], found.sides[1:]
-    if not found.clear:
+    if not found.has_majority:
         return "%s: they do not match" % " and ".join(_in(found, side) for side in found.sides)
     return "; ".join(_odd(found, side, most) for side in others)
 
@@ -469,30 +481,30 @@ def _odd(found: Difference, side: Side, most: Side) -> str:
     how, seq, theirs = found.how(side), found.seq, _op(most)
     if how == sequences.SKIPPED:
         place = _line(found, most)
-        skipped = words.called(theirs, seq, found.group)
+        skipped = phrases.call_text(theirs, seq, found.group)
         text = "%s skipped %s, which %s called%s" % (
-            words.have(side.ranks),
+            phrases.have(side.ranks),
             skipped,
-            words.who(most.ranks),
+            phrases.who(most.ranks),
             " at %s" % place if place else "",
         )
         return "%s; %s" % (text, _now(side))
     if how in (sequences.REPEATED, sequences.EITHER):
-        skipped = "skipped %s or " % words.called(theirs, seq, found.group) if how == sequences.EITHER else ""
-        twice = words.called(_op(side), seq - 1, found.group)
-        text = "%s %scalled %s twice" % (words.have(side.ranks), skipped, twice)
+        skipped = "skipped %s or " % phrases.call_text(theirs, seq, found.group) if how == sequences.EITHER else ""
+        twice = phrases.call_text(_op(side), seq - 1, found.group)
+        text = "%s %scalled %s twice" % (phrases.have(side.ranks), skipped, twice)
         return "%s; %s, %s" % (text, _now(side), _in(found, most))
     if how == sequences.SIZE:
         mine, other = side.signature.partition(" ")[2], most.signature.partition(" ")[2]
         verb = "calls" if len(side.ranks) == 1 else "call"
-        place = words.in_brackets(_line(found, side))
-        text = "%s %s %s%s" % (words.who(side.ranks), verb, words.called(theirs, seq, found.group), place)
-        return "%s with %s, %s with %s" % (text, _elements(mine), words.who(most.ranks), other)
+        place = phrases.in_brackets(_line(found, side))
+        text = "%s %s %s%s" % (phrases.who(side.ranks), verb, phrases.call_text(theirs, seq, found.group), place)
+        return "%s with %s, %s with %s" % (text, _elements(mine), phrases.who(most.ranks), other)
     return "%s, %s: they do not match" % (_in(found, side), _in(found, most))
 
 
 def _now(side: Side) -> str:
-    return "it is %s" % words.where(side.ranks[0]) if len(side.ranks) == 1 else words.standing(side.ranks)
+    return "it is %s" % phrases.place_text(side.ranks[0]) if len(side.ranks) == 1 else phrases.standing_text(side.ranks)
 
 
 def _op(side: Side) -> str:
@@ -505,8 +517,8 @@ def _elements(text: str) -> str:
 
 def _in(found: Difference, side: Side) -> str:
     """Return ``ranks 0-1 are in broadcast #7 (train.py:18)``."""
-    label = words.called(_op(side), found.seq, found.group)
-    return "%s in %s%s" % (words.are(side.ranks), label, words.in_brackets(_line(found, side)))
+    label = phrases.call_text(_op(side), found.seq, found.group)
+    return "%s in %s%s" % (phrases.are(side.ranks), label, phrases.in_brackets(_line(found, side)))
 
 
 def _line(found: Difference, side: Side) -> str:

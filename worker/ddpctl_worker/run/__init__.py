@@ -11,8 +11,8 @@ The supervisor reports to the guardian over a pipe (heartbeats and facts). The a
 Threads of the supervisor: the main loop; drain (the ranks' pipes); record (recorder.py: all records); the log writer;
 the gang; observe, gpus, saving and the doctor's threads, each while it has work.
 
-A failure: findings.py collects the evidence, cause.py and words.py judge it, ending.py agrees with the other nodes on
-an Outcome, stopper.py ends the processes, and recorder.py writes the exit record.
+A failure: findings.py collects the evidence, cause.py and last_output.py judge it, ending.py agrees on an Outcome with
+the other nodes, stopper.py ends the processes, and recorder.py writes the exit record.
 
 Files: run.json, state.json, exit.json, the heartbeat, supervisor.log and the ranks' FIFOs and interpreter, below the
 run's folder; record/paths.py names each. Verbs: start, stop, free_port, ask_checkpoint.

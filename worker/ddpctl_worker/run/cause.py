@@ -8,7 +8,8 @@ import signal
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ddpctl_worker.record.lines import STDERR, STDOUT
-from ddpctl_worker.run import words
+from ddpctl_worker.run import last_output
+from ddpctl_worker.run.last_output import LastOutput
 from ddpctl_worker.run.limits import (
     EXCEPTION_QUIET_S,
     HUNG_EXIT_S,
@@ -18,7 +19,6 @@ from ddpctl_worker.run.limits import (
     QUOTE_CHARACTERS,
     SUSPECT_TRACEBACK_S,
 )
-from ddpctl_worker.run.words import Words
 from ddpctl_worker.wire.contract import DISK_FULL, EXITED, OOM, SIGNALED
 
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|\[Errno 28\]|\[Errno 122\]")
@@ -107,7 +107,7 @@ def _completed(seen: Evidence) -> Dict[int, Tuple[Optional[int], float]]:
 
     If the launcher reaped a rank first, its status is unknown. It is 0 if the launcher's report names only other ranks.
     """
-    reported = {local for _, local, _, _ in words.failures(seen.tails.get((None, STDERR), ""))}
+    reported = {local for _, local, _, _ in last_output.find_failures(seen.tails.get((None, STDERR), ""))}
     return {
         local: (0 if status is None and reported and local not in reported else status, at)
         for local, (status, at) in seen.deaths.items()
@@ -124,10 +124,10 @@ def _failed_ranks(seen: Evidence) -> List[_Death]:
     for local, (status, _) in seen.deaths.items():
         if status:
             found[local] = _Death(local, seen.ranks.get(local), code_of(status), seen.plain)
-    first = words.first_failure(seen.tails.get((None, STDERR), ""))
+    first = last_output.find_first_failure(seen.tails.get((None, STDERR), ""))
     if first is not None and seen.deaths.get(first[0], (0, 0.0))[0] is None:  # the launcher reaped it first
         found[first[0]] = _Death(first[0], seen.ranks.get(first[0]), first[1])
-    for rank, local, code, root in words.failures(seen.tails.get((None, STDERR), "")):
+    for rank, local, code, root in last_output.find_failures(seen.tails.get((None, STDERR), "")):
         found[local] = _Death(local, rank, code, root)
     return list(found.values())
 
@@ -139,7 +139,7 @@ def _of_launcher(seen: Evidence) -> List[Failure]:
     code = code_of(seen.status)
     if code < 0:
         return [_of_death(_Death(None, None, code), seen)]
-    old = words.old_exit_code(seen.tails.get((None, STDERR), ""))
+    old = last_output.old_exit_code(seen.tails.get((None, STDERR), ""))
     local = _guess_local(seen)
     rank = None if local is None else seen.ranks.get(local)
     return [_of_death(_Death(local, rank, code if old is None else old), seen)]
@@ -147,7 +147,7 @@ def _of_launcher(seen: Evidence) -> List[Failure]:
 
 def _of_death(death: _Death, seen: Evidence) -> Failure:
     text = _text_of(seen, death.local)
-    own = words.read(text)
+    own = last_output.read_last_output(text)
     if own.traceback is None and death.root:
         own = _from_error_file(seen.error_file, own)
     # If a signal ended the process, its traceback may be of an exception that it had handled.
@@ -155,7 +155,7 @@ def _of_death(death: _Death, seen: Evidence) -> Failure:
     raised = own.traceback is not None and (death.signal is None or final)
     peers = None
     if raised or death.signal in (None, "SIGABRT"):  # torch's watchdog aborts a rank after the loss of a peer
-        peers = words.peer_words(own.error if raised else "\n".join(own.rest[-PEER_FAILURE_LINES:]))
+        peers = last_output.find_peer_failure(own.error if raised else "\n".join(own.rest[-PEER_FAILURE_LINES:]))
     ended = death.signal == "SIGTERM" and not death.root and not raised
     died = seen.deaths.get(death.local, (0, None))[1] if death.local is not None else None
     reason, detail = _reason(death, seen, own, raised, seen.now if died is None else died, peers, text)
@@ -168,7 +168,7 @@ def _of_death(death: _Death, seen: Evidence) -> Failure:
         None if death.signal else death.code,
         death.signal,
         reason,
-        words.one_line(death.who + detail, 400 - len(note)) + (note if peers or ended else ""),
+        last_output.shorten_to_line(death.who + detail, 400 - len(note)) + (note if peers or ended else ""),
         own.traceback if raised or not death.signal else None,
         bool(peers) or ended,
         min([at for at in times if at is not None], default=None),
@@ -176,7 +176,7 @@ def _of_death(death: _Death, seen: Evidence) -> Failure:
 
 
 def _reason(
-    death: _Death, seen: Evidence, own: Words, raised: bool, at: float, peers: Optional[str], text: str
+    death: _Death, seen: Evidence, own: LastOutput, raised: bool, at: float, peers: Optional[str], text: str
 ) -> Tuple[str, str]:
     """Return the contract's reason, and the end of the message."""
     how = " was killed by %s" % death.signal if death.signal else " exited with code %s" % death.code
@@ -199,11 +199,11 @@ def _living(seen: Evidence, dead: Set[Optional[int]]) -> List[Failure]:
     """Return the ranks that raised an exception and hang in their exit while their peers die."""
     found = []
     for local, at in seen.tracebacks.items():
-        own = words.read(seen.tails.get((local, STDERR), ""))
+        own = last_output.read_last_output(seen.tails.get((local, STDERR), ""))
         if (
             local in dead
             or not _ended_it(own, local, seen)
-            or words.peer_words(own.error)
+            or last_output.find_peer_failure(own.error)
             or seen.now - at < HUNG_EXIT_S
         ):
             continue
@@ -215,7 +215,7 @@ def _living(seen: Evidence, dead: Set[Optional[int]]) -> List[Failure]:
         still = "has not ended" if seen.status is None else "was not seen to end"
         text = "%s %s, %.0f s after %s" % (who, still, seen.now - at, _shown(own.error))
         reason = DISK_FULL if _NO_SPACE.search(own.error) else EXITED
-        message = words.one_line(text)
+        message = last_output.shorten_to_line(text)
         found.append(Failure(rank, None, None, reason, message, own.traceback, False, at, not own.uncaught))
     return found
 
@@ -236,7 +236,7 @@ def _ended_early(seen: Evidence) -> List[Failure]:
     return [_early(seen.ranks.get(local), at) for at, local in sorted(done)[:1]]
 
 
-def _ended_it(own: Words, local: Optional[int], seen: Evidence) -> bool:
+def _ended_it(own: LastOutput, local: Optional[int], seen: Evidence) -> bool:
     at = None if local is None else seen.tracebacks.get(local)
     return own.ended_it(local is None or at is None or seen.said.get((local, STDERR), 0.0) <= at + EXCEPTION_QUIET_S)
 
@@ -260,7 +260,9 @@ def signal_name(number: int) -> str:
 
 def _guess_local(seen: Evidence) -> Optional[int]:
     """Return the only local rank with a traceback; ``None`` if there are more. The launcher's report names no rank."""
-    found = [local for (local, stream), text in seen.tails.items() if local is not None and words.TRACEBACK in text]
+    found = [
+        local for (local, stream), text in seen.tails.items() if local is not None and last_output.TRACEBACK in text
+    ]
     return found[0] if len(found) == 1 else None
 
 
@@ -281,16 +283,19 @@ def _known_words(text: str, seen: Evidence) -> Optional[str]:
     return "the launcher refused its arguments: %s" % refused.group(1) if refused else None
 
 
-def _last_line(seen: Evidence, local: Optional[int], own: Words) -> str:
+def _last_line(seen: Evidence, local: Optional[int], own: LastOutput) -> str:
     """Return the last line that the process wrote: on stderr, or on stdout if a rank's stderr is empty."""
     if local is not None and (local, STDERR) in seen.tails:
-        said = words.read(seen.tails[local, STDERR]).rest or words.read(seen.tails.get((local, STDOUT), "")).rest
+        said = (
+            last_output.read_last_output(seen.tails[local, STDERR]).rest
+            or last_output.read_last_output(seen.tails.get((local, STDOUT), "")).rest
+        )
     else:  # any rank may have written it
-        said = [] if words.ROOT.search(seen.tails.get((None, STDERR), "")) else own.rest
-    return words.one_line(said[-1], QUOTE_CHARACTERS) if said else ""
+        said = [] if last_output.ROOT.search(seen.tails.get((None, STDERR), "")) else own.rest
+    return last_output.shorten_to_line(said[-1], QUOTE_CHARACTERS) if said else ""
 
 
-def _from_error_file(content: Optional[Dict[str, Any]], own: Words) -> Words:
+def _from_error_file(content: Optional[Dict[str, Any]], own: LastOutput) -> LastOutput:
     """Return the traceback that torch's @record decorator saved, else ``own``."""
     message = (content or {}).get("message")
     if not isinstance(message, dict):
@@ -300,4 +305,4 @@ def _from_error_file(content: Optional[Dict[str, Any]], own: Words) -> Words:
     if not trace:
         return own
     found = str(trace).rstrip()
-    return Words(found, words.read(found).error or found.split("\n")[-1].strip(), True, own.rest)
+    return LastOutput(found, last_output.read_last_output(found).error or found.split("\n")[-1].strip(), True, own.rest)

@@ -92,12 +92,12 @@ class SupervisorPipe:
             self.facts.update(message)
         return not self._reader.ended
 
-    def stands_still(self) -> bool:
+    def is_stuck(self) -> bool:
         """Return whether the supervisor's loop is stuck, in a hung disk perhaps."""
         now = time.monotonic()
         return now - self._begun > self._up if self._beat is None else now - self._beat > STUCK_LOOP_S
 
-    def how_still(self) -> str:
+    def describe_stuck(self) -> str:
         if self._beat is not None:
             return "was stuck for %d s" % STUCK_LOOP_S
         return "could not start the launcher within %g s (is its folder or its Python on a disk that hangs?)" % (
@@ -122,19 +122,19 @@ class Leftovers:
         lease: float = LEFTOVERS_GRACE_S,
     ) -> None:
         self.cookie, self.known, self.roots, self.supervisor = cookie, known, roots, supervisor
-        self.launcher = processes.from_json(facts.get("launcher"))
+        self.launcher = processes.identity_from_json(facts.get("launcher"))
         self.grace = min(float(facts.get("grace", LEFTOVERS_GRACE_S)), LEFTOVERS_GRACE_S, max(0.0, lease))
         self.end: Optional[Dict[str, Any]] = facts.get("end")
         self.recorded = bool(facts.get("recorded"))
-        self._stuck = [processes.from_json(stuck) for stuck in facts.get("stuck") or ()]  # see tool.stuck
+        self._stuck = [processes.identity_from_json(stuck) for stuck in facts.get("stuck") or ()]  # see tool.stuck
         self.group = of_record(facts.get("group"))
         self.proof = processes.Proof(self.group, subreaper=bool(roots), spare=self._spare)
 
     def _spare(self) -> List[int]:
-        return processes.living(*(who for who in (self.supervisor, *self._stuck) if who is not None))
+        return processes.filter_alive(*(who for who in (self.supervisor, *self._stuck) if who is not None))
 
     def members(self) -> Dict[int, proc.Stat]:
-        return processes.members(self.cookie, self.roots, [*self.roots, *self._spare()], self.known, self.group)
+        return processes.find_members(self.cookie, self.roots, [*self.roots, *self._spare()], self.known, self.group)
 
 
 def wait_until_gone(
@@ -147,11 +147,11 @@ def wait_until_gone(
     """
     pause = GUARDIAN_LOOK_S
     while listener.listen(pause):
-        left = lease.left() + LEASE_OVER_S
+        left = lease.remaining() + LEASE_OVER_S
         overdue = left <= 0 and not listener.facts.get("ended")
-        if (overdue or listener.stands_still()) and supervisor is not None:
+        if (overdue or listener.is_stuck()) and supervisor is not None:
             processes.send(supervisor, 9)
-            how = "had not ended the ranks when their lease was over" if overdue else listener.how_still()
+            how = "had not ended the ranks when their lease was over" if overdue else listener.describe_stuck()
             return "the supervisor %s and was killed; the processes that it left were killed" % how
         pause = min(GUARDIAN_LOOK_S, left) if left > 0 else GUARDIAN_LOOK_S
         look()
@@ -249,13 +249,13 @@ class ReplacementGuardian:
 def main() -> None:
     """Run the replacement guardian's process."""
     os.umask(0o077)
-    processes.set_name("ddpctl-deputy")
+    processes.set_name("ddpctl-standby")
     listener = SupervisorPipe(0)
     while "order" not in listener.facts:
         if not listener.listen(1.0):
             return
     order = listener.facts["order"]
-    supervisor = processes.from_json(order["supervisor"])
+    supervisor = processes.identity_from_json(order["supervisor"])
     known: Set[Tuple[int, int]] = set()
 
     def look() -> None:
@@ -266,7 +266,7 @@ def main() -> None:
     lease = Lease(order["lease"], GUARDIAN)
     detail = wait_until_gone(listener, supervisor, look, lease)
     paths = RunPaths(order["top"], order["attempt"])
-    left = Leftovers(order["cookie"], sorted(known), (), supervisor, listener.facts, lease.left())
+    left = Leftovers(order["cookie"], sorted(known), (), supervisor, listener.facts, lease.remaining())
     clean_up(paths, left, detail)
     notifying.at_end(paths, order["notify"])
 
@@ -276,5 +276,5 @@ def _note(cookie: str, supervisor: processes.ProcessId) -> Optional[Set[Tuple[in
 
     ``None``: the supervisor died during the look, so its descendants may have been missed.
     """
-    found = processes.members(cookie, [supervisor.pid], [supervisor.pid])
+    found = processes.find_members(cookie, [supervisor.pid], [supervisor.pid])
     return {(stat.pid, stat.start) for stat in found.values()} if processes.is_alive(supervisor) else None

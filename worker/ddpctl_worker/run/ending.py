@@ -51,7 +51,7 @@ class Ending:
         """Make ``outcome`` final without the other nodes' consent, and send it to them."""
         self.settle(outcome)
         if self._gang:
-            self._gang.down(outcome)
+            self._gang.report_failure(outcome)
 
     def propose(self, candidate: Outcome) -> None:
         """Set this node's view of the failure. With a gang, all nodes first agree on one cause."""
@@ -59,7 +59,7 @@ class Ending:
         self._candidate_until = self._clock.now() + VERDICT_S
         self._tell()
         if self._gang:
-            self._gang.down(candidate)
+            self._gang.report_failure(candidate)
 
     def obey(self, by: str) -> None:
         """End the run as killed by user ``by``, unless a rank here had failed before. Does not wait for a verdict."""
@@ -114,7 +114,7 @@ class Ending:
         if now < self._closer_at or not self._only_victims:
             return
         self._closer_at = now + 1.0
-        found = self._findings.closer(self.candidate)
+        found = self._findings.find_slow_rank(self.candidate)
         if found is not None:
             self.propose(found)
 
@@ -125,7 +125,7 @@ class Ending:
         """
         if not status or self.candidate is None or not self.candidate.victim:
             return
-        found = self._findings.likeliest(status)
+        found = self._findings.likeliest_failure(status)
         if found is not None and not found.victim:
             self.propose(found)
 

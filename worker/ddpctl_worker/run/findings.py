@@ -16,7 +16,7 @@ from ddpctl_worker.run.cause import Failure
 from ddpctl_worker.run.drain import Drain
 from ddpctl_worker.run.limits import CATCH_UP_S, CULPRIT_S, LAUNCHER_REPORT_S
 from ddpctl_worker.run.recorder import Look, Recorder
-from ddpctl_worker.run.rendezvous import given_up
+from ddpctl_worker.run.rendezvous import find_rejected_host
 from ddpctl_worker.wire.contract import PLAIN
 
 
@@ -44,9 +44,9 @@ class Findings:
         if not status and not slow:
             return None
         self._look = self._look or self._recorder.look()
-        return self.likeliest(status) if self._look.over else None
+        return self.likeliest_failure(status) if self._look.over else None
 
-    def likeliest(self, status: Optional[int]) -> Optional[Outcome]:
+    def likeliest_failure(self, status: Optional[int]) -> Optional[Outcome]:
         """Return the likeliest candidate after the pipes have been read.
 
         A rank that ended too early counts only once the launcher has ended: until then another rank may fail.
@@ -55,7 +55,7 @@ class Findings:
         found = [failure for failure in self.candidates(status) if status is not None or not failure.early]
         return self.outcome(found[0]) if found else None
 
-    def closer(self, known: Optional[Outcome]) -> Optional[Outcome]:
+    def find_slow_rank(self, known: Optional[Outcome]) -> Optional[Outcome]:
         """Return the failure of a rank here that is slow to die, or hangs in its exit, else ``None``.
 
         Called once a second while all known failures are victims. ``known``: this node's view so far.
@@ -68,7 +68,7 @@ class Findings:
             return None
         if first.early or first.code is None:
             return self.outcome(first)
-        return self.likeliest(None) if known is not None else None  # otherwise ``failure`` reports the death
+        return self.likeliest_failure(None) if known is not None else None  # otherwise ``failure`` reports the death
 
     def keep(self, status: Optional[int]) -> None:
         self.kept = [failure for failure in self.candidates(status) if not failure.early]
@@ -94,7 +94,7 @@ class Findings:
                 time.time(),
                 self._oom.rises(),
                 {local: (death.status, death.at) for local, death in self._roster.deaths.items()},
-                self._roster.of_now(self._drain.tracebacks()),
+                self._roster.current_ranks(self._drain.tracebacks()),
                 self._drain.said(),
                 self._run.get("launcher") == PLAIN,
             )
@@ -119,7 +119,7 @@ class Findings:
         if failure.early:
             why = outcomes.ended_early(self._host, failure.rank, iso(when), self._first_failure() - when)
             return outcomes.failed(why, when=when, suspect=True)
-        gave_up = given_up(self._run, self._launchers_words(failure))
+        gave_up = find_rejected_host(self._run, self._launchers_words(failure))
         why = outcomes.cause(
             gave_up.host if gave_up else self._host,
             gave_up.reason if gave_up else failure.reason,

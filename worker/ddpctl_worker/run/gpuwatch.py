@@ -147,12 +147,12 @@ def main() -> None:
     from ddpctl_worker.facts.gpus import Gpus  # not needed in the supervisor
 
     processes.die_with_parent(signal.SIGKILL)
-    seen = look(Gpus().read, float(os.environ[_SECONDS]))
+    seen = read_gpus(Gpus().read, float(os.environ[_SECONDS]))
     print(json.dumps(dict(seen, cost=_cost())), flush=True)
     os._exit(0)  # the driver's own clean-up may hang
 
 
-def look(read: Callable[[], Dict[str, Any]], seconds: float) -> Dict[str, Any]:
+def read_gpus(read: Callable[[], Dict[str, Any]], seconds: float) -> Dict[str, Any]:
     """Return {"gpus", "error"}: averages over ``seconds`` with the ``runs`` on each GPU; the last reading's error."""
     until = time.monotonic() + seconds
     readings = [read()]
@@ -162,10 +162,10 @@ def look(read: Callable[[], Dict[str, Any]], seconds: float) -> Dict[str, Any]:
             break
         time.sleep(pause)
         readings.append(read())
-    return {"gpus": together([reading["gpus"] for reading in readings]), "error": readings[-1]["error"]}
+    return {"gpus": join_readings([reading["gpus"] for reading in readings]), "error": readings[-1]["error"]}
 
 
-def together(readings: Sequence[Seen]) -> Seen:
+def join_readings(readings: Sequence[Seen]) -> Seen:
     """Merge several readings: use and power are averaged; of memory and temperature the highest value counts."""
     by_index: Dict[int, Seen] = {}
     for reading in readings:

@@ -28,7 +28,7 @@ from ddpctl_worker.run.supervisor import Supervisor
 def launch(order: Dict[str, Any]) -> Dict[str, Any]:
     """Start a detached guardian with ``order``; return its answer {"refused": ``None`` or the reason}."""
     run, lease = order["run"], order.get("lease") or {}
-    words = processes.guardian_words(run["run"], run["host"])
+    words = processes.guardian_argv_tail(run["run"], run["host"])
     return child.launch(__name__, order, words, [lease[reader] for reader in (SUPERVISOR, GUARDIAN) if reader in lease])
 
 
@@ -58,7 +58,7 @@ def main(reply_fd: str, *_: str) -> None:
     listener = SupervisorPipe(ours.fileno(), limit)
     detail = wait_until_gone(listener, supervisor, lambda: None, lease)
     _wait_for(supervisor_pid, patience)
-    clean_up(paths, Leftovers(cookie, (), [os.getpid()], supervisor, listener.facts, lease.left()), detail)
+    clean_up(paths, Leftovers(cookie, (), [os.getpid()], supervisor, listener.facts, lease.remaining()), detail)
     notifying.at_end(paths, notifiers)
 
 
@@ -84,7 +84,7 @@ def _supervise(order: Dict[str, Any], guardian: processes.ProcessId, guard: int,
         if supervisor is None:
             notes.note(notes.trace(error))
         else:
-            supervisor.died(error)
+            supervisor.note_death(error)
     finally:
         os._exit(code)
 

@@ -40,7 +40,7 @@ from ddpctl_worker.wire.channel import WorkerError
 ASKED = "asked"  # a file beside the manifests, rewritten when ranks are asked to save
 
 
-class Keeping:
+class KeeperHandle:
     """The supervisor's handle on the keeper. ``order["keeper"]`` is ``None`` for a run without checkpoints."""
 
     def __init__(self, order: Dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ class Keeping:
             self.port = message.get("port", self.port)
             self.lingers = bool(message.get("lingers", self.lingers))
 
-    def meet(self, servers: Servers) -> None:
+    def connect_replicas(self, servers: Servers) -> None:
         """Send where the other hosts serve their checkpoints. If the pipe is full, a later call sends the rest."""
         if self.port is None or self._process is None or self._writer is None:
             return
@@ -103,7 +103,7 @@ class Keeping:
                     return
             self._met[host] = place
 
-    def acquainted(self, servers: Servers) -> bool:
+    def has_met(self, servers: Servers) -> bool:
         """Return whether every host knows where the other hosts serve, or KEEPERS_MEET_S are over.
 
         A short run may end before; after it no host can send its address any more.
@@ -114,7 +114,7 @@ class Keeping:
         self._meet_until = self._meet_until or time.monotonic() + KEEPERS_MEET_S
         return time.monotonic() > self._meet_until
 
-    def tell(self, died: Optional[float], restarted: float) -> None:
+    def report_death(self, died: Optional[float], restarted: float) -> None:
         """Send when the first of the current ranks died, and when the launcher last restarted ranks (Unix seconds)."""
         if self._process is None or self._writer is None:
             return
@@ -265,7 +265,7 @@ class _Looks:
         elif "ended" in word:
             self._end = word
         elif "died" in word:
-            self._keeper.heard(word["died"], word["since"])
+            self._keeper.note_death(word["died"], word["since"])
         elif "servers" in word and self._replication is not None:
             self._replication.meet(word["servers"])
 
@@ -284,7 +284,7 @@ class _Looks:
             self._try(self._keeper.watch)
         self._hear(self._words.wait(0.0))
         if self._end is not None:
-            self._try(lambda: self._keeper.see(self._ended))
+            self._try(lambda: self._keeper.look_at(self._ended))
 
     def _look(self) -> None:
         self._watched = time.monotonic()
@@ -294,7 +294,7 @@ class _Looks:
 
     def _tell_lag(self) -> None:
         copied = self._replication.copied if self._replication is not None else _no_copies
-        self._lag.look(self._keeper.written(), self._keeper.known, copied)
+        self._lag.look(self._keeper.note_written(), self._keeper.manifests, copied)
 
     def _try(self, what: Callable[[], object]) -> None:
         try:
@@ -305,7 +305,7 @@ class _Looks:
             self._trouble = str(error)
 
 
-def hurry(folder: str) -> None:
+def look_soon(folder: str) -> None:
     """Have the keeper look at ``folder`` without long pauses: ranks were asked to save, and a user waits."""
     with contextlib.suppress(OSError, WorkerError):  # the keeper finds the checkpoint anyway, only later
         fs.private_dir(os.path.join(folder, FOLDER))
@@ -402,7 +402,7 @@ def _turn(
     keeper: Keeper, order: Dict[str, Any], ended: Optional[bool], replication: Optional[Replication] = None
 ) -> None:
     if keeper.look(ended):
-        elsewhere, holders = ({}, 1) if replication is None else (replication.elsewhere(), replication.holders)
+        elsewhere, holders = ({}, 1) if replication is None else (replication.copies_elsewhere(), replication.holders)
         keeper.tidy(order["keep"], order["outputs"], elsewhere, holders)
     if replication is not None:
         replication.removed(keeper.gone)

@@ -49,7 +49,7 @@ def login_environment() -> Dict[str, str]:
     return {os.fsdecode(key): os.fsdecode(value) for key, value in found.items()}
 
 
-def scrubbed(login: Dict[str, str]) -> Dict[str, str]:
+def scrub_environment(login: Dict[str, str]) -> Dict[str, str]:
     """Return the login's environment without the variables of another launch."""
     names = (key for key in login if key not in contract.SCRUB_NAMES and not key.startswith(contract.SCRUB_PREFIXES))
     return {key: login[key] for key in names}
@@ -64,7 +64,7 @@ def folders_of(paths: RunPaths) -> Dict[str, str]:
     }
 
 
-def place(text: str, folders: Dict[str, str]) -> str:
+def place_variables(text: str, folders: Dict[str, str]) -> str:
     """Replace a folder's token at the beginning of ``text``. A token elsewhere is the user's own text."""
     for token, folder in folders.items():
         if text == token or text.startswith((token + "/", token + ":")):
@@ -76,11 +76,11 @@ def working_folder(cwd: Optional[str], paths: RunPaths) -> str:
     """Return the launcher's working folder: tokens and ``~`` replaced, relative paths below the home folder."""
     if not cwd:
         return paths.code if os.path.isdir(paths.code) else os.path.expanduser("~")
-    found = os.path.expanduser(place(cwd, folders_of(paths)))
+    found = os.path.expanduser(place_variables(cwd, folders_of(paths)))
     return found if os.path.isabs(found) else os.path.join(os.path.expanduser("~"), found)
 
 
-def at_home(argv: List[str]) -> List[str]:
+def expand_home(argv: List[str]) -> List[str]:
     """Return the command line with ``~`` of its program replaced."""
     return [os.path.expanduser(argv[0]), *argv[1:]]
 
@@ -92,11 +92,11 @@ def environment(
 
     ``checkpoints``: the folder for the checkpoints of this job on this node.
     """
-    found = scrubbed(login)
+    found = scrub_environment(login)
     tokens = set(request.get("token_env") or ())
     folders = {**folders_of(paths), contract.CHECKPOINT_DIR_TOKEN: checkpoints}
     for key, value in (request.get("env") or {}).items():
-        found[key] = place(value, folders) if key in tokens else value
+        found[key] = place_variables(value, folders) if key in tokens else value
     found.update(request.get("secrets") or {})
     run = request["run"]
     if run.get("launcher") != contract.PLAIN:
@@ -122,7 +122,7 @@ def environment(
 
 
 def node_variables(run: Mapping[str, Any]) -> Dict[str, str]:
-    """Return the variables of a script that starts its own processes, as in the plan (ddpctl/spec/plain.py)."""
+    """Return the variables of a script that starts its own processes, as in the plan (ddpctl/spec/self_spawning.py)."""
     rank = dict.fromkeys(("RANK", "NODE_RANK", "GROUP_RANK"), str(run["node_rank"]))
     size = dict.fromkeys(("WORLD_SIZE", "GROUP_WORLD_SIZE"), str(run["nnodes"]))
     return {**rank, **size, "MASTER_ADDR": str(run["master_addr"]), "MASTER_PORT": str(run["master_port"])}
@@ -207,7 +207,7 @@ def _way_in(paths: RunPaths) -> str:
     return _DOCTOR.format(doctor=shlex.quote(paths.doctor), boot=shlex.quote(boot))
 
 
-def way_in_stands(paths: RunPaths) -> bool:
+def has_way_in(paths: RunPaths) -> bool:
     """Return whether the ranks let the doctor see their collectives and stacks."""
     try:
         with open(paths.shim, encoding="utf-8", errors="surrogateescape") as file:
@@ -216,7 +216,7 @@ def way_in_stands(paths: RunPaths) -> bool:
         return False
 
 
-def enlarge(fd: int) -> None:
+def enlarge_pipe(fd: int) -> None:
     """Enlarge a pipe from 64 KiB, so that a rank writes on while the supervisor is busy."""
     with contextlib.suppress(OSError):  # the user's limit for pipes
         fcntl.fcntl(fd, _F_SETPIPE_SZ, PIPE_BYTES)
@@ -225,7 +225,7 @@ def enlarge(fd: int) -> None:
 def open_fifo(path: str) -> int:
     """Open both ends: a rank's open never waits, and the reader sees no end of file between two writers."""
     fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    enlarge(fd)
+    enlarge_pipe(fd)
     return fd
 
 
@@ -267,7 +267,7 @@ def spawn(argv: List[str], cwd: str, env: Dict[str, str], before_exec: Callable[
     process.returncode = 0  # the supervisor reaps every child itself, so Popen must not
     for fd in (out_r, err_r):
         os.set_blocking(fd, False)
-        enlarge(fd)
+        enlarge_pipe(fd)
     return Spawned(process.pid, out_r, err_r)
 
 

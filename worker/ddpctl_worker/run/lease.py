@@ -36,7 +36,7 @@ class Lease:
         if self._fd is not None:
             os.set_blocking(self._fd, False)
 
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Return the seconds until the end. The time of a suspended host counts: its clock is since boot."""
         with contextlib.suppress(BlockingIOError):
             data = b"-" if self._fd is not None else b""
@@ -47,15 +47,15 @@ class Lease:
                 self._until = max([self._until, *map(float, lines)])
         return self._until - boottime()
 
-    def over(self) -> bool:
-        return self.left() < 0
+    def is_over(self) -> bool:
+        return self.remaining() < 0
 
     def for_replacement(self) -> Optional[Dict[str, Any]]:
         """Return ``given`` for a replacement guardian, with the newest end: the dead guardian has read its pipe."""
         return None if self._guardian_fd is None else {"until": self._until, GUARDIAN: self._guardian_fd}
 
 
-def renew(fds: List[int], until: float) -> None:
+def send_lease(fds: List[int], until: float) -> None:
     """Renew the lease until ``until`` (seconds since boot). A full or broken pipe loses this renewal."""
     for fd in fds:
         with contextlib.suppress(OSError):

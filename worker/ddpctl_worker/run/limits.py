@@ -43,7 +43,7 @@ LONE_LAUNCHER_S = 20.0  # a launcher may outlive its last rank for so long
 EXIT_BARRIER_S = 330.0  # the same where torch's exit barrier waits for other nodes: that takes up to 300 s
 HUB_FIRST_S = 3.0  # the hub knows which nodes are missing, so the members let the hub speak first
 
-# --- the cause of a failure (cause.py, findings.py, ending.py, words.py)
+# --- the cause of a failure (cause.py, findings.py, ending.py, last_output.py)
 OOM_BEFORE_DEATH_S = 5.0  # from the kernel's signal to the death: large memory takes a while to be freed
 LAUNCHER_SIGNALS_S = 0.2  # a launcher takes longer than this to signal its ranks after the first has failed
 EXCEPTION_QUIET_S = 2.0  # a rank that writes later than this after an exception has handled it

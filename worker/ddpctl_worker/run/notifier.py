@@ -24,7 +24,7 @@ from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.run.cause import code_of
 from ddpctl_worker.run.launcher import BeforeExec
 from ddpctl_worker.run.limits import NOTIFIER_GRACE_S, NOTIFIER_OUTPUT_BYTES, NOTIFIER_READ_BYTES, TICK_S
-from ddpctl_worker.run.notifying import variables
+from ddpctl_worker.run.notifying import message_variables
 from ddpctl_worker.run.stopper import Stopper, reap, run_to_end
 
 _POST = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.run.notifier import post; post()"
@@ -77,7 +77,7 @@ class _Program:
         self._process = subprocess.Popen(
             argv,
             cwd=cwd,
-            env=dict(order["env"], **variables(order["message"], order["node"])),
+            env=dict(order["env"], **message_variables(order["message"], order["node"])),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -186,7 +186,7 @@ def _serve(selector: selectors.BaseSelector, pause: float) -> None:
 def _below() -> Dict[int, proc.Stat]:
     """Return all descendants: this process is a subreaper, so orphans are among them."""
     me = os.getpid()
-    return processes.members("", [me], [me])
+    return processes.find_members("", [me], [me])
 
 
 def _log(paths: RunPaths, event: str, outcomes: List[Tuple[str, List[str]]], troubles: List[str]) -> None:

@@ -28,13 +28,13 @@ ENDED, RESTART, CUT_OFF = "ended", "restart", "cut_off"
 _GONE = (NODE_LOST, NODE_REBOOTED, SUPERVISOR_LOST)
 
 
-def speaker(hosts: Sequence[str], cause: Optional[Dict[str, Any]]) -> str:
+def notifying_host(hosts: Sequence[str], cause: Optional[Dict[str, Any]]) -> str:
     """Return the host that notifies: the lowest node rank that is not lost. ``cause``: the verdict of all nodes."""
     gone = cause["host"] if cause is not None and cause["reason"] in _GONE else None
     return next((host for host in hosts if host != gone), hosts[0])
 
 
-def message(run: Dict[str, Any], event: Dict[str, Any]) -> Dict[str, Any]:
+def message_text(run: Dict[str, Any], event: Dict[str, Any]) -> Dict[str, Any]:
     """Return the message. ``run``: run.json. ``event``: its name, and the run's state, attempt and cause."""
     made = {
         "schema": SCHEMA,
@@ -64,7 +64,7 @@ def _sentence(said: Dict[str, Any]) -> str:
     return "%s %s on %s%s (run %s)" % (said["job"], happened, said["cluster"], why, said["run"])
 
 
-def variables(said: Dict[str, Any], folder: str) -> Dict[str, str]:
+def message_variables(said: Dict[str, Any], folder: str) -> Dict[str, str]:
     """Return the message as environment variables; a missing value is empty. ``folder``: the run's."""
     cause = said["cause"] or {}
     found = {
@@ -98,7 +98,7 @@ def notify(
     Raises:
         OSError: the process cannot be started.
     """
-    order = dict(how, node=paths.node, message=message(run, event), seconds=seconds)
+    order = dict(how, node=paths.node, message=message_text(run, event), seconds=seconds)
     argv = child.command("ddpctl_worker.run.notifier", options=("-X", "utf8"))
     process = subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, close_fds=True, cwd="/"
@@ -116,7 +116,7 @@ def at_end(paths: RunPaths, how: Optional[Dict[str, Any]]) -> None:
         return
     try:
         run, end = fs.read_json(paths.run), fs.read_json(paths.exit)
-        if run is None or end is None or speaker(run["hosts"], end["cause"]) != paths.host:
+        if run is None or end is None or notifying_host(run["hosts"], end["cause"]) != paths.host:
             return
         started = fs.read_optional(paths.state).get("started")
         event = {name: end[name] for name in ("state", "attempt", "ended", "cause")}

@@ -12,12 +12,12 @@ from ddpctl_worker.doctor import dumps
 from ddpctl_worker.doctor.hosts import Gpus, HostFacts
 from ddpctl_worker.doctor.hung import Hung, timed_out
 from ddpctl_worker.doctor.look import Looks, Subject, Tools
-from ddpctl_worker.doctor.service import fitting
-from ddpctl_worker.doctor.watch import RunWatch, shortened
+from ddpctl_worker.doctor.service import shorten_looks
+from ddpctl_worker.doctor.watch import RunWatch, shorten_look
 from ddpctl_worker.gang.base import Gang
 from ddpctl_worker.machine import notes
+from ddpctl_worker.machine.answer_socket import AnswerSocket
 from ddpctl_worker.machine.clocks import Offset
-from ddpctl_worker.machine.desk import Desk
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.ranks import Roster
 from ddpctl_worker.run.drain import Drain
@@ -85,14 +85,14 @@ class Observer:
             self._subjects,
             self._gone,
             self._ages,
-            gang.say if gang is not None else lambda message: None,
+            gang.broadcast if gang is not None else lambda message: None,
             self._save,
             gang.offset if gang is not None else lambda host: Offset(0.0, 0.0),
             HostFacts(gpus),
         )
         if gang is not None:
-            gang.on_word(self._watch.hear)
-        self._desk = Desk(paths.doctor_socket, self._answer)
+            gang.on_message(self._watch.take_message)
+        self._desk = AnswerSocket(paths.doctor_socket, self._answer)
         self._looks: Optional[Looks] = None  # the last look at each rank
         self._last_kept = False
 
@@ -119,7 +119,7 @@ class Observer:
         self._desk.open()
 
     def _answer(self) -> Dict[str, Any]:
-        return {"looks": fitting(self._watch.look(asked=True)), "slow": self._watch.slow}
+        return {"looks": shorten_looks(self._watch.look(asked=True)), "slow": self._watch.slow}
 
     def last_look(self) -> bool:
         """Return whether the ranks may be stopped: the last look is complete, or ``LAST_RANK_LOOK_S`` are over.
@@ -140,7 +140,7 @@ class Observer:
 
     def _keep_last(self, looks: Looks) -> None:
         try:
-            found = [shortened(one) for one in self._watch.whole(looks.told())]
+            found = [shorten_look(one) for one in self._watch.complete_looks(looks.results())]
             value = {"schema": SCHEMA, "time": notes.now_iso(), "looks": found, "slow": self._watch.slow}
             self._recorder.put(self._paths.last_look, value, durable=False)
         except Exception as error:
@@ -151,8 +151,8 @@ class Observer:
         return self._dumps.over()
 
     def _keep_dumps(self) -> None:
-        left_out = dumps.keep(self._stems, self._roster.numbers().values(), self._began, self._paths.dumps)
-        for line in left_out + dumps.too_large(self._paths.dumps):
+        left_out = dumps.copy_dumps(self._stems, self._roster.numbers().values(), self._began, self._paths.dumps)
+        for line in left_out + dumps.is_too_large(self._paths.dumps):
             notes.note("doctor: torch's dump is not fetched: %s" % line)
 
     def _subjects(self) -> List[Subject]:

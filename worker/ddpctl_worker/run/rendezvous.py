@@ -22,7 +22,7 @@ class GivenUp(NamedTuple):
     message: str
 
 
-def given_up(run: Dict[str, Any], error: str) -> Optional[GivenUp]:
+def find_rejected_host(run: Dict[str, Any], error: str) -> Optional[GivenUp]:
     """Return why the launcher of ``run`` gave up, by its output ``error``; ``None`` if it did not give up."""
     if run["rendezvous"] == "static":
         return None

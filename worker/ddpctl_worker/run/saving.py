@@ -3,7 +3,7 @@
 A machine that shuts down sends its supervisor SIGTERM. The supervisor asks the ranks of its node to save, and has the
 supervisors of the other nodes do the same. Then it waits until a node has a new checkpoint and no node is still
 writing, or until the time that a shutdown leaves is over. A rank that does not handle the signal never gets it
-(ask.py).
+(ask_to_save.py).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import time
 from threading import Thread
 from typing import Any, Callable, Dict, Optional
 
-from ddpctl_worker.checkpoint.fresh import Fresh
+from ddpctl_worker.checkpoint.fresh import NewestSave
 from ddpctl_worker.gang.base import Gang
 from ddpctl_worker.machine import notes
 from ddpctl_worker.record.ranks import Roster
-from ddpctl_worker.run import ask
+from ddpctl_worker.run import ask_to_save
 from ddpctl_worker.run.limits import SAVED_LOOK_S, SHUTDOWN_SAVE_S
 
 SAVE, SAVING, SAVED = "save", "saving", "saved"  # the messages between nodes
@@ -40,7 +40,7 @@ class Saving:
         self._over = False
         self._nodes: Dict[str, str] = {}  # host -> SAVING or SAVED
         if gang is not None:
-            gang.on_word(self._hear)
+            gang.on_message(self._hear)
 
     def begin(self) -> None:
         """Ask all ranks of the run on all nodes to save. Does not wait."""
@@ -81,10 +81,10 @@ class Saving:
 
     def _ask_and_wait(self) -> None:
         assert self._folder is not None
-        fresh = Fresh(self._folder)
+        fresh = NewestSave(self._folder)
         ranks = self._roster.alive()
-        number = ask.number_of(self._settings["signal"])
-        deaf = ask.deaf_of(ranks, number) or ask.send(ranks, number)
+        number = ask_to_save.signal_number(self._settings["signal"])
+        deaf = ask_to_save.ranks_without_handler(ranks, number) or ask_to_save.send_signal(ranks, number)
         if not ranks:
             self._end("no checkpoint: no rank runs here")
         elif deaf:
@@ -106,7 +106,7 @@ class Saving:
 
     def _say(self, word: Dict[str, Any]) -> None:
         if self._gang is not None:
-            self._gang.say(word)
+            self._gang.broadcast(word)
 
     def _end(self, why: str) -> None:
         if not self._over and self._until is not None:

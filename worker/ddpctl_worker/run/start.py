@@ -77,7 +77,7 @@ def start(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     found = paths.run_paths(base, run["run"], run["host"])
     if request.get("alone"):
         fs.own_folder(base)
-        with fs.alone(os.path.join(base, NAMES), channel):  # two starts at the same time take turns
+        with fs.lock_exclusive(os.path.join(base, NAMES), channel):  # two starts at the same time take turns
             if not os.path.lexists(found.node):  # else this start is repeated
                 _refuse_beside(base, run)
             claimed = _claim_run(base, found, request)
@@ -220,7 +220,7 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
     run = request["run"]
     shim, cwd, keeper = False, "/", None
     env = _environment(request, base, found, cookie)
-    argv = launcher.at_home(request["argv"])
+    argv = launcher.expand_home(request["argv"])
     again = os.path.isdir(found.code)  # an earlier attempt may have written to it
     refused = _make_folders(run, base, found, env)
     if refused is None:
@@ -266,7 +266,7 @@ def notifiers(request: Dict[str, Any], cwd: str, umask: int) -> Optional[Dict[st
     """
     if not request.get("notify"):
         return None
-    env = {**launcher.scrubbed(launcher.login_environment()), **(request.get("secrets") or {})}
+    env = {**launcher.scrub_environment(launcher.login_environment()), **(request.get("secrets") or {})}
     return {"to": request["notify"], "env": env, "cwd": cwd, "umask": umask}
 
 

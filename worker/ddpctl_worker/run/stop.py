@@ -23,14 +23,14 @@ from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths, base_of, checkpoint_dir, job_id, run_paths
 from ddpctl_worker.record.status import (
     HERE,
-    cut_off,
-    holders,
+    find_other_place,
+    find_remaining_processes,
+    is_cut_off,
     node_status,
+    read_owner_record,
     refuse_elsewhere,
-    remains,
     settle,
     watchers,
-    whereabouts,
 )
 from ddpctl_worker.run.growing import GrowingFiles
 from ddpctl_worker.run.limits import (
@@ -74,8 +74,8 @@ def stop(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def _has_something(attempt: RunPaths) -> bool:
-    state = holders(attempt)
-    return bool(watchers(state) or remains(attempt, state))
+    state = read_owner_record(attempt)
+    return bool(watchers(state) or find_remaining_processes(attempt, state))
 
 
 def _growth(base: str, run: Dict[str, Any]) -> Optional[GrowingFiles]:
@@ -90,7 +90,7 @@ def _growth(base: str, run: Dict[str, Any]) -> Optional[GrowingFiles]:
 def _allow(paths: RunPaths, word: Dict[str, Any]) -> None:
     """Give the new grace to the stop that is under way in the attempts of a run with restarts."""
     for attempt in paths.attempts():
-        supervisor = processes.from_json(holders(attempt).get("supervisor"))
+        supervisor = processes.identity_from_json(read_owner_record(attempt).get("supervisor"))
         if supervisor is not None and fs.read_json(attempt.exit) is None:
             _leave_word(attempt, dict(word, time=notes.now_iso()))
             processes.send(supervisor, signal.SIGUSR1)
@@ -120,7 +120,7 @@ def stop_here(
     settle(paths)  # this stop did not kill a run that was lost, or ended by a reboot, before
     before = fs.read_json(paths.exit)
     if before is None:
-        if not holders(paths).get("supervisor"):
+        if not read_owner_record(paths).get("supervisor"):
             fs.read_json(paths.state)  # raises if it cannot be read: that proves no end
         word = {"grace": grace, "by": by, "longer": longer, "time": notes.now_iso()}
         _leave_word(paths, word)
@@ -185,30 +185,30 @@ def _ask_supervisor(paths: RunPaths, word: Dict[str, Any], tell: Callable[[float
                 word, deadline = newest, time.monotonic() + float(newest.get("grace") or 0.0) + beyond
             tell(deadline - beyond - time.monotonic())
             tell_at = time.monotonic() + STOP_REPORT_S
-        state = holders(paths)
+        state = read_owner_record(paths)
         alive = watchers(state)
-        supervisor = processes.from_json(state.get("supervisor"))
+        supervisor = processes.identity_from_json(state.get("supervisor"))
         if supervisor in alive and supervisor is not None:
             if told != supervisor:
                 processes.send(supervisor, signal.SIGUSR1)
                 _wake(paths)
                 told = supervisor
-        elif not alive and not processes.is_alive(processes.from_json(state.get("starter"))):
+        elif not alive and not processes.is_alive(processes.identity_from_json(state.get("starter"))):
             return
         time.sleep(STOP_LOOK_S)
     if _only_writes(paths):
         return
-    for who in watchers(holders(paths)):
+    for who in watchers(read_owner_record(paths)):
         processes.send(who, signal.SIGKILL)  # it hangs, and must not start a process any more
 
 
 def _only_writes(paths: RunPaths) -> bool:
     """Return whether the supervisor or guardian is alive only to write the exit record, which the disk refuses now."""
-    state = holders(paths)
-    launcher = processes.from_json(state.get("launcher"))
+    state = read_owner_record(paths)
+    launcher = processes.identity_from_json(state.get("launcher"))
     if launcher is None or processes.is_alive(launcher) or not watchers(state):
         return False
-    return not remains(paths, state)
+    return not find_remaining_processes(paths, state)
 
 
 def _leave_word(paths: RunPaths, word: Dict[str, Any]) -> None:
@@ -230,13 +230,13 @@ def _write_word(paths: RunPaths, word: Dict[str, Any]) -> None:
 
 def _wake(paths: RunPaths) -> None:
     """Continue a supervisor and a guardian that are stopped by SIGSTOP: they could not end otherwise."""
-    for who in watchers(holders(paths)):
+    for who in watchers(read_owner_record(paths)):
         processes.send(who, signal.SIGCONT)
 
 
 def _let_watchers_end(paths: RunPaths) -> None:
     """Wait until ddpctl's own processes of the run have ended too."""
-    state = holders(paths)
+    state = read_owner_record(paths)
     deadline = time.monotonic() + WATCHERS_END_S
     while watchers(state) and time.monotonic() < deadline:
         time.sleep(STOP_LOOK_S)
@@ -244,17 +244,19 @@ def _let_watchers_end(paths: RunPaths) -> None:
 
 def _cut_off(paths: RunPaths) -> bool:
     """Return whether the run has no supervisor and will have none: a late supervisor finds the claim taken and ends."""
-    return fs.read_optional(paths.state).get("supervisor") is None and cut_off(paths)
+    return fs.read_optional(paths.state).get("supervisor") is None and is_cut_off(paths)
 
 
 def _sweep(paths: RunPaths, grace: float) -> Stopper:
     """End the processes that are left: by cookie, by the last known tree, and by the run's control group."""
-    state = holders(paths)
-    launcher = processes.from_json(state.get("launcher"))
-    if whereabouts(paths, state) != HERE:
+    state = read_owner_record(paths)
+    launcher = processes.identity_from_json(state.get("launcher"))
+    if find_other_place(paths, state) != HERE:
         return run_to_end(Stopper(dict, launcher, grace))
     group = of_record(state.get("group"))
-    done = run_to_end(Stopper(lambda: remains(paths, state), launcher, grace, proof=processes.Proof(group)))
+    done = run_to_end(
+        Stopper(lambda: find_remaining_processes(paths, state), launcher, grace, proof=processes.Proof(group))
+    )
     if group is not None and not watchers(state):
         group.remove()
     return done

@@ -108,7 +108,7 @@ class Stopper:
         elif known.failed:
             send(self._launcher, signal.SIGSTOP)
 
-    def tick(self) -> bool:
+    def look(self) -> bool:
         """Look for processes and signal them; return whether the stop is over."""
         if self.done:
             return True
@@ -176,7 +176,7 @@ class Stopper:
 
 def run_to_end(stopper: Stopper, between: Callable[[], object] = lambda: None) -> Stopper:
     """Tick until the stop is over; ``between`` is called between two ticks, to reap children for example."""
-    while not stopper.tick():
+    while not stopper.look():
         between()
         time.sleep(TICK_S)
     return stopper

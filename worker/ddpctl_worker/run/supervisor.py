@@ -30,8 +30,8 @@ from ddpctl_worker.run.deadlines import Deadlines
 from ddpctl_worker.run.drain import Drain
 from ddpctl_worker.run.ending import Ending
 from ddpctl_worker.run.findings import Findings
-from ddpctl_worker.run.keeping import Keeping
-from ddpctl_worker.run.launcher import Launching, way_in_stands
+from ddpctl_worker.run.keeping import KeeperHandle
+from ddpctl_worker.run.launcher import Launching, has_way_in
 from ddpctl_worker.run.lease import SUPERVISOR, Lease
 from ddpctl_worker.run.limits import (
     KILLED_KEEPER_LOOK_S,
@@ -110,7 +110,7 @@ class Supervisor:
         self._findings = Findings(self.run, self._drain, self._roster, self._recorder)
         self._lease = Lease(order.get("lease"), SUPERVISOR)
         self._replacement = ReplacementGuardian(order, self._guardian_pipe, self._lease)
-        self._keeping = Keeping(order)
+        self._keeping = KeeperHandle(order)
         self._deadlines = Deadlines(self.run)
         self._gang = join(self.run, self.order.get("gang_key"), self._wakeup.wake)
         folder = order["env"].get(ENV_CHECKPOINT_DIR)
@@ -132,7 +132,7 @@ class Supervisor:
         except OSError as full:
             refused = refused or "the run cannot be claimed: %s" % (full.strerror or full)
         # If this process was delayed, another attempt may run elsewhere by now.
-        if refused is None and not self._lease.over() and not self._stop_asked():
+        if refused is None and not self._lease.is_over() and not self._stop_asked():
             refused = self._launching.start(self._drain)
             self._keeping.start()
             self._stop_asked()  # a stop in the meantime found no supervisor to signal
@@ -174,7 +174,7 @@ class Supervisor:
             reply, self._reply = self._reply, None
             reply(refused)
 
-    def died(self, why: BaseException) -> None:
+    def note_death(self, why: BaseException) -> None:
         """Report the fault that ends this process."""
         self._guardian_pipe.report(died=repr(why))  # first: the disk of supervisor.log may hang
         notes.send_notes(None)
@@ -187,7 +187,7 @@ class Supervisor:
             faults.survive(self._turn)
         notes.send_notes(None)
         self._guardian_pipe.report(recorded=True)
-        self._tell_stuck([*tool.started(), *self._keeping.stuck()])
+        self._tell_stuck([*tool.started_tools(), *self._keeping.stuck()])
         self._launching.leave_group()
         self._answer(None)
         processes.send(self.guardian, signal.SIGCONT)  # a stopped guardian would stay forever
@@ -196,17 +196,17 @@ class Supervisor:
         self._wait()
         self._collect()
         self._stand()
-        self._keeping.tell(self._roster.first_death(), self._roster.restarted())
+        self._keeping.report_death(self._roster.find_first_death(), self._roster.restarted())
         if self._over():
             self._conclude()
         else:
             self._look()
             self._decide()
         if self._gang:
-            self._gang.turned(self._drain.last_output or None, self._roster.living())
+            self._gang.note_turn(self._drain.last_output or None, self._roster.living())
             self._keeping.listen()
             self._gang.serve_checkpoints(self._keeping.port)
-            self._keeping.meet(self._gang.servers)
+            self._keeping.connect_replicas(self._gang.servers)
         self._tell_stuck([*tool.stuck(), *self._keeping.stuck()])
         self._guardian_pipe.beat()
 
@@ -220,7 +220,7 @@ class Supervisor:
 
     def _wait(self) -> None:
         now = time.monotonic()
-        due = [now + min(1.0, max(TICK_S, self._lease.left()))]
+        due = [now + min(1.0, max(TICK_S, self._lease.remaining()))]
         if not self._over():
             due.append(self._scan_at)
         if self.outcome is not None or self._stopper is not None:
@@ -238,7 +238,7 @@ class Supervisor:
     def _collect(self) -> None:
         """Note how the launcher ended before reaping it: so the guardian knows the end before the launcher is gone."""
         if self.launcher is not None and self.status is None:
-            self.status = processes.ended(self.launcher.pid)
+            self.status = processes.has_ended(self.launcher.pid)
             if self.status == 0 and self._ending.known is None:
                 self._ending.settle(Outcome(SUCCEEDED, None))
         ended = reap()
@@ -281,7 +281,7 @@ class Supervisor:
                 return
             from ddpctl_worker.run.observer import Observer
 
-            if not way_in_stands(self.paths):
+            if not has_way_in(self.paths):
                 notes.note(ONLY_OUTSIDE % self.paths.node)
             parts = (self._roster, self._drain, self._recorder, self._gang, self._wakeup.wake)
             observer = Observer(self.order, self.paths, *parts, gpus=lambda: gpus.newest)
@@ -295,7 +295,7 @@ class Supervisor:
 
     def _decide(self) -> None:
         self._take_orders()
-        if self._lease.over():
+        if self._lease.is_over():
             self._end_at_once()
         if self.outcome is None and self._recorder.lost is not None:
             self._ending.end_with(self._recorder.lost)
@@ -303,7 +303,7 @@ class Supervisor:
         if self.outcome is not None or (self.status is not None and self._ending.candidate is not None):
             self._begin_stop()  # after the cause is known: ranks that are signalled earlier would be taken for it
         if self._stopper is not None:
-            self._stopper.tick()
+            self._stopper.look()
 
     def _stand(self) -> None:
         """Answer the start once the run's state is on the disk. A run that no command can find must not continue."""
@@ -368,7 +368,7 @@ class Supervisor:
         if self._stopper is not None:
             return
         succeeded = self.outcome is not None and self.outcome.state == SUCCEEDED
-        if self._observer and not succeeded and not self._lease.over() and not self._observer.last_look():
+        if self._observer and not succeeded and not self._lease.is_over() and not self._observer.last_look():
             return  # asked again at the next turn
         tool.stop()
         grace, patience = self._asked_grace, 0.0
@@ -402,14 +402,14 @@ class Supervisor:
         return Ranks(alive, failed, saves, any_rank)
 
     def _members(self) -> Dict[int, proc.Stat]:
-        keep = [os.getpid(), *processes.living(self.guardian), *self._spare()]
-        found = processes.members(self.order["cookie"], [os.getpid()], keep, group=self._launching.group)
+        keep = [os.getpid(), *processes.filter_alive(self.guardian), *self._spare()]
+        found = processes.find_members(self.order["cookie"], [os.getpid()], keep, group=self._launching.group)
         late = self._spare()  # started during the look
         return {pid: stat for pid, stat in found.items() if pid not in late}
 
     def _spare(self) -> List[int]:
         """Return the children that are not the job's: replacement guardian, keeper, and helper programs."""
-        return [*self._replacement.pids(), *self._keeping.pids(), *tool.started()]
+        return [*self._replacement.pids(), *self._keeping.pids(), *tool.started_tools()]
 
     def _conclude(self) -> None:
         """Leave the gang, empty the pipes, close the log, write the exit record: a step or less in each turn.
@@ -421,7 +421,7 @@ class Supervisor:
             self._guardian_pipe.report(ended=True)  # the guardian ignores the lease from now on
         self._drain.close()
         if self._gang:
-            if self.outcome.state == SUCCEEDED and not self._keeping.acquainted(self._gang.servers):
+            if self.outcome.state == SUCCEEDED and not self._keeping.has_met(self._gang.servers):
                 return
             self._gang.leave(self.outcome)
         self._drain_until = self._drain_until or time.monotonic() + LAST_OUTPUT_S
@@ -457,7 +457,7 @@ class Supervisor:
         return record.exit_record(
             outcome,
             exit_code=self._exit_code(outcome),
-            candidates=outcomes.others(outcome.cause, others) if outcome.state == FAILED else (),
+            candidates=outcomes.list_candidates(outcome.cause, others) if outcome.state == FAILED else (),
             leftover=signalled if self._leftover is not None else 0,
             signalled=signalled,
             forced=stopper.forced if stopper else 0,

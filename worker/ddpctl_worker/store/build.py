@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Optional
 
 from ddpctl_worker.machine import fs
 from ddpctl_worker.store.blobs import blob_path, discard_if_corrupt
-from ddpctl_worker.store.install import Damaged, fill
+from ddpctl_worker.store.install import DamagedInstall, fill_environment
 from ddpctl_worker.store.limits import BUILD_S, READ_BYTES
 from ddpctl_worker.store.tools import program
 from ddpctl_worker.store.unpack import unpack
@@ -54,7 +54,7 @@ def build(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """
     base_dir = request["base_dir"]
     envs = fs.own_folder(base_dir, "envs")
-    with fs.shared(os.path.join(envs, fs.ENVS), channel):  # gc must not remove these files meanwhile
+    with fs.lock_shared(os.path.join(envs, fs.ENVS), channel):  # gc must not remove these files meanwhile
         place = tempfile.mkdtemp(prefix="build-", suffix=".tmp", dir=envs)
         try:
             return _build(request, base_dir, place, channel)
@@ -67,8 +67,8 @@ def _build(request: Dict[str, Any], base_dir: str, place: str, channel: Channel)
     tree = _source(base_dir, request["source"], place)
     env = os.path.join(place, "env")
     try:
-        fill(uv, env, place_wheels(base_dir, request["wheels"]), request)
-    except (UvFailed, Damaged) as failed:
+        fill_environment(uv, env, place_wheels(base_dir, request["wheels"]), request)
+    except (UvFailed, DamagedInstall) as failed:
         raise WorkerError(INSTALL, "what the build needs cannot be installed: %s" % failed) from None
     login = {name: os.environ[name] for name in _LOGIN if name in os.environ}
     bin_folder = os.path.join(env, "bin")

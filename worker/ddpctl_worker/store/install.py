@@ -58,7 +58,7 @@ def install(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     base_dir = request["base_dir"]
     name = environment_id(request["lock_hash"])
     with _claimed(base_dir, name, channel):
-        marker = usable(base_dir, name)
+        marker = is_usable(base_dir, name)
         reused = marker is not None
         if marker is None:
             marker = _build(request, base_dir, name, channel)
@@ -78,7 +78,7 @@ def environment_id(lock_hash: str) -> str:
     return "%s-%s" % (lock_hash[:40], hashlib.sha256(base.encode("utf-8")).hexdigest()[:8])
 
 
-def usable(base_dir: str, name: str) -> Optional[Dict[str, Any]]:
+def is_usable(base_dir: str, name: str) -> Optional[Dict[str, Any]]:
     """Return the marker of a complete environment; None if it is missing or its packages have changed since."""
     path = os.path.join(fs.own_folder(base_dir, "envs"), name)
     marker = fs.read_optional(os.path.join(path, MARKER))
@@ -104,8 +104,8 @@ def _claimed(base_dir: str, name: str, channel: Channel) -> Iterator[None]:
     """Hold the lock of this environment: another run that needs the same environment waits until it is made."""
     envs = fs.own_folder(base_dir, "envs")
     # All installations share the first lock, which keeps `gc` from removing files in use.
-    no_gc = fs.shared(os.path.join(envs, fs.ENVS), channel)
-    mine = fs.alone(os.path.join(envs, "." + name + ".lock"), channel)
+    no_gc = fs.lock_shared(os.path.join(envs, fs.ENVS), channel)
+    mine = fs.lock_exclusive(os.path.join(envs, "." + name + ".lock"), channel)
     with no_gc, mine:
         yield
 
@@ -125,11 +125,11 @@ def _build(request: Dict[str, Any], base_dir: str, name: str, channel: Channel) 
     try:
         for attempt in (1, 2):
             try:
-                fill(uv, place, folder, request)
+                fill_environment(uv, place, folder, request)
                 break
             except UvFailed as failed:
                 _blame(base_dir, wheels, failed)
-            except Damaged as damaged:
+            except DamagedInstall as damaged:
                 # uv's cache lost bytes (a power cut before they reached the disk): retry with a new cache.
                 if attempt == 2:
                     raise WorkerError(CORRUPT, str(damaged), "run the same command again") from None
@@ -160,11 +160,11 @@ def _build(request: Dict[str, Any], base_dir: str, name: str, channel: Channel) 
         raise
 
 
-class Damaged(Exception):
+class DamagedInstall(Exception):
     """An installed file has another size than its package says."""
 
 
-def fill(uv: Uv, place: str, folder: str, request: Dict[str, Any]) -> None:
+def fill_environment(uv: Uv, place: str, folder: str, request: Dict[str, Any]) -> None:
     """Make a new environment with exactly the lock's packages.
 
     Raises:
@@ -198,7 +198,7 @@ def check_sizes(site: str) -> None:
             with open(os.path.join(site, info, "RECORD"), encoding="utf-8") as file:
                 rows = [line.rstrip("\n").rsplit(",", 2) for line in file]
         except OSError:
-            raise Damaged("%s of %s is missing" % ("RECORD", info)) from None
+            raise DamagedInstall("%s of %s is missing" % ("RECORD", info)) from None
         for row in rows:
             if len(row) != 3 or not row[2].isdigit():
                 continue
@@ -206,9 +206,9 @@ def check_sizes(site: str) -> None:
             try:
                 size = os.stat(path).st_size
             except OSError:
-                raise Damaged("%s of %s is missing" % (row[0], info)) from None
+                raise DamagedInstall("%s of %s is missing" % (row[0], info)) from None
             if size != int(row[2]):
-                raise Damaged("%s of %s has %d bytes instead of %s" % (row[0], info, size, row[2]))
+                raise DamagedInstall("%s of %s has %d bytes instead of %s" % (row[0], info, size, row[2]))
 
 
 def _blame(base_dir: str, wheels: List[Dict[str, str]], failed: UvFailed) -> None:

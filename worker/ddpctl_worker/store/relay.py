@@ -134,7 +134,7 @@ class LeastRate:
     def __init__(self) -> None:
         self._waited, self._got = 0.0, 0
 
-    def took(self, count: int, waited: float) -> None:
+    def count(self, count: int, waited: float) -> None:
         """Count bytes and seconds of one read. Raises PeerGone."""
         self._got += count
         self._waited += waited
@@ -174,7 +174,7 @@ class ChunkReader:
                 raise PeerGone("it closed the connection")
             got += count
             if self._least is not None:
-                self._least.took(count if size != HEADER.size else 0, time.monotonic() - begun)
+                self._least.count(count if size != HEADER.size else 0, time.monotonic() - begun)
         return bytes(view)
 
 
@@ -217,7 +217,7 @@ class _Handshake(Session):
         self._secure, self._serve = sock, serve
 
     def read(self) -> bool:
-        self.said = True  # the handshake raises if the peer has closed the connection
+        self.spoken = True  # the handshake raises if the peer has closed the connection
         try:
             self._secure.do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):

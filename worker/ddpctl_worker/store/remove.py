@@ -14,7 +14,14 @@ from typing import Any, Dict, List, Set, Tuple
 
 from ddpctl_worker.machine import child, fs, notes
 from ddpctl_worker.record.paths import RunPaths, base_of, job_id, known_runs, run_paths
-from ddpctl_worker.record.status import HERE, holders, node_status, refuse_elsewhere, remains, whereabouts
+from ddpctl_worker.record.status import (
+    HERE,
+    find_other_place,
+    find_remaining_processes,
+    node_status,
+    read_owner_record,
+    refuse_elsewhere,
+)
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import LIVE, OS_ERROR, TERMINAL
 
@@ -31,7 +38,7 @@ def remove(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     refuse_elsewhere(paths)
     if not is_over(paths, paths.host):
         raise WorkerError(LIVE, "run %s is live here" % request["run"], "end it: ddpctl kill %s" % request["run"])
-    left = ", ".join(map(str, left_of(paths)))
+    left = ", ".join(map(str, find_leftovers(paths)))
     if left:
         raise WorkerError(
             LIVE,
@@ -57,17 +64,17 @@ def is_over(paths: RunPaths, host: str) -> bool:
         return False
 
 
-def left_of(paths: RunPaths) -> List[int]:
+def find_leftovers(paths: RunPaths) -> List[int]:
     """Return the processes that outlived a run. Only the records of the run and its attempts lead to them."""
     found: Set[int] = set()
     for part in (paths, *paths.attempts()):
-        state = holders(part)
-        if whereabouts(part, state) == HERE:
-            found.update(remains(part, state))
+        state = read_owner_record(part)
+        if find_other_place(part, state) == HERE:
+            found.update(find_remaining_processes(part, state))
     return sorted(found)
 
 
-def take(folder: str) -> bool:
+def remove_folder(folder: str) -> bool:
     """Remove a folder that readers see whole or not at all; False if another process has removed it.
 
     gc removes the rest after an interruption. Raises OSError.
@@ -78,12 +85,12 @@ def take(folder: str) -> bool:
         os.rename(folder, hidden)
     except FileNotFoundError:
         return False
-    fs.remove(hidden)
+    fs.remove_tree(hidden)
     return True
 
 
 def _take_part(paths: RunPaths) -> bool:
-    taken = take(paths.node)
+    taken = remove_folder(paths.node)
     with contextlib.suppress(OSError):  # a shared base_dir has the parts of other hosts too
         os.rmdir(os.path.dirname(paths.node))
     return taken
@@ -117,7 +124,7 @@ def prune(base: str, host: str, job: str, keep: int) -> None:
     ended.sort(key=lambda entry: entry[:2], reverse=True)
     for _, _, paths in ended[keep:]:
         try:
-            if not left_of(paths):
+            if not find_leftovers(paths):
                 _take_part(paths)
         except OSError as error:
             notes.note("not all files of %s could be removed: %s" % (paths.node, error))

@@ -10,14 +10,14 @@ import tempfile
 from typing import IO, Any, Dict, Iterator, List, Optional, Set
 
 from ddpctl_worker.checkpoint import manifest
-from ddpctl_worker.checkpoint.pins import path_now
+from ddpctl_worker.checkpoint.pins import find_path_now
 from ddpctl_worker.doctor import dumps
 from ddpctl_worker.machine import fs
 from ddpctl_worker.record.lines import decode
 from ddpctl_worker.record.logs import Reader
 from ddpctl_worker.record.paths import RunPaths, base_of, checkpoint_dir
 from ddpctl_worker.record.record import named_by
-from ddpctl_worker.run.launcher import folders_of, place, working_folder
+from ddpctl_worker.run.launcher import folders_of, place_variables, working_folder
 from ddpctl_worker.verbs.limits import CHUNK_BYTES
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import NO_SUCH_CHECKPOINT
@@ -62,7 +62,7 @@ def _send_all_but_outputs(paths: RunPaths, sender: _Sender, ranks: Optional[List
 def _send_record(paths: RunPaths, sender: _Sender, folder: str) -> None:
     for path in (paths.run, paths.state, paths.exit, paths.diagnosis, paths.last_look, paths.gpus):
         sender.plain(path, folder + os.path.basename(path))
-    for path in dumps.kept(paths.dumps):
+    for path in dumps.list_dumps(paths.dumps):
         sender.plain(path, folder + "nccl/" + os.path.basename(path))
 
 
@@ -79,7 +79,7 @@ def fetch_checkpoint(request: Dict[str, Any], channel: Channel) -> Dict[str, Any
     sender = _Sender(channel)
     for name in request.get("paths") or ():
         if name in known["files"]:
-            sender.plain(path_now(folder, known, name), name or os.path.basename(entry))
+            sender.plain(find_path_now(folder, known, name), name or os.path.basename(entry))
     return {}
 
 
@@ -196,7 +196,7 @@ def _send_outputs(paths: RunPaths, outputs: Any, sender: _Sender) -> List[str]:
     kept = _kept(paths, root)
     missing = []
     for wanted in outputs or ():
-        pattern = os.path.join(root, place(os.path.expanduser(str(wanted)), folders_of(paths)))
+        pattern = os.path.join(root, place_variables(os.path.expanduser(str(wanted)), folders_of(paths)))
         found = sorted(glob.glob(pattern, recursive=True)) or ([pattern] if os.path.lexists(pattern) else [])
         sent = 0
         for top in found:

@@ -37,7 +37,7 @@ class Gauge:
     def start(self) -> None:
         threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
-    def ask(self) -> None:
+    def request_reading(self) -> None:
         """Begin a reading, unless a reading is in progress or no reading is due."""
         if self._began is None and time.monotonic() >= self._due_at:
             self._done.clear()

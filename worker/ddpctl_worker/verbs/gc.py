@@ -16,7 +16,7 @@ from ddpctl_worker.machine import fs, proc
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.status import last_sign
 from ddpctl_worker.store.install import MARKER
-from ddpctl_worker.store.remove import is_over, left_of, take
+from ddpctl_worker.store.remove import find_leftovers, is_over, remove_folder
 from ddpctl_worker.verbs.limits import DAY_S, GC_WAIT_S, UNUSED_S
 from ddpctl_worker.wire.channel import Channel
 
@@ -42,14 +42,14 @@ def gc(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     days = float(request.get("days", 7))
     # The lock excludes installations and other gcs, also on hosts that share the base_dir.
     lock = os.path.join(fs.own_folder(base, "envs"), fs.ENVS)
-    with fs.alone(lock, channel, float(request.get("patience", GC_WAIT_S))):
+    with fs.lock_exclusive(lock, channel, float(request.get("patience", GC_WAIT_S))):
         finder = Finder(base, request["host"], days * DAY_S)
         items = list(finder.items())
         freed = 0
         for item in items if request.get("delete") else []:
             if item.kind != "run":
-                fs.remove(item.path)
-            elif not take(item.path):
+                fs.remove_tree(item.path)
+            elif not remove_folder(item.path):
                 continue
             freed += item.bytes
         return {
@@ -124,7 +124,7 @@ class Finder:
             over = all(is_over(paths, self._host) for paths in parts)
             age = min((self._now - _ended(paths) for paths in parts), default=0.0)
             old = over and age > self._max_age
-            if old and not any(left_of(paths) for paths in parts):
+            if old and not any(find_leftovers(paths) for paths in parts):
                 yield self._item("run", run, age)
                 continue
             for paths in parts:
@@ -226,8 +226,8 @@ def mapped_paths() -> Set[str]:
     """Return the files from which this user's processes run: first argument and mapped libraries."""
     found: Set[str] = set()
     for pid in proc.pids():
-        program = (proc.read(pid, "cmdline") or b"").split(b"\0")[0]
-        lines = (proc.read(pid, "maps") or b"").split(b"\n")
+        program = (proc.read_file(pid, "cmdline") or b"").split(b"\0")[0]
+        lines = (proc.read_file(pid, "maps") or b"").split(b"\n")
         mapped = (line.split(None, 5)[5] for line in lines if line.count(b" ") >= 5 and b"/" in line)
         found.update(map(os.fsdecode, [program, *mapped]))
     return found

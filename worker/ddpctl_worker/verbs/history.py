@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Tuple
 from ddpctl_worker.machine import fs
 from ddpctl_worker.record import record
 from ddpctl_worker.record.limits import METRIC_NAMES
-from ddpctl_worker.record.metrics import files_of, is_finite, numbers_of, opened
+from ddpctl_worker.record.metrics import files_of, is_finite, numbers_of, open_metrics
 from ddpctl_worker.rules.limits import LEAST_POINTS
 from ddpctl_worker.rules.thinned import Thinned
 from ddpctl_worker.verbs.limits import (
@@ -78,7 +78,7 @@ class RankSeries:
                 self._take(values, number)
 
     def _lines(self, path: str, most: int) -> Iterator[bytes]:
-        file = opened(path)
+        file = open_metrics(path)
         if file is None:
             return
         with file:

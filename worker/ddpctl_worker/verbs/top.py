@@ -9,8 +9,8 @@ from ddpctl_worker.facts.gpus import Gpus
 from ddpctl_worker.record.paths import base_of
 from ddpctl_worker.verbs.gauge import Gauge
 from ddpctl_worker.verbs.limits import FIRST_PULSE_S, PULSE_S, READING_LATE_S, READING_WAIT_S
-from ddpctl_worker.verbs.topmachine import Machine
-from ddpctl_worker.verbs.toprows import Runs
+from ddpctl_worker.verbs.top_machine import Machine
+from ddpctl_worker.verbs.top_runs import RunReader
 from ddpctl_worker.wire.channel import Channel
 
 # Fields that change with every look belong to the pulse, not to the status.
@@ -24,19 +24,22 @@ def top(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     the first pulse, and waits longer for these readings.
     """
     machine = Machine()
-    gauges = {"runs": Gauge("runs", Runs(base_of(request), request["host"]).read), "gpus": Gauge("gpus", Gpus().read)}
+    gauges = {
+        "runs": Gauge("runs", RunReader(base_of(request), request["host"]).read),
+        "gpus": Gauge("gpus", Gpus().read),
+    }
     for gauge in gauges.values():
         gauge.start()
     sent: Dict[str, Any] = {}  # run -> its status as last sent
     patience = READING_LATE_S if request.get("once") else READING_WAIT_S
     machine.read()
     for gauge in gauges.values():
-        gauge.ask()
+        gauge.request_reading()
     channel.closed.wait(FIRST_PULSE_S)
     while not channel.closed.is_set():
         begun = time.monotonic()
         for gauge in gauges.values():
-            gauge.ask()
+            gauge.request_reading()
         readings = {name: gauge.result(patience) for name, gauge in gauges.items()}
         _send(channel, machine.read(), readings, sent)
         if request.get("once"):

@@ -17,7 +17,7 @@ from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Sequenc
 from ddpctl_worker.machine import fs
 from ddpctl_worker.record.paths import RunPaths, base_of
 from ddpctl_worker.record.record import named_by
-from ddpctl_worker.run.launcher import folders_of, place
+from ddpctl_worker.run.launcher import folders_of, place_variables
 from ddpctl_worker.verbs.fetch import printable
 from ddpctl_worker.verbs.limits import LARGEST_FILES, MOST_ENTRIES, UNTRACKED_S
 from ddpctl_worker.wire.channel import Channel
@@ -39,7 +39,9 @@ def untracked(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         return {"folder": None, "files": 0, "bytes": 0, "largest": [], "whole": True}
     kept = (run.get("checkpoint") or {}).get("paths") or ()
     wanted = [*(run.get("outputs") or ()), *kept]
-    covering = list(_parts_below(root, (place(os.path.expanduser(str(each)), folders_of(paths)) for each in wanted)))
+    covering = list(
+        _parts_below(root, (place_variables(os.path.expanduser(str(each)), folders_of(paths)) for each in wanted))
+    )
     walk = _Walk(root, since, covering, os.path.realpath(base_of(request)))
     found = [(info.st_size, name) for name, info in walk.files()]
     largest = heapq.nlargest(LARGEST_FILES, found)

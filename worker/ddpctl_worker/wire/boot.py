@@ -39,7 +39,7 @@ def boot(header: dict) -> int:  # type: ignore[type-arg]  # ``dict[...]`` is too
         folder = os.path.join(root, header["hash"])
         if os.path.lexists(folder):
             own(folder)
-            used(folder)
+            mark_used(folder)
             say("have")
         else:
             say("need")
@@ -48,7 +48,7 @@ def boot(header: dict) -> int:  # type: ignore[type-arg]  # ``dict[...]`` is too
     except (Refusal, OSError) as error:
         if not asked:
             say("fail")
-        refuse(named(error, base))
+        refuse(as_refusal(error, base))
         return 0
     sys.path.insert(0, folder)
     os.umask(umask)  # the worker sets its own umask, and passes the login's on to a job
@@ -65,7 +65,7 @@ def refuse(error: Refusal) -> None:
     os.write(1, json.dumps(fail).encode("ascii") + b"\n")
 
 
-def named(error: Exception, base: str) -> Refusal:
+def as_refusal(error: Exception, base: str) -> Refusal:
     """Return an OSError as a Refusal with a hint."""
     import errno
 
@@ -113,7 +113,7 @@ def own(path: str) -> None:
         )
 
 
-def used(folder: str) -> None:
+def mark_used(folder: str) -> None:
     """Record the use of a worker, for gc."""
     with contextlib.suppress(OSError):  # a disk that became read-only
         os.utime(folder)

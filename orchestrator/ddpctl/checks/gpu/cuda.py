@@ -9,7 +9,7 @@ from typing import Any
 
 from ddpctl.checks import python, report
 from ddpctl.checks.base import View
-from ddpctl.checks.gpu import amd, use
+from ddpctl.checks.gpu import amd, in_use
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.nvidia import labels
@@ -20,7 +20,7 @@ _ASK = (*nvidia.ASK, amd.GPUS, python.live_question, python.installed)
 
 def _exempt(view: View) -> Mapping[str, str]:
     """Keep hosts with a torch that is not built for the GPUs: this check reports them."""
-    return {host: why for host, why in use.without_gpus(view).items() if why != use.OTHER_BUILD}
+    return {host: why for host, why in in_use.without_gpus(view).items() if why != in_use.OTHER_BUILD}
 
 
 def _judge_cuda(view: View) -> Iterable[Finding]:
@@ -48,9 +48,9 @@ class _Cards:
 
 
 def _cards(view: View, host: str) -> _Cards | None:
-    smi = use.smis(view).get(host)
+    smi = in_use.smis(view).get(host)
     if smi is not None and smi.count:
-        hidden = use.unused(view).get(host, "").startswith(use.HIDDEN)
+        hidden = in_use.unused(view).get(host, "").startswith(in_use.HIDDEN)
         return None if hidden else _Cards("cuda", smi.count, smi.driver)
     others = len(amd.gpus(view, host))
     closed = (view.value(host, amd.GPUS) or {}).get("closed")  # gpu.driver reports these
@@ -64,7 +64,7 @@ def _unseen(view: View, host: str, cards: _Cards, build: Mapping[str, Any] | Non
     if build and least and cards.driver and nvidia.older(cards.driver, least):
         yield _too_old(host, cards.driver, build, least)
         return
-    live = use.live(view, host)
+    live = in_use.live(view, host)
     driver = python.live(view, host) or {}
     stuck = live.error if live is not None and not live.works else None
     if (
@@ -111,10 +111,12 @@ def _too_old(host: str, driver: str, build: Mapping[str, Any], least: str) -> Fi
 
 
 def _judge_arch(view: View) -> Iterable[Finding]:
-    yield from use.unseen(view)
+    yield from in_use.unseen(view)
     for host, real in python.imports(view).items():
         built = real.get("arch_list") or []
-        lacking = [gpu for gpu in use.gpus(view, host) if built and not _has_code(gpu.cells.get("compute_cap"), built)]
+        lacking = [
+            gpu for gpu in in_use.gpus(view, host) if built and not _has_code(gpu.cells.get("compute_cap"), built)
+        ]
         if lacking:
             first = lacking[0]
             capability = first.cells["compute_cap"]
@@ -153,7 +155,7 @@ def runs_on(capability: str, built: Iterable[str]) -> bool:
 
 
 CHECKS = (
-    use.gpu_check(
+    in_use.gpu_check(
         "gpu.cuda",
         "torch can use the GPUs",
         _judge_cuda,
@@ -165,7 +167,7 @@ CHECKS = (
         fix="Upgrade the driver or choose a torch built for an older CUDA; a CUDA build where there are GPUs.",
         exempt=_exempt,
     ),
-    use.gpu_check(
+    in_use.gpu_check(
         "gpu.arch",
         "torch has code for these GPUs",
         _judge_arch,

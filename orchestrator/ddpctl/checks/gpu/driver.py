@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpctl.checks import python, report
 from ddpctl.checks.base import Target, View
-from ddpctl.checks.gpu import amd, use
+from ddpctl.checks.gpu import amd, in_use
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import by, named
@@ -43,7 +43,7 @@ _INITRAMFS = {
 
 
 def _judge_driver(view: View) -> Iterable[Finding]:
-    found = use.smis(view)
+    found = in_use.smis(view)
     for host, smi in found.items():
         kernel = view.value(host, KERNEL) or {}
         if smi.state in _BROKEN:
@@ -55,7 +55,7 @@ def _judge_driver(view: View) -> Iterable[Finding]:
                 fix="install NVIDIA's driver in Windows, none in Linux, and restart WSL (`wsl --shutdown` in Windows)",
                 evidence={"text": smi.text},
             )
-        elif smi.state != nvidia.OK and use.has_gpus(view, host, smi) and not kernel["driver_gpus"]:
+        elif smi.state != nvidia.OK and in_use.has_gpus(view, host, smi) and not kernel["driver_gpus"]:
             yield _no_driver(view, host, kernel)
         yield from _recovery(view, host)
     for host, value in view.values(amd.GPUS).items():
@@ -105,7 +105,7 @@ def _recovery(view: View, host: str) -> Iterable[Finding]:
 
     After some faults nvidia-smi works and its counters are 0, but CUDA does not start.
     """
-    actions = by(lambda gpu: gpu.cells.get("gpu_recovery_action") or "None", use.gpus(view, host))
+    actions = by(lambda gpu: gpu.cells.get("gpu_recovery_action") or "None", in_use.gpus(view, host))
     actions.pop("None", None)
     for action, gpus in actions.items():
         reboot, reset = "reboot" in action.lower(), action.lower().endswith("reset") and "drain" not in action.lower()
@@ -124,22 +124,22 @@ def _recovery(view: View, host: str) -> Iterable[Finding]:
             fix="reboot it"
             if reboot
             else "nothing may run on the GPUs meanwhile; where the driver refuses, reboot the host",
-            command=None if reboot else use.reset(view, host, gpus),
+            command=None if reboot else in_use.reset(view, host, gpus),
             evidence={"gpu_recovery_action": action, "gpus": [gpu.index for gpu in gpus]},
         )
 
 
 def _no_gpu(view: View) -> Mapping[str, str]:
     """Exempt only hosts without GPUs: the driver has to work even if the GPUs are hidden from the job."""
-    return {host: why for host, why in use.unused(view).items() if why == use.NO_GPU}
+    return {host: why for host, why in in_use.unused(view).items() if why == in_use.NO_GPU}
 
 
 # --- alike -----------------------------------------------------------------------------------------------------------
 
 
 def _judge_model(view: View) -> Iterable[Finding]:
-    yield from use.unseen(view)
-    models = {host: name for host in use.smis(view) if (name := _models(view, host))}
+    yield from in_use.unseen(view)
+    models = {host: name for host in in_use.smis(view) if (name := _models(view, host))}
     yield from report.differences(
         Severity.WARNING,
         models,
@@ -149,9 +149,9 @@ def _judge_model(view: View) -> Iterable[Finding]:
 
 
 def _models(view: View, host: str) -> str:
-    if host in use.unused(view):
+    if host in in_use.unused(view):
         return ", ".join(sorted({amd.model(gpu) for gpu in amd.gpus(view, host)}))
-    gpus = use.gpus(view, host)
+    gpus = in_use.gpus(view, host)
     names = {f"{gpu.name} {(gpu.number('memory.total') or 0) / 1024:.0f} GB" for gpu in gpus}
     return ", ".join(sorted(names))
 
@@ -159,9 +159,9 @@ def _models(view: View, host: str) -> str:
 def _judge_count(view: View) -> Iterable[Finding]:
     if view.want.backend == "gloo":
         return
-    yield from use.unseen(view, lambda host: use.devices(view, view.target(host)) is None)
-    asked = [target for target in view.targets if target.name in use.smis(view)]
-    found = {target.name: count for target in asked if (count := use.devices(view, target)) is not None}
+    yield from in_use.unseen(view, lambda host: in_use.devices(view, view.target(host)) is None)
+    asked = [target for target in view.targets if target.name in in_use.smis(view)]
+    found = {target.name: count for target in asked if (count := in_use.devices(view, target)) is not None}
     some = {host: count for host, count in found.items() if count}
     if some or view.want.backend == "nccl":
         yield from _without(view, found, some)
@@ -181,9 +181,9 @@ def _judge_count(view: View) -> Iterable[Finding]:
 
 def _without(view: View, found: Mapping[str, int], some: Mapping[str, int]) -> Iterable[Finding]:
     for host, count in found.items():
-        smi = use.smis(view)[host]
+        smi = in_use.smis(view)[host]
         broken = smi.state not in (nvidia.OK, *nvidia.NO_GPU)
-        if count or broken or (smi.count and host not in use.unused(view)):
+        if count or broken or (smi.count and host not in in_use.unused(view)):
             continue  # reported by gpu.driver, or by gpu.cuda
         yield report.error(
             host,
@@ -205,10 +205,10 @@ def _others(some: Mapping[str, int]) -> str:
 
 
 def _why_none(view: View, host: str, smi: Smi) -> str:
-    hidden = use.unused(view).get(host, "")
+    hidden = in_use.unused(view).get(host, "")
     if smi.gpus and all(gpu.is_on("mig.mode.current") for gpu in smi.gpus) and not smi.mig_devices:
         return "MIG is on, and it has no instance"
-    if hidden.startswith(use.HIDDEN):
+    if hidden.startswith(in_use.HIDDEN):
         return hidden.partition("(")[2].rstrip(")") or hidden
     if amd.has_gpus(view, host):
         return "its AMD GPUs cannot be opened"
@@ -220,7 +220,7 @@ def _why_none(view: View, host: str, smi: Smi) -> str:
 
 
 def _too_few(view: View, target: Target, count: int) -> Finding:
-    live, smi = use.live(view, target.name), use.smis(view).get(target.name)
+    live, smi = in_use.live(view, target.name), in_use.smis(view).get(target.name)
     why = f" ({live.chosen})" if live and live.chosen else ""
     if smi and smi.mig_devices and not why:
         why = f" (MIG: a process sees one of the {smi.mig_devices} devices)"
@@ -237,7 +237,7 @@ def _shared(view: View) -> Iterable[Finding]:
     """Report a GPU under two names: two containers of a machine, or a machine twice in the inventory."""
     owners: dict[str, list[str]] = {}
     for target in view.targets:
-        for gpu in use.gpus(view, target.name):
+        for gpu in in_use.gpus(view, target.name):
             uuid = gpu.cells.get("uuid")
             if uuid and uuid.startswith("GPU-") and not gpu.is_on("mig.mode.current"):
                 owners.setdefault(uuid, []).append(target.name)
@@ -253,7 +253,7 @@ def _shared(view: View) -> Iterable[Finding]:
 
 
 CHECKS = (
-    use.gpu_check(
+    in_use.gpu_check(
         "gpu.driver",
         "the GPU driver works",
         _judge_driver,
@@ -266,7 +266,7 @@ CHECKS = (
         fix="Reboot after a driver upgrade or a lost GPU; blacklist nouveau and install NVIDIA's driver.",
         exempt=_no_gpu,
     ),
-    use.gpu_check(
+    in_use.gpu_check(
         "gpu.model",
         "the hosts have the same GPUs",
         _judge_model,
@@ -274,9 +274,9 @@ CHECKS = (
         cause="Different GPU models or memory sizes in one job.",
         symptom="out of memory on one node only; every step as slow as the slowest GPU",
         fix="Put different machines into separate jobs.",
-        exempt=use.without_gpus,
+        exempt=in_use.without_gpus,
     ),
-    use.gpu_check(
+    in_use.gpu_check(
         "gpu.count",
         "every process has a GPU",
         _judge_count,
@@ -285,6 +285,6 @@ CHECKS = (
         "GPUs among nodes with GPUs, different numbers of GPUs, or one GPU under two names of the inventory.",
         symptom="CUDA error: invalid device ordinal; Duplicate GPU detected: rank 1 and rank 0 both on CUDA device",
         fix="`slots: auto` and `nproc_per_node: auto` take the GPUs that are there.",
-        exempt=use.without_gpus,
+        exempt=in_use.without_gpus,
     ),
 )

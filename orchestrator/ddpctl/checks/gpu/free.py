@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ddpctl.checks import report
 from ddpctl.checks.base import View
-from ddpctl.checks.gpu import use
+from ddpctl.checks.gpu import in_use
 from ddpctl.checks.gpu.health import GpuState, by_host
 from ddpctl.checks.limits import APP_MIB, BUSY_MIB, BUSY_SHARE, OWNERS_SHOWN, WINDOWS_BUSY_SHARE
 from ddpctl.spec import nvidia
@@ -18,23 +18,23 @@ from ddpctl.spec.values import plural
 
 _SHARED = re.compile(r"\bG[HB]\d{2,3}\b")  # Grace: the kernel's page cache is in the GPU's memory too
 _MPS = "nvidia-cuda-mps-server"
-_DEFAULT_MODE = use.smi_command("-i {gpus} -c DEFAULT")
-_NO_MIG = use.smi_command("-i {gpus} -mig 0")
+_DEFAULT_MODE = in_use.smi_command("-i {gpus} -c DEFAULT")
+_NO_MIG = in_use.smi_command("-i {gpus} -mig 0")
 
 
 # --- other processes -------------------------------------------------------------------------------------------------
 
 
 def _judge_busy(view: View) -> Iterable[Finding]:
-    yield from use.unseen(view)
-    exempt = use.unused(view)
-    for host, smi in use.smis(view).items():
+    yield from in_use.unseen(view)
+    exempt = in_use.unused(view)
+    for host, smi in in_use.smis(view).items():
         if host not in exempt:
             yield from _busy(view, host, smi)
 
 
 def _busy(view: View, host: str, smi: Smi) -> Iterable[Finding]:
-    used = {str(gpu.cells.get("uuid")): gpu for gpu in use.gpus(view, host)}
+    used = {str(gpu.cells.get("uuid")): gpu for gpu in in_use.gpus(view, host)}
     apps = [app for app in smi.apps if app.uuid in used and _counts(app)]
     owners = by(lambda app: (_who(app), app.job), apps)
     parts = [_uses(who, job, group, used) for (who, job), group in owners.items()]
@@ -142,7 +142,7 @@ def _mig_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
 
 
 CHECKS = (
-    use.gpu_check(
+    in_use.gpu_check(
         "gpu.busy",
         "GPUs are free",
         _judge_busy,
@@ -151,7 +151,7 @@ CHECKS = (
         symptom="CUDA out of memory at the very start of the job",
         fix="`ddpctl kill` the earlier job, or end the process that the finding names.",
     ),
-    use.gpu_check(
+    in_use.gpu_check(
         "gpu.compute_mode",
         "GPUs accept processes",
         by_host(_mode_of),
@@ -159,7 +159,7 @@ CHECKS = (
         symptom="CUDA error: all CUDA-capable devices are busy or unavailable",
         fix="`nvidia-smi -c DEFAULT`.",
     ),
-    use.gpu_check(
+    in_use.gpu_check(
         "gpu.mig",
         "GPUs are whole",
         by_host(_mig_of),

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from ddpctl.checks import report
 from ddpctl.checks.base import View
-from ddpctl.checks.gpu import use
-from ddpctl.checks.gpu.use import CommandFor, smi_command, smis
+from ddpctl.checks.gpu import in_use
+from ddpctl.checks.gpu.in_use import CommandFor, smi_command, smis
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.nvidia import Gpu, Smi, labels
 from ddpctl.spec.values import plural
@@ -36,11 +36,11 @@ def by_host(judge: Judge) -> Callable[[View], Iterable[Finding]]:
     """Return a verdict with a finding for each host and severity, from a judgement of each GPU that the job uses."""
 
     def judged(view: View) -> Iterable[Finding]:
-        yield from use.unseen(view)
-        exempt = use.unused(view)
+        yield from in_use.unseen(view)
+        exempt = in_use.unused(view)
         for host, smi in smis(view).items():
             found: dict[Severity, dict[GpuState, list[Gpu]]] = {}
-            for gpu in use.gpus(view, host) if host not in exempt else ():
+            for gpu in in_use.gpus(view, host) if host not in exempt else ():
                 verdict = judge(view, host, smi, gpu)
                 if verdict is not None:
                     found.setdefault(verdict.severity, {}).setdefault(verdict, []).append(gpu)
@@ -75,10 +75,10 @@ def _ecc_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | None:
         what = ": row remapping failed, and bad memory stays in use"
         return GpuState(Severity.ERROR, what, "have the GPU replaced", _LOOK)
     if remapped.is_on("remapped_rows.pending") or gpu.is_on("retired_pages.pending"):
-        return GpuState(Severity.WARNING, ": bad memory will be set aside at the next reset", DRAIN, use.reset)
+        return GpuState(Severity.WARNING, ": bad memory will be set aside at the next reset", DRAIN, in_use.reset)
     if uncorrected > 0:
         what = f": {plural(round(uncorrected), 'uncorrected memory error')} since the driver was loaded"
-        return GpuState(Severity.WARNING, what, DRAIN, use.reset)
+        return GpuState(Severity.WARNING, what, DRAIN, in_use.reset)
     return None
 
 
@@ -122,7 +122,7 @@ def _widest(view: View) -> dict[str | None, float]:
     """Return the largest number of lanes of each GPU model."""
     found: dict[str | None, float] = {}
     for host in smis(view):
-        for gpu in use.gpus(view, host):
+        for gpu in in_use.gpus(view, host):
             found[gpu.name] = max(found.get(gpu.name, 0.0), gpu.number("pcie.link.width.current") or 0.0)
     return found
 
@@ -139,7 +139,7 @@ def _persistence_of(view: View, host: str, smi: Smi, gpu: Gpu) -> GpuState | Non
 
 
 CHECKS = (
-    use.gpu_check(
+    in_use.gpu_check(
         "gpu.ecc",
         "GPU memory has no uncorrected errors",
         by_host(_ecc_of),
@@ -147,7 +147,7 @@ CHECKS = (
         symptom="CUDA error: uncorrectable ECC error encountered; wrong results; Xid 48, 63, 64, 94",
         fix="Reset the GPU or reboot; replace it when remapping has failed.",
     ),
-    use.gpu_check(
+    in_use.gpu_check(
         "gpu.throttle",
         "GPUs run at full speed",
         by_host(_throttle_of),
@@ -155,7 +155,7 @@ CHECKS = (
         symptom="one rank is always the last; steps of uneven length",
         fix="Cooling, power cables, power limit.",
     ),
-    use.gpu_check(
+    in_use.gpu_check(
         "gpu.pcie",
         "GPUs have all their PCIe lanes",
         by_host(_pcie_of),
@@ -164,7 +164,7 @@ CHECKS = (
         symptom="transfers to one GPU take twice as long or more",
         fix="Reseat the card. Where the slot has no more lanes, nothing is wrong.",
     ),
-    use.gpu_check(
+    in_use.gpu_check(
         "gpu.persistence",
         "persistence mode",
         by_host(_persistence_of),

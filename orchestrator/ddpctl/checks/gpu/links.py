@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpctl.checks import env, python, report
 from ddpctl.checks.base import Target, View
-from ddpctl.checks.gpu import use
+from ddpctl.checks.gpu import in_use
 from ddpctl.checks.limits import FABRIC_MANAGER_S
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
@@ -31,11 +31,11 @@ _NO_PCI_P2P = ("SXM", "HBM3", "H200", "B200", "B300", "GB200", "GB300", "GH200",
 def _judge_fabric(view: View) -> Iterable[Finding]:
     exempt = _without_switches(view)
     for host, value in view.values(FABRIC).items():
-        gpus = use.gpus(view, host)
+        gpus = in_use.gpus(view, host)
         if host in exempt or any(gpu.cells.get("fabric.state") == "Completed" for gpu in gpus):
             # in a virtual machine the fabric manager runs on the host below, and the GPUs report that it is done
             continue
-        live = use.live(view, host)
+        live = in_use.live(view, host)
         starts = live is not None and live.works and bool(live.buses)
         fault = _fault(view, host, value)
         waiting = _waiting(gpus)
@@ -48,9 +48,9 @@ def _judge_fabric(view: View) -> Iterable[Finding]:
 
 
 def _without_switches(view: View) -> Mapping[str, str]:
-    found = dict(use.unused(view))
+    found = dict(in_use.unused(view))
     for host, value in view.values(FABRIC).items():
-        if value is None and not _waiting(use.gpus(view, host)):
+        if value is None and not _waiting(in_use.gpus(view, host)):
             found.setdefault(host, "no NVSwitch found")
     return found
 
@@ -83,7 +83,7 @@ def _fault(view: View, host: str, value: Mapping[str, Any] | None) -> str | None
 
 
 def _driver(view: View, host: str) -> str | None:
-    smi = use.smis(view).get(host)
+    smi = in_use.smis(view).get(host)
     return smi.driver if smi else None
 
 
@@ -105,10 +105,10 @@ def _not_running(view: View, host: str, fault: str, starts: bool, value: Mapping
     )
 
 
-def _wait(view: View, host: str, waiting: list[Gpu], live: use.Live | None) -> Finding:
+def _wait(view: View, host: str, waiting: list[Gpu], live: in_use.Live | None) -> Finding:
     """Report a wait as a warning, unless CUDA fails: after the boot the fabric manager may take minutes to start."""
     sure = live is not None and live.error is not None
-    smi = use.smis(view)[host]
+    smi = in_use.smis(view)[host]
     return report.finding(
         Severity.ERROR if sure else Severity.WARNING,
         host,
@@ -126,7 +126,7 @@ def _wait(view: View, host: str, waiting: list[Gpu], live: use.Live | None) -> F
 
 def _without_p2p(view: View) -> dict[str, str]:
     """Exempt hosts with GPUs that do not use PCI Express to reach each other, and guests, which cannot see the path."""
-    paths, kernels, every = view.values(PATHS), view.values(KERNEL), use.smis(view)
+    paths, kernels, every = view.values(PATHS), view.values(KERNEL), in_use.smis(view)
     asked = [t for t in view.targets if t.name in paths and t.name in kernels and t.name in every]
     reasons = {t.name: _why_not(view, t, paths[t.name], kernels[t.name], every[t.name]) for t in asked}
     return {**{host: why for host, why in reasons.items() if why}, **env.without_nccl(view)}
@@ -146,7 +146,7 @@ def _why_not(view: View, target: Target, paths: Any, kernel: Any, smi: Smi) -> s
 
 
 def _judge_p2p(view: View) -> Iterable[Finding]:
-    away, every = _without_p2p(view), use.smis(view)
+    away, every = _without_p2p(view), in_use.smis(view)
     for host, paths in view.values(PATHS).items():
         if host in away or host not in every:
             continue
@@ -185,7 +185,7 @@ def _iommu(host: str, paths: Mapping[str, Any], kinds: list[str]) -> Finding:
 
 
 CHECKS = (
-    use.gpu_check(
+    in_use.gpu_check(
         "gpu.fabric",
         "the NVSwitch fabric manager runs",
         _judge_fabric,
@@ -196,7 +196,7 @@ CHECKS = (
         fix="Install the fabric manager of the driver's version and start it.",
         exempt=_without_switches,
     ),
-    use.gpu_check(
+    in_use.gpu_check(
         "gpu.acs",
         "GPUs reach each other over PCI Express",
         _judge_p2p,

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddpctl.checks import report
 from ddpctl.checks.base import View
-from ddpctl.checks.gpu import use
+from ddpctl.checks.gpu import in_use
 from ddpctl.checks.limits import FRESH_XID_S, KERNEL_LOG_S
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
@@ -116,7 +116,7 @@ def _judge(view: View) -> Iterable[Finding]:
 
 
 def _exempt(view: View) -> Mapping[str, str]:
-    found = dict(use.unused(view))
+    found = dict(in_use.unused(view))
     for host, value in view.values(LOG).items():
         if value is None:
             found.setdefault(host, "no NVIDIA GPU on the PCI bus")
@@ -159,7 +159,7 @@ def _weigh(view: View, host: str, bus: str, code: int, last: Xid, reset: bool) -
     The GPU's present state counts more than its past.
     """
     gpu = _row(view, host, bus)
-    used = {row.bus for row in use.gpus(view, host)}
+    used = {row.bus for row in in_use.gpus(view, host)}
     if gpu is not None and gpu.bus not in used:
         return Severity.INFO, "the job does not use this GPU"
     if code == _NO_INIT:
@@ -178,7 +178,7 @@ def _weigh(view: View, host: str, bus: str, code: int, last: Xid, reset: bool) -
 
 
 def _row(view: View, host: str, bus: str) -> Gpu | None:
-    smi = use.smis(view).get(host)
+    smi = in_use.smis(view).get(host)
     return next((gpu for gpu in (smi.gpus if smi else ()) if bus and gpu.bus == bus_of(bus)), None)
 
 
@@ -188,7 +188,7 @@ def _errors(gpu: Gpu | None) -> float | None:
 
 def _switches(view: View, host: str, faults: list[Xid]) -> Iterable[Finding]:
     """Report all switches of a host in a single finding: the fault of a switch shows at many."""
-    if not faults or len(use.gpus(view, host)) == 1:
+    if not faults or len(in_use.gpus(view, host)) == 1:
         return  # a single GPU uses no switch
     last = faults[-1]
     codes = ", ".join(dict.fromkeys(str(fault.code) for fault in faults))
@@ -214,7 +214,7 @@ def _ago(age: float | None) -> str:
 
 
 CHECKS = (
-    use.gpu_check(
+    in_use.gpu_check(
         "gpu.xid",
         "no GPU faults in the kernel log",
         _judge,

@@ -11,7 +11,7 @@ from ddpctl.checks import firewall, report
 from ddpctl.checks.base import View
 from ddpctl.checks.firewall import BlockingRule
 from ddpctl.checks.firewall.tool import joined
-from ddpctl.checks.gpu.use import uses_gloo
+from ddpctl.checks.gpu.in_use import uses_gloo
 from ddpctl.checks.limits import ADDRESSES_SHOWN, CROWD
 from ddpctl.checks.mesh import dial_json, fine, mesh_check, names, network_answer, of_mesh
 from ddpctl.checks.mesh.faults import BlockedDial, faults

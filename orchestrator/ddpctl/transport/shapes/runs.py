@@ -177,7 +177,7 @@ class AgreedDict(TypedDict):
     version: Count
     attempts: Annotated[list[AttemptDict], Field(min_length=1, max_length=2000)]
     live: bool
-    aside: NotRequired[dict[Name, Short]]
+    set_aside: NotRequired[dict[Name, Short]]
     over: OverDict | None
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from ddpctl.errors import UsageError
 from ddpctl.files.inventory import load_text
-from ddpctl.spec.again import Earlier, Seats, Settings, keys_of, seats, told, without
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import Facts, NodeFacts, RunIdentity
+from ddpctl.spec.restart import Earlier, Seats, Settings, keys_of, seats, told, without
 from ddpctl.stages.launch import Launch
 
 ALL_KEYS = """

@@ -14,7 +14,7 @@ import struct
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from ddpctl_worker.machine.acceptor import Acceptor, Plain
+from ddpctl_worker.machine.acceptor import Acceptor, UnprovedSession
 from ddpctl_worker.machine.limits import ANSWER_BYTES, ANSWER_S, MOST_QUESTIONS
 from ddpctl_worker.machine.notes import note
 
@@ -68,7 +68,7 @@ def _short(path: str) -> Any:
         os.close(place)
 
 
-class Desk:
+class AnswerSocket:
     """Answers each connection with the result of ``tell``, in a thread of its own."""
 
     def __init__(self, path: str, tell: Callable[[], Dict[str, Any]]) -> None:
@@ -86,7 +86,7 @@ class Desk:
             sock.close()
             note("nobody can ask here: %s" % error)
             return
-        self._acceptor = Acceptor(sock, lambda line: Plain(line, self._answer), "desk", MOST_QUESTIONS)
+        self._acceptor = Acceptor(sock, lambda line: UnprovedSession(line, self._answer), "answers", MOST_QUESTIONS)
         self._acceptor.start()
 
     def close(self) -> None:

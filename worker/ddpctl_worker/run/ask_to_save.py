@@ -17,7 +17,7 @@ from ddpctl_worker.record.paths import base_of, checkpoint_dir, job_id
 from ddpctl_worker.record.ranks import RankProcess
 from ddpctl_worker.record.record import named_by
 from ddpctl_worker.record.status import refuse_elsewhere
-from ddpctl_worker.run.keeping import hurry
+from ddpctl_worker.run.keeping import look_soon
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST
 
@@ -33,18 +33,20 @@ def ask_checkpoint(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     paths, run = named_by(request)
     paths = paths.newest()
     run = fs.read_json(paths.run) or run
-    number = number_of(request.get("signal"))
+    number = signal_number(request.get("signal"))
     refuse_elsewhere(paths)
-    launcher = processes.from_json(fs.read_optional(paths.state).get("launcher"))
-    found = ranks.of_run(run, launcher.pid, {}) if launcher is not None and processes.is_alive(launcher) else []
+    launcher = processes.identity_from_json(fs.read_optional(paths.state).get("launcher"))
+    found = (
+        ranks.find_ranks_of_run(run, launcher.pid, {}) if launcher is not None and processes.is_alive(launcher) else []
+    )
     absent = max(0, int(run["nproc"]) - len(found))
-    deaf = deaf_of(found, number)
+    deaf = ranks_without_handler(found, number)
     folder = checkpoint_dir(base_of(request), job_id(run), run["host"])
     before = newest(folder)
     sent = bool(request.get("send")) and not absent and not deaf
     if sent:
-        hurry(folder)
-        deaf = send(found, number)
+        look_soon(folder)
+        deaf = send_signal(found, number)
     return {
         "ranks": [rank.rank for rank in found],
         "deaf": [{"rank": rank.rank, "pid": rank.pid} for rank in deaf],
@@ -54,7 +56,7 @@ def ask_checkpoint(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     }
 
 
-def number_of(name: Any) -> int:
+def signal_number(name: Any) -> int:
     """Return the number of the signal called ``name``.
 
     Raises:
@@ -66,12 +68,12 @@ def number_of(name: Any) -> int:
         raise WorkerError(BAD_REQUEST, "%r is not a signal" % (name,)) from None
 
 
-def deaf_of(found: Sequence[RankProcess], number: int) -> List[RankProcess]:
+def ranks_without_handler(found: Sequence[RankProcess], number: int) -> List[RankProcess]:
     """Return the ranks that do not handle the signal."""
     return [rank for rank in found if not proc.catches(rank.pid, number)]
 
 
-def send(found: Sequence[RankProcess], number: int) -> List[RankProcess]:
+def send_signal(found: Sequence[RankProcess], number: int) -> List[RankProcess]:
     """Send the signal to each rank that handles it, checked right before; return the ranks that did not get it."""
     boot = proc.boot_id()
     return [

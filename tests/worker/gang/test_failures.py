@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.gang.council import Council
+from ddpctl_worker.gang.failures import FailureJudge
 from ddpctl_worker.gang.limits import (
     CULPRIT_S,
     EARLY_S,
@@ -29,85 +29,85 @@ from ddpctl_worker.record.outcome import Outcome
 HOSTS = ["hub", "a", "b"]
 
 
-def council() -> Council:
-    made = Council(HOSTS, "hub")
+def make_judge() -> FailureJudge:
+    judge = FailureJudge(HOSTS, "hub")
     for host in HOSTS:
-        made.heard(host, 100.0)
-    return made
+        judge.heard(host, 100.0)
+    return judge
 
 
 def failure(host: str, victim: bool = False, suspect: bool = False) -> Outcome:
     return outcomes.failed(outcomes.cause(host, "exited", f"{host} failed"), victim=victim, suspect=suspect)
 
 
-def decided(made: Council, now: float) -> str | None:
+def decided(judge: FailureJudge, now: float) -> str | None:
     for host in HOSTS:
-        if made.seats[host].gone is None:
-            made.heard(host, now)
-    verdict = made.tick(now)
+        if judge.nodes[host].gone is None:
+            judge.heard(host, now)
+    verdict = judge.tick(now)
     return None if verdict is None or verdict.cause is None else verdict.cause["host"]
 
 
 def test_a_culprit_is_named_after_a_moment() -> None:
-    made = council()
-    made.report(failure("a"), 0.0, 101.0)
-    assert decided(made, 101.0 + CULPRIT_S - 0.1) is None
-    assert decided(made, 101.0 + CULPRIT_S) == "a"
+    judge = make_judge()
+    judge.report(failure("a"), 0.0, 101.0)
+    assert decided(judge, 101.0 + CULPRIT_S - 0.1) is None
+    assert decided(judge, 101.0 + CULPRIT_S) == "a"
 
 
 def test_the_earliest_counts_not_the_first_to_arrive() -> None:
-    made = council()
-    made.report(failure("a"), 0.1, 101.0)
-    made.report(failure("b"), 3.0, 101.5)
-    assert decided(made, 103.0) == "b"
+    judge = make_judge()
+    judge.report(failure("a"), 0.1, 101.0)
+    judge.report(failure("b"), 3.0, 101.5)
+    assert decided(judge, 103.0) == "b"
 
 
 def test_victims_wait_for_their_culprit() -> None:
-    made = council()
-    made.report(failure("a", victim=True), 0.0, 101.0)
-    assert decided(made, 101.0 + VICTIMS_S - 0.1) is None
-    made.report(failure("b"), 0.0, 101.0 + VICTIMS_S - 0.1)
-    assert decided(made, 101.0 + VICTIMS_S + CULPRIT_S) == "b"
+    judge = make_judge()
+    judge.report(failure("a", victim=True), 0.0, 101.0)
+    assert decided(judge, 101.0 + VICTIMS_S - 0.1) is None
+    judge.report(failure("b"), 0.0, 101.0 + VICTIMS_S - 0.1)
+    assert decided(judge, 101.0 + VICTIMS_S + CULPRIT_S) == "b"
 
 
 def test_only_victims_end_it_too() -> None:
-    made = council()
+    judge = make_judge()
     for host in HOSTS:
-        made.report(failure(host, victim=True), 0.1 if host == "a" else 0.0, 101.0)
-    assert decided(made, 101.0 + VICTIMS_S) == "a"
+        judge.report(failure(host, victim=True), 0.1 if host == "a" else 0.0, 101.0)
+    assert decided(judge, 101.0 + VICTIMS_S) == "a"
 
 
 def test_a_node_that_has_told_of_nothing_is_waited_for() -> None:
     """Its rank is the culprit, and slow to die: it writes a core dump, or hangs in its exit for a while."""
-    made = council()
+    judge = make_judge()
     for host in ("hub", "a"):
-        made.report(failure(host, victim=True), 0.0, 101.0)
-    assert made.undecided
-    assert decided(made, 101.0 + MUTE_S - 0.1) is None
-    made.report(failure("b"), 0.0, 101.0 + MUTE_S - 0.1)
-    assert decided(made, 101.0 + MUTE_S - 0.1 + CULPRIT_S) == "b"
-    assert not made.undecided
+        judge.report(failure(host, victim=True), 0.0, 101.0)
+    assert judge.undecided
+    assert decided(judge, 101.0 + MUTE_S - 0.1) is None
+    judge.report(failure("b"), 0.0, 101.0 + MUTE_S - 0.1)
+    assert decided(judge, 101.0 + MUTE_S - 0.1 + CULPRIT_S) == "b"
+    assert not judge.undecided
 
 
 def test_a_node_that_has_told_of_nothing_is_not_waited_for_for_ever() -> None:
-    made = council()
-    made.report(failure("a", victim=True), 0.0, 101.0)
-    assert decided(made, 101.0 + MUTE_S) == "a"
+    judge = make_judge()
+    judge.report(failure("a", victim=True), 0.0, 101.0)
+    assert decided(judge, 101.0 + MUTE_S) == "a"
 
 
 def test_victims_wait_until_a_node_whose_beats_have_stopped_is_given_up() -> None:
     """It has lost its power; the switch says "No route to host" to the ranks of the others long before SILENT_S."""
-    made = council()
+    judge = make_judge()
     for host in ("hub", "a"):
-        made.report(failure(host, victim=True), 0.0, 108.0)
+        judge.report(failure(host, victim=True), 0.0, 108.0)
     now = 108.0
     while now < 100.0 + SILENT_S + SLACK_S:
-        made.heard("hub", now)
-        made.heard("a", now)
-        assert made.tick(now) is None
+        judge.heard("hub", now)
+        judge.heard("a", now)
+        assert judge.tick(now) is None
         now += LATE_S - 0.5
     for _ in range(3):
-        verdict = made.tick(now)
+        verdict = judge.tick(now)
         now += CULPRIT_S
     assert verdict is not None
     assert verdict.cause is not None
@@ -115,57 +115,57 @@ def test_victims_wait_until_a_node_whose_beats_have_stopped_is_given_up() -> Non
 
 
 def test_a_suspect_comes_after_a_culprit_and_before_a_victim() -> None:
-    made = council()
-    made.report(failure("a", victim=True), 5.0, 101.0)
-    made.report(failure("b", suspect=True), 9.0, 101.1)
-    assert decided(made, 101.0 + VICTIMS_S - 0.1) is None
-    assert [one["host"] for one in made.causes()] == ["b", "a"]
-    made.report(failure("hub"), 0.0, 101.0 + VICTIMS_S - 0.1)
-    assert [one["host"] for one in made.causes()] == ["hub", "b", "a"]
-    made = council()
-    made.report(failure("a", victim=True), 5.0, 101.0)
-    made.report(failure("b", suspect=True), 9.0, 101.1)
-    assert decided(made, 101.0 + VICTIMS_S) == "b"
+    judge = make_judge()
+    judge.report(failure("a", victim=True), 5.0, 101.0)
+    judge.report(failure("b", suspect=True), 9.0, 101.1)
+    assert decided(judge, 101.0 + VICTIMS_S - 0.1) is None
+    assert [one["host"] for one in judge.causes()] == ["b", "a"]
+    judge.report(failure("hub"), 0.0, 101.0 + VICTIMS_S - 0.1)
+    assert [one["host"] for one in judge.causes()] == ["hub", "b", "a"]
+    judge = make_judge()
+    judge.report(failure("a", victim=True), 5.0, 101.0)
+    judge.report(failure("b", suspect=True), 9.0, 101.1)
+    assert decided(judge, 101.0 + VICTIMS_S) == "b"
 
 
 def test_a_lost_supervisor_is_the_cause_of_its_victims() -> None:
-    made = council()
-    made.closed("b", 101.0)
-    made.report(failure("a", victim=True), 0.0, 101.2)
-    assert decided(made, 101.0 + REJOIN_S - 0.1) is None
-    assert decided(made, 101.0 + REJOIN_S + 0.1) is None  # found lost just now
-    verdict = made.tick(101.0 + REJOIN_S + 0.1 + CULPRIT_S)
+    judge = make_judge()
+    judge.closed("b", 101.0)
+    judge.report(failure("a", victim=True), 0.0, 101.2)
+    assert decided(judge, 101.0 + REJOIN_S - 0.1) is None
+    assert decided(judge, 101.0 + REJOIN_S + 0.1) is None  # found lost just now
+    verdict = judge.tick(101.0 + REJOIN_S + 0.1 + CULPRIT_S)
     assert verdict is not None
     assert verdict.cause is not None
     assert (verdict.cause["host"], verdict.cause["reason"]) == ("b", "supervisor_lost")
 
 
 def test_a_connection_that_comes_back_is_no_loss() -> None:
-    made = council()
-    made.closed("b", 101.0)
-    made.heard("b", 103.0)
-    assert decided(made, 101.0 + REJOIN_S + 2) is None
+    judge = make_judge()
+    judge.closed("b", 101.0)
+    judge.heard("b", 103.0)
+    assert decided(judge, 101.0 + REJOIN_S + 2) is None
 
 
 def test_silence_is_a_loss() -> None:
-    made = council()
-    made.heard("a", 115.0)
-    made.tick(100.0 + SILENT_S + 0.1)
-    verdict = made.tick(100.0 + SILENT_S + 0.1 + CULPRIT_S)
+    judge = make_judge()
+    judge.heard("a", 115.0)
+    judge.tick(100.0 + SILENT_S + 0.1)
+    verdict = judge.tick(100.0 + SILENT_S + 0.1 + CULPRIT_S)
     assert verdict is not None
     assert verdict.cause is not None
     assert (verdict.cause["host"], verdict.cause["reason"]) == ("b", "node_lost")
 
 
 def test_a_node_that_said_goodbye_may_be_silent() -> None:
-    made = council()
-    made.goodbye("b")
-    made.closed("b", 101.0)
-    made.heard("a", 200.0)
-    assert made.tick(200.0) is None
-    assert not made.settled()
-    made.goodbye("a")
-    assert made.settled()
+    judge = make_judge()
+    judge.goodbye("b")
+    judge.closed("b", 101.0)
+    judge.heard("a", 200.0)
+    assert judge.tick(200.0) is None
+    assert not judge.settled()
+    judge.goodbye("a")
+    assert judge.settled()
 
 
 def early(host: str, rank: int | None = 2) -> Outcome:
@@ -178,13 +178,13 @@ QUESTION = "before the others failed: do all ranks run the same number of steps?
 
 
 def test_a_rank_that_ended_too_early_is_the_cause_of_victims() -> None:
-    made = council()
-    made.report(failure("a", victim=True), 0.0, 120.0)
-    made.report(early("b"), 14.0, 120.5)
-    assert decided(made, 120.0 + MUTE_S - 0.1) is None  # the hub, that has told of nothing, may have the culprit
-    assert decided(made, 120.0 + MUTE_S) == "b"
-    assert made.verdict is not None
-    cause = made.verdict.cause
+    judge = make_judge()
+    judge.report(failure("a", victim=True), 0.0, 120.0)
+    judge.report(early("b"), 14.0, 120.5)
+    assert decided(judge, 120.0 + MUTE_S - 0.1) is None  # the hub, that has told of nothing, may have the culprit
+    assert decided(judge, 120.0 + MUTE_S) == "b"
+    assert judge.verdict is not None
+    cause = judge.verdict.cause
     assert cause is not None
     assert (cause["rank"], cause["exit_code"], cause["reason"]) == (2, 0, "exited")
     assert cause["message"] == f"rank 2 on b {ENDED}, 14 s {QUESTION}"
@@ -193,61 +193,61 @@ def test_a_rank_that_ended_too_early_is_the_cause_of_victims() -> None:
 
 @pytest.mark.parametrize("culprit", [{}, {"suspect": True}], ids=["a culprit", "a suspect"])
 def test_one_that_has_failed_comes_before_one_that_ended_too_early(culprit: dict[str, bool]) -> None:
-    made = council()
-    made.report(failure("a", victim=True), 0.0, 120.0)
-    made.report(early("b"), 14.0, 120.5)
-    made.report(failure("hub", **culprit), 0.0, 121.0)
-    assert decided(made, 120.0 + MUTE_S) == "hub"
+    judge = make_judge()
+    judge.report(failure("a", victim=True), 0.0, 120.0)
+    judge.report(early("b"), 14.0, 120.5)
+    judge.report(failure("hub", **culprit), 0.0, 121.0)
+    assert decided(judge, 120.0 + MUTE_S) == "hub"
 
 
 def test_one_that_ended_after_the_first_failure_is_not_the_cause() -> None:
-    made = council()
-    made.report(failure("a", victim=True), 0.0, 120.0)
-    made.report(early("b"), 0.0, 120.0 + EARLY_S + 0.1)
-    assert decided(made, 120.0 + MUTE_S) == "a"
+    judge = make_judge()
+    judge.report(failure("a", victim=True), 0.0, 120.0)
+    judge.report(early("b"), 0.0, 120.0 + EARLY_S + 0.1)
+    assert decided(judge, 120.0 + MUTE_S) == "a"
 
 
 def test_a_node_that_has_succeeded_too_early_is_the_cause_of_victims() -> None:
-    made = council()
-    made.goodbye("b", early("b", None), 110.0)
-    made.goodbye("b", early("b", None), 121.0)  # the same once more
-    assert decided(made, 115.0) is None
-    assert not made.undecided
-    made.report(failure("a", victim=True), 0.0, 120.0)
-    assert decided(made, 120.0 + MUTE_S) == "b"
-    assert made.verdict is not None
-    assert made.verdict.cause is not None
-    assert made.verdict.cause["message"] == f"every rank on b {ENDED}, 10 s {QUESTION}"
+    judge = make_judge()
+    judge.goodbye("b", early("b", None), 110.0)
+    judge.goodbye("b", early("b", None), 121.0)  # the same once more
+    assert decided(judge, 115.0) is None
+    assert not judge.undecided
+    judge.report(failure("a", victim=True), 0.0, 120.0)
+    assert decided(judge, 120.0 + MUTE_S) == "b"
+    assert judge.verdict is not None
+    assert judge.verdict.cause is not None
+    assert judge.verdict.cause["message"] == f"every rank on b {ENDED}, 10 s {QUESTION}"
 
 
 @pytest.mark.parametrize("case", ["a culprit", "later"])
 def test_a_node_that_has_succeeded_is_not_to_blame_for_others(case: str) -> None:
-    made = council()
-    made.report(failure("a", victim=case == "later"), 0.0, 120.0)
-    made.goodbye("b", early("b", None), 110.0 if case == "a culprit" else 120.5)
-    assert decided(made, 120.0 + MUTE_S) == "a"
+    judge = make_judge()
+    judge.report(failure("a", victim=case == "later"), 0.0, 120.0)
+    judge.goodbye("b", early("b", None), 110.0 if case == "a culprit" else 120.5)
+    assert decided(judge, 120.0 + MUTE_S) == "a"
 
 
 def test_a_kill_ends_the_matter_at_once() -> None:
-    made = council()
-    made.report(failure("a"), 5.0, 101.0)
-    made.report(outcomes.killed("b", "alice"), 0.0, 101.1)
-    verdict = made.tick(101.1)
+    judge = make_judge()
+    judge.report(failure("a"), 5.0, 101.0)
+    judge.report(outcomes.killed("b", "alice"), 0.0, 101.1)
+    verdict = judge.tick(101.1)
     assert verdict is not None
     assert verdict.state == "killed"
-    made.report(failure("a"), 50.0, 101.2)
-    assert made.tick(200.0) is verdict
+    judge.report(failure("a"), 50.0, 101.2)
+    assert judge.tick(200.0) is verdict
 
 
 def test_missing_and_quiet() -> None:
-    made = Council(HOSTS, "hub")
-    made.heard("hub", 100.0)
-    assert made.missing() == ["a", "b"]
-    made.heard("a", 101.0, 0.5)
-    assert made.missing() == ["b"]
-    assert made.quiet(110.0) == pytest.approx(9.5)
-    made.heard("hub", 110.0, 2.0)
-    assert made.quiet(110.0) == pytest.approx(2.0)
+    judge = FailureJudge(HOSTS, "hub")
+    judge.heard("hub", 100.0)
+    assert judge.missing() == ["a", "b"]
+    judge.heard("a", 101.0, 0.5)
+    assert judge.missing() == ["b"]
+    assert judge.quiet(110.0) == pytest.approx(9.5)
+    judge.heard("hub", 110.0, 2.0)
+    assert judge.quiet(110.0) == pytest.approx(2.0)
 
 
 # --- the wire

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from ddpctl.files.glance import Names, names_in
+from ddpctl.files.completion_names import Names, names_in
 from ddpctl.files.inventory import load_text
 from tests.examples import few
 from tests.files.strategies import documents

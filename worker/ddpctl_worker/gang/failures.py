@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
     heard: float
 
 
-class Seat:
+class NodeView:
     """The hub's knowledge of a node."""
 
     def __init__(self) -> None:
@@ -51,12 +51,12 @@ class Seat:
         self.has_verdict = False
 
 
-class Council:
+class FailureJudge:
     """The state of a run as the hub sees it, and its verdict once the cause is clear."""
 
     def __init__(self, hosts: Sequence[str], hub: str) -> None:
         self._hub = hub
-        self.seats: Dict[str, Seat] = {host: Seat() for host in hosts}
+        self.nodes: Dict[str, NodeView] = {host: NodeView() for host in hosts}
         self._candidates: List[Candidate] = []
         self._done: List[Candidate] = []  # nodes that have succeeded, perhaps too early for the other nodes
         self.cuts = Cuts(hosts, hub)
@@ -66,37 +66,37 @@ class Council:
 
     def heard(self, host: str, now: float, output_age: Optional[float] = None) -> None:
         """Note a message of a node."""
-        seat = self.seats[host]
+        node = self.nodes[host]
         if output_age is not None:
-            seat.output = now - output_age
-        elif not seat.joined:
-            seat.output = now  # the silence of a node without output begins when it joins
+            node.output = now - output_age
+        elif not node.joined:
+            node.output = now  # the silence of a node without output begins when it joins
         if not self._is_steady(host, now):
-            seat.steady = now
-        seat.joined, seat.heard, seat.gone = True, now, None
+            node.steady = now
+        node.joined, node.heard, node.gone = True, now, None
 
     def turned(self, host: str, age: float, now: float) -> None:
         """Give up a node if its supervisor's loop turned too long ago.
 
         The other threads of such a supervisor may still send heartbeats.
         """
-        seat = self.seats[host]
-        if age > STILL_S and not seat.finished:
+        node = self.nodes[host]
+        if age > STILL_S and not node.finished:
             text = "the supervisor on %s is stuck: its loop has not run for %d s" % (host, age)
-            self._give_up(seat, outcomes.cause(host, SUPERVISOR_LOST, text), now - age, now)
+            self._give_up(node, outcomes.cause(host, SUPERVISOR_LOST, text), now - age, now)
 
     def closed(self, host: str, now: float) -> None:
         """Note that a member's connection ended."""
-        seat = self.seats[host]
-        if not seat.finished and seat.gone is None:
-            seat.gone = now
+        node = self.nodes[host]
+        if not node.finished and node.gone is None:
+            node.gone = now
 
     def goodbye(self, host: str, done: Optional[Outcome] = None, now: float = 0.0) -> None:
         """Note that a node has ended. ``done``: it succeeded, and this would be the cause if it ended too early."""
-        seat = self.seats[host]
-        if done is not None and not seat.finished:
+        node = self.nodes[host]
+        if done is not None and not node.finished:
             self._done.append(Candidate(done, now, now))
-        seat.finished = True
+        node.finished = True
 
     def report(self, outcome: Outcome, age: float, now: float) -> None:
         """Take in a failure that happened ``age`` seconds ago, or a kill."""
@@ -109,11 +109,11 @@ class Council:
 
     def missing(self) -> List[str]:
         """Return the nodes that never joined."""
-        return [host for host, seat in self.seats.items() if not seat.joined and host != self._hub]
+        return [host for host, node in self.nodes.items() if not node.joined and host != self._hub]
 
     def quiet(self, now: float) -> float:
         """Return for how long no running node has had output."""
-        outputs = [seat.output for seat in self.seats.values() if seat.joined and not seat.finished]
+        outputs = [node.output for node in self.nodes.values() if node.joined and not node.finished]
         return min([now - output for output in outputs] or [0.0])
 
     def slept(self, seconds: float) -> None:
@@ -122,10 +122,10 @@ class Council:
         No silence in that time counts, because the hub could not hear anything.
         """
         self._slept = max(self._slept, seconds)
-        for seat in self.seats.values():
-            seat.heard += seconds
-            seat.output += seconds
-            seat.gone = None if seat.gone is None else seat.gone + seconds
+        for node in self.nodes.values():
+            node.heard += seconds
+            node.output += seconds
+            node.gone = None if node.gone is None else node.gone + seconds
         self._candidates = [known._replace(heard=known.heard + seconds) for known in self._candidates]
 
     def tick(self, now: float) -> Optional[Outcome]:
@@ -138,7 +138,7 @@ class Council:
 
     def settled(self) -> bool:
         """Return whether every node that ever joined has said goodbye or is lost."""
-        return all(seat.finished or not seat.joined for host, seat in self.seats.items() if host != self._hub)
+        return all(node.finished or not node.joined for host, node in self.nodes.items() if host != self._hub)
 
     @property
     def undecided(self) -> bool:
@@ -180,17 +180,17 @@ class Council:
         if plain:
             return min(plain)
         first = min(known.heard for known in self._candidates)
-        return max([first + VICTIMS_S, *(self._worth_waiting(host, first, now) for host in self.seats)])
+        return max([first + VICTIMS_S, *(self._worth_waiting(host, first, now) for host in self.nodes)])
 
     def _worth_waiting(self, host: str, first: float, now: float) -> float:
         """Return until when a report of ``host`` may come that says more than the victims' reports since ``first``."""
-        seat = self.seats[host]
-        if seat.finished or not seat.joined:
+        node = self.nodes[host]
+        if node.finished or not node.joined:
             return first
-        if seat.gone is not None:
-            return seat.gone + REJOIN_S + SLACK_S
-        if now - seat.heard > LATE_S and host != self._hub:
-            return seat.heard + SILENT_S + SLACK_S
+        if node.gone is not None:
+            return node.gone + REJOIN_S + SLACK_S
+        if now - node.heard > LATE_S and host != self._hub:
+            return node.heard + SILENT_S + SLACK_S
         reported = any(
             (known.outcome.suspect and not known.outcome.early) or (known.outcome.cause or {}).get("host") == host
             for known in self._candidates
@@ -198,26 +198,26 @@ class Council:
         return first if reported else first + MUTE_S
 
     def _find_lost(self, now: float) -> None:
-        for host, seat in self.seats.items():
-            if host == self._hub or seat.finished or not seat.joined:
+        for host, node in self.nodes.items():
+            if host == self._hub or node.finished or not node.joined:
                 continue
-            if seat.gone is not None and now - seat.gone > REJOIN_S:
-                self._give_up(seat, self._why_gone(host), seat.gone, now)
-            elif now - seat.heard > SILENT_S:
+            if node.gone is not None and now - node.gone > REJOIN_S:
+                self._give_up(node, self._why_gone(host), node.gone, now)
+            elif now - node.heard > SILENT_S:
                 text = "nothing was heard from %s for %d s: it is down or cut off" % (host, SILENT_S)
-                self._give_up(seat, outcomes.cause(host, NODE_LOST, text), seat.heard, now)
+                self._give_up(node, outcomes.cause(host, NODE_LOST, text), node.heard, now)
 
     def _find_cut(self, now: float) -> None:
         found = self.cuts.decide(
-            now, lambda host, since: self._is_steady(host, now) and self.seats[host].steady <= since
+            now, lambda host, since: self._is_steady(host, now) and self.nodes[host].steady <= since
         )
         if found is not None and not self._cut and self.verdict is None:
             self._cut = True
             self._candidates.append(Candidate(outcomes.failed(found[1]), found[0], now))
 
     def _is_steady(self, host: str, now: float) -> bool:
-        seat = self.seats[host]
-        return seat.joined and not seat.finished and seat.gone is None and now - seat.heard <= LATE_S
+        node = self.nodes[host]
+        return node.joined and not node.finished and node.gone is None and now - node.heard <= LATE_S
 
     def _why_gone(self, host: str) -> Dict[str, Any]:
         if self._slept >= SILENT_S:
@@ -226,8 +226,8 @@ class Council:
         text = "the supervisor on %s is gone; the host itself still answers" % host
         return outcomes.cause(host, SUPERVISOR_LOST, text)
 
-    def _give_up(self, seat: Seat, why: Dict[str, Any], since: float, now: float) -> None:
-        seat.finished = True
+    def _give_up(self, node: NodeView, why: Dict[str, Any], since: float, now: float) -> None:
+        node.finished = True
         if self.verdict is None:
             self._candidates.append(Candidate(outcomes.failed(why), since, now))
 

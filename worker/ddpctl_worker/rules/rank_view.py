@@ -10,7 +10,7 @@ from ddpctl_worker.rules.limits import LOOKS_APART_S
 DEFAULT_GROUPS = frozenset({"0", flight.NCCL + "0"})
 
 
-class SeenRank(NamedTuple):
+class RankView(NamedTuple):
     """One rank. ``look`` has the fields that look.py describes."""
 
     host: str
@@ -39,7 +39,7 @@ class SeenRank(NamedTuple):
     @property
     def place(self) -> str:
         """Return the rank's place in the user's code, like ``train.py:88 in step``; empty if it is not known."""
-        return frames.place(frames.awake(self.stack) if self.polls else self.stack)
+        return frames.place(frames.find_awake(self.stack) if self.polls else self.stack)
 
     @property
     def waited(self) -> float:
@@ -115,13 +115,13 @@ class SeenRank(NamedTuple):
         return [child for child in self.look.get("children") or () if child.get("sleep_s") is not None]
 
 
-def read(look: Dict[str, Any]) -> SeenRank:
+def read_looks(look: Dict[str, Any]) -> RankView:
     groups = look.get("groups")
     entries = flight.from_json(groups) if groups else []
-    return SeenRank(str(look.get("host")), int(look["rank"]), look, entries, _pending(entries))
+    return RankView(str(look.get("host")), int(look["rank"]), look, entries, _pending(entries))
 
 
-def present(ranks: Sequence[SeenRank]) -> List[SeenRank]:
+def present_ranks(ranks: Sequence[RankView]) -> List[RankView]:
     """Return the ranks without the collectives of a destroyed group, if another rank uses a new group of the same name.
 
     The record of a rank shows the difference once the rank has entered a collective of the new group. For any other
@@ -137,7 +137,7 @@ def present(ranks: Sequence[SeenRank]) -> List[SeenRank]:
     ]
 
 
-def _is_old(rank: SeenRank, entry: flight.Entry, ages: Dict[str, float]) -> bool:
+def _is_old(rank: RankView, entry: flight.Entry, ages: Dict[str, float]) -> bool:
     if entry.group not in ages or entry.since or not entry.done:
         return False
     return rank.age(entry.at) > ages[entry.group] - LOOKS_APART_S

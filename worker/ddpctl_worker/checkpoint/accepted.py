@@ -18,7 +18,7 @@ from ddpctl_worker.rules.entries import FOLDER, Files, Stamp
 NAME = "believed"
 
 
-class Beliefs:
+class AcceptedEntries:
     """The noted versions of one folder. They hold for this process even if the disk does not take them.
 
     Every method that writes raises OSError if the disk does not take the notes.
@@ -29,20 +29,20 @@ class Beliefs:
         self._boot = proc.boot_id()
         self._entries = self._read()
 
-    def hold(self, entry: str, files: Files) -> bool:
+    def contains(self, entry: str, files: Files) -> bool:
         """Whether exactly these files were noted as the whole entry."""
         return bool(files) and self._entries.get(entry) == files
 
-    def note(self, found: Dict[str, Files], standing: Iterable[str]) -> None:
+    def accept(self, found: Dict[str, Files], standing: Iterable[str]) -> None:
         """Note whole versions. Notes of entries outside ``standing`` go: hashed, changed or removed."""
-        if all(self.hold(entry, files) for entry, files in found.items()):
+        if all(self.contains(entry, files) for entry, files in found.items()):
             return
         wanted = set(standing)
         self._entries = {entry: files for entry, files in self._entries.items() if entry in wanted}
         self._entries.update(found)
         self._write()
 
-    def drop(self, entries: Iterable[str]) -> None:
+    def withdraw(self, entries: Iterable[str]) -> None:
         """Remove the notes of ``entries``."""
         gone = [entry for entry in entries if self._entries.pop(entry, None) is not None]
         if gone:

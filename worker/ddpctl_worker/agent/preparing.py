@@ -8,26 +8,26 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ddpctl_worker.agent.limits import HANGS_S, MOST_NAMED, PREPARED_S, TELL_S
-from ddpctl_worker.agent.state import Headway, Report
+from ddpctl_worker.agent.limits import HANGS_S, MOST_NAMED, PREPARED_S, STATUS_S
+from ddpctl_worker.agent.state import Preparing, Report
 from ddpctl_worker.machine import notes
 from ddpctl_worker.record.document import AgreedAttempt
 
 
-def look(
-    before: Headway,
+def find_hanging(
+    before: Preparing,
     attempt: AgreedAttempt,
     reports: Mapping[str, Optional[Report]],
     reachable: Sequence[str],
     now: float,
     wall: float,
-) -> Tuple[Headway, Dict[str, str]]:
+) -> Tuple[Preparing, Dict[str, str]]:
     """Return the new view, and the hosts that hang with a sentence about each.
 
     ``wall``: the time of day (Unix seconds).
     """
     if attempt.number != before.attempt:
-        before = Headway(attempt.number, now)
+        before = Preparing(attempt.number, now)
     moved: Dict[str, Tuple[int, float]] = {}
     words: Dict[str, str] = {}
     hang: Dict[str, str] = {}
@@ -43,11 +43,11 @@ def look(
         if now - since > HANGS_S:
             hang[host] = "%s made no progress for %d s before attempt %d" % (host, HANGS_S, attempt.number)
     late = _waits_for(attempt.number, list(words.values())) if now - before.begun >= PREPARED_S else None
-    return Headway(attempt.number, before.begun, moved, words, late), hang
+    return Preparing(attempt.number, before.begun, moved, words, late), hang
 
 
 def _words(host: str, before: str, idle: float, wall: float) -> str:
-    if idle < TELL_S:
+    if idle < STATUS_S:
         return host
     return before if before != host else "%s (no progress since %s)" % (host, notes.iso(wall - idle))
 

@@ -16,7 +16,7 @@ from ddpctl_worker.doctor.process import STATES
 from ddpctl_worker.machine import fs, proc
 from ddpctl_worker.record.limits import LAST_METRICS_BYTES
 from ddpctl_worker.record.logs import segments
-from ddpctl_worker.record.metrics import Values, files_of, read_from
+from ddpctl_worker.record.metrics import Values, files_of, read_new_values
 from ddpctl_worker.record.paths import RunPaths, job_id, run_paths, runs_dir
 from ddpctl_worker.record.status import status_or_fault
 from ddpctl_worker.verbs.limits import COMING_RUN_S, LOG_END_BYTES, LOST_RUN_S, MOST_RUNS
@@ -29,7 +29,7 @@ _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
-class Runs:
+class RunReader:
     """The runs that are not over, and the newest run of every job."""
 
     def __init__(self, base: str, host: str) -> None:
@@ -177,7 +177,7 @@ def _percent(before: Optional[_Seen], now: _Seen) -> Optional[float]:
 
 
 def _resident(pid: int) -> Optional[float]:
-    words = (proc.read(pid, "statm") or b"").split()
+    words = (proc.read_file(pid, "statm") or b"").split()
     return round(int(words[1]) * _PAGE_MB, 1) if len(words) > 1 else None
 
 
@@ -194,7 +194,7 @@ class _Grown:
             if size != self._size:
                 if size - self._offset > LAST_METRICS_BYTES:
                     self._offset = -LAST_METRICS_BYTES
-                self._offset, lines = read_from(self._path, self._offset, LAST_METRICS_BYTES)
+                self._offset, lines = read_new_values(self._path, self._offset, LAST_METRICS_BYTES)
                 self._size = size
                 for line in lines:
                     self._values.update({name: line[name] for name in SHOWN if name in line})

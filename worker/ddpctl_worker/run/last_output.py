@@ -41,7 +41,7 @@ _OLD_EXIT = re.compile(r"CalledProcessError: Command .* returned non-zero exit s
 _OLD_DIED = re.compile(r"CalledProcessError: Command .* died with <Signals\.(SIG[A-Z0-9]+): (\d+)>")
 
 
-class Words(NamedTuple):
+class LastOutput(NamedTuple):
     """The end of a process's stderr."""
 
     traceback: Optional[str]  # the last traceback, with the chain of exceptions before it
@@ -68,7 +68,7 @@ class _Block(NamedTuple):
     end: int
 
 
-def read(text: str) -> Words:
+def read_last_output(text: str) -> LastOutput:
     """Return the last traceback of ``text`` and the lines after it.
 
     A traceback that Python only mentions ("Exception ignored in ...") does not count: it ended no process.
@@ -78,12 +78,12 @@ def read(text: str) -> Words:
     lines = [_PREFIX.sub("", line) for line in raw]
     block = _last_block(lines, hooked)
     if block is None:
-        return Words(None, "", False, _plain(lines))
+        return LastOutput(None, "", False, _plain(lines))
     trace = "\n".join(lines[block.start : block.end]).rstrip()
     if len(trace) > TRACEBACK_CHARACTERS:
         trace = "...\n" + trace[-TRACEBACK_CHARACTERS:]
     error = "\n".join(lines[block.error : block.end]).rstrip()
-    return Words(trace, error, hooked[block.error], _plain(lines[block.end :]))
+    return LastOutput(trace, error, hooked[block.error], _plain(lines[block.end :]))
 
 
 def _last_block(lines: Sequence[str], hooked: Sequence[bool]) -> Optional[_Block]:
@@ -153,18 +153,18 @@ def _without_notice(lines: Sequence[str]) -> List[str]:
     return kept
 
 
-def peer_words(text: str) -> Optional[str]:
+def find_peer_failure(text: str) -> Optional[str]:
     """Return the words by which a rank reports a peer's failure; None without them, or if it names its own fault."""
     found = _VICTIM.search(text)
     return None if found is None or _OWN.search(text) else found.group(0)
 
 
-def one_line(text: str, limit: int = 400) -> str:
+def shorten_to_line(text: str, limit: int = 400) -> str:
     found = " ".join(text.split())
     return found if len(found) <= limit else found[: limit - 3] + "..."
 
 
-def failures(text: str) -> List[Tuple[int, int, Optional[int], bool]]:
+def find_failures(text: str) -> List[Tuple[int, int, Optional[int], bool]]:
     """Return (rank, local rank, exit code, root cause?) of every failure in torch's report."""
     root = None
     for root in ROOT.finditer(text):  # noqa: B007  the last one counts: elastic jobs restart
@@ -182,7 +182,7 @@ def failures(text: str) -> List[Tuple[int, int, Optional[int], bool]]:
     return found
 
 
-def first_failure(text: str) -> Optional[Tuple[int, int]]:
+def find_first_failure(text: str) -> Optional[Tuple[int, int]]:
     """Return (local rank, exit code) of the failure that torch's launcher logs before it ends the other ranks.
 
     Its report may follow minutes later.

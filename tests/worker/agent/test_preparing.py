@@ -56,9 +56,9 @@ def test_a_host_that_hangs_is_set_aside() -> None:
     assert run.leader.document.live
     run.last(20.0, n1=1)
     assert not run.leader.document.live
-    assert list(run.leader.document.aside) == ["n2"]
+    assert list(run.leader.document.set_aside) == ["n2"]
     run.turn()
-    run.reports.update({host: report(2, clear=True) for host in ("n1", "n2")})
+    run.reports.update({host: report(2, idle=True) for host in ("n1", "n2")})
     run.turn()
     document = run.leader.document
     ended = document.attempts[-1]
@@ -87,14 +87,14 @@ def test_who_waits_for_another_host_is_not_to_blame() -> None:
     run.own = run.own._replace(reaches=())
     run.reports["n1"] = report(2, reaches=(), waits=True)
     run.last(HANGS_S + 30.0)
-    assert list(run.leader.document.aside) == ["n2"]
+    assert list(run.leader.document.set_aside) == ["n2"]
 
 
 def test_where_the_run_needs_that_host_it_is_waited_for() -> None:
     run = Preparing(hosts=3)
     run.last(3600.0, n0=1, n1=1)
     assert run.leader.document.live
-    assert run.leader.document.aside == {}
+    assert run.leader.document.set_aside == {}
     words = run.note
     assert words is not None
     assert words.startswith("attempt 2 waits for n0, n1, n2 (no progress since ")
@@ -107,7 +107,7 @@ def test_where_the_run_needs_that_host_it_is_waited_for() -> None:
 def test_fewer_hosts_are_enough_where_the_job_says_so() -> None:
     run = Preparing(hosts=3, least=2)
     run.last(HANGS_S + 30.0, n0=1, n1=1)
-    assert list(run.leader.document.aside) == ["n2"]
+    assert list(run.leader.document.set_aside) == ["n2"]
 
 
 def test_what_a_host_says_of_its_preparation() -> None:
