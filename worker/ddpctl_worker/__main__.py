@@ -18,7 +18,7 @@ Verb = Callable[[Dict[str, Any], Channel], Dict[str, Any]]
 # node should not pay for the mesh.
 VERBS = {
     "begin": "agent.begin",
-    "ask_checkpoint": "run.ask",
+    "ask_checkpoint": "run.ask_to_save",
     "build": "store.build",
     "checkpoints": "checkpoint.listing",
     "dial": "mesh.dialer",

@@ -16,7 +16,8 @@ from ddpctl_worker.machine import net
 from ddpctl_worker.run import keeping
 from tests.worker.checkpoints import JOB, NOW, OF_JOB, credentials
 
-FABRIC, OTHER = "127.0.0.2", "127.0.0.1"  # two addresses of one host
+# Two addresses of one host. No other process of this machine listens on them, as some do on 127.0.0.1.
+FABRIC, OTHER = "127.0.43.2", "127.0.43.3"
 FOREIGN = "192.0.2.1"  # of no host here
 
 

@@ -277,7 +277,7 @@ ASK = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from ddpctl_worker.machine import answer_socket
-print(desk.ask(sys.argv[2]))
+print(answer_socket.ask(sys.argv[2]))
 """
 
 

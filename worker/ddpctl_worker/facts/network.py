@@ -46,7 +46,7 @@ def _resolve(name: str) -> List[str]:
     return sorted({str(answer[4][0]).split("%")[0] for answer in answers})
 
 
-def resolve_names(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+def names(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     """Return the addresses of this host's own name, in the resolver's order.
 
     gloo binds to the first address unless an interface is set. ``local``: for each address whether this host has it.
@@ -79,7 +79,7 @@ def is_local(address: str) -> bool:
         return False
 
 
-def read_tables(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
+def tables(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     """Return the fill of the kernel's network tables; ``None`` for a table that does not exist here."""
     folder = "/proc/sys/net/"
     return {
