@@ -259,6 +259,18 @@ def test_a_rank_that_its_launcher_collected_first_is_the_cause(line: str) -> Non
     assert found_in(None, line + "\n", deaths=known)[0].exit_code == 1  # what the kernel said counts
 
 
+def test_a_rank_that_its_launcher_collected_first_failed_if_the_launcher_ends_the_others() -> None:
+    """torch logs the exit code only after it has given the other ranks 30 s."""
+    ends = "W1121 03:46:19.4 28627 torch/distributed/elastic/multiprocessing/api.py:1029] Sending process 8 closing "
+    deaths: dict[int, Any] = {0: (None, 990.0)}
+    (found,) = found_in(None, ends + "signal SIGTERM\n", deaths=deaths, ranks={0: "no space for the cache\n"})
+    assert (found.rank, found.exit_code, found.signal, found.victim, found.when) == (4, None, None, False, 990.0)
+    assert found.message == "rank 4 failed (only its launcher knows the exit code); last line: no space for the cache"
+    told = "W1121 03:46:19.4 28627 api.py:753] Received 15 death signal, shutting down workers\n"
+    assert found_in(None, told + ends + "signal SIGTERM\n", deaths=deaths) == []
+    assert found_in(None, "", deaths=deaths) == []
+
+
 def test_no_launcher_has_ended_a_script_that_is_started_by_itself() -> None:
     found = found_in(15, deaths={0: (signal.SIGTERM, 999.0)}, plain=True)[0]
     assert (found.message, found.victim, found.signal) == ("rank 4 was killed by SIGTERM", False, "SIGTERM")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -40,8 +42,9 @@ def test_ranks_that_never_start(node: Node) -> None:
     eventually(lambda: not processes_of(run), "everything is gone")
 
 
-def test_a_job_that_gives_its_ranks_no_time_to_stop(node: Node) -> None:
-    """timeouts.stop: 0 is no request for the default of 30 s."""
+@pytest.mark.parametrize("reaped", [False, True], ids=["status known", "status lost"])
+def test_a_job_that_gives_its_ranks_no_time_to_stop(node: Node, reaped: bool) -> None:
+    """timeouts.stop: 0 is no request for the default of 30 s, whether or not the launcher is the first to reap."""
     go = node.scratch / "go"
     script = (
         "import os, signal, sys, time\n"
@@ -52,6 +55,12 @@ def test_a_job_that_gives_its_ranks_no_time_to_stop(node: Node) -> None:
     run = node.start(script, node.record(timeouts={"stop": 0}))
     known = node.folder(run) / "processes.json"
     eventually(lambda: known.exists() and len(json.loads(known.read_text())["ranks"]) == 2, "both ranks are known")
+    if reaped:
+        supervisor, rank = node.pid(run, "supervisor"), json.loads(known.read_text())["ranks"]["0"][0]
+        os.kill(supervisor, signal.SIGSTOP)
+        go.touch()
+        eventually(lambda: not Path(f"/proc/{rank}").exists(), "the launcher has reaped rank 0")
+        os.kill(supervisor, signal.SIGCONT)
     go.touch()
     assert node.wait_state(run, seconds=20)["state"] == "failed"
 

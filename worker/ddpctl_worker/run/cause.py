@@ -129,6 +129,10 @@ def _failed_ranks(seen: Evidence) -> List[_Death]:
         found[first[0]] = _Death(first[0], seen.ranks.get(first[0]), first[1])
     for rank, local, code, root in last_output.find_failures(seen.tails.get((None, STDERR), "")):
         found[local] = _Death(local, rank, code, root)
+    unknown = [(at, local) for local, (status, at) in seen.deaths.items() if status is None]
+    if not found and unknown and last_output.ends_other_ranks(seen.tails.get((None, STDERR), "")):
+        _, local = min(unknown)
+        found[local] = _Death(local, seen.ranks.get(local), None)
     return list(found.values())
 
 
@@ -180,6 +184,8 @@ def _reason(
 ) -> Tuple[str, str]:
     """Return the contract's reason, and the end of the message."""
     how = " was killed by %s" % death.signal if death.signal else " exited with code %s" % death.code
+    if death.code is None:
+        how = " failed (only its launcher knows the exit code)"
     if raised:
         reason = DISK_FULL if _NO_SPACE.search(own.error) else SIGNALED if death.signal else EXITED
         return reason, "%s%s %s" % (how, " after" if death.signal else ":", _shown(own.error))

@@ -12,6 +12,7 @@ from ddpctl_worker.record.lines import STDERR
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.ranks import Roster
 from ddpctl_worker.run import cause as causes
+from ddpctl_worker.run import last_output
 from ddpctl_worker.run.cause import Failure
 from ddpctl_worker.run.drain import Drain
 from ddpctl_worker.run.limits import CATCH_UP_S, CULPRIT_S, LAUNCHER_REPORT_S
@@ -37,9 +38,10 @@ class Findings:
     def failure(self, status: Optional[int]) -> Optional[Outcome]:
         """Return this node's failure once the launcher has ended (``status``: its wait status), or is slow to end.
 
-        A launcher is slow if LAUNCHER_REPORT_S have passed since a rank died: torch before 2.1 may take minutes.
+        A launcher is slow if LAUNCHER_REPORT_S have passed since a rank died. It first gives the other ranks 30 s,
+        and torch before 2.1 may take minutes.
         """
-        since = self._roster.first_failure()
+        since = self._roster.first_failure(unknown=self._launcher_ends_ranks())
         slow = since is not None and time.monotonic() - since > LAUNCHER_REPORT_S
         if not status and not slow:
             return None
@@ -99,6 +101,11 @@ class Findings:
                 self._run.get("launcher") == PLAIN,
             )
         )
+
+    def _launcher_ends_ranks(self) -> bool:
+        """Return whether the launcher ends its ranks because of a death whose status only the launcher knows."""
+        unknown = any(death.status is None for death in self._roster.deaths.values())
+        return unknown and last_output.ends_other_ranks(self._drain.tails().get((None, STDERR), ""))
 
     def _first_failure(self) -> float:
         """Return when the first rank failed (Unix seconds): here, or now if the failure was on another node."""

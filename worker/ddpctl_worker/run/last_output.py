@@ -37,6 +37,8 @@ ROOT = re.compile(r"Root Cause \(first observed failure\):(?P<block>.*?)(?:^=+\s
 _RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)", re.M)
 _EXITCODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.M)
 _SEEN = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
+_ENDS_A_RANK = re.compile(r"Sending process \d+ closing signal ")
+_WAS_SIGNALLED = re.compile(r"Received \S+ death signal")
 _OLD_EXIT = re.compile(r"CalledProcessError: Command .* returned non-zero exit status (\d+)")
 _OLD_DIED = re.compile(r"CalledProcessError: Command .* died with <Signals\.(SIG[A-Z0-9]+): (\d+)>")
 
@@ -189,6 +191,11 @@ def find_first_failure(text: str) -> Optional[Tuple[int, int]]:
     """
     found = _SEEN.findall(text)
     return (int(found[-1][1]), int(found[-1][0])) if found else None
+
+
+def ends_other_ranks(text: str) -> bool:
+    """Return whether torch's launcher logs that it ends ranks, and no signal told it to: a rank has failed."""
+    return _ENDS_A_RANK.search(text) is not None and not _WAS_SIGNALLED.search(text)
 
 
 def old_exit_code(text: str) -> Optional[int]:
