@@ -8,13 +8,13 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddpctl_worker.checkpoint import copy
 from ddpctl_worker.checkpoint.manifest import version_of
 from ddpctl_worker.rules.choice import Kept, all_have, newest_of_series, plan_restore
-from ddpctl_worker.rules.complete import Chosen, choose_newest_complete, content, list_missing
+from ddpctl_worker.rules.complete import Chosen, choose_newest_complete, content, is_whole, list_missing
 from ddpctl_worker.rules.entries import save_of, step_of
 from ddpctl_worker.rules.saves import find_left_behind
 
@@ -311,19 +311,22 @@ def test_a_host_that_lacks_a_rank_of_the_newest_save_lacks_something() -> None:
     assert not all_have({"a": [row("a", name) for name in names], "b": [row("b", names[0])]})
 
 
+WHOLE_SAVE = ("save", "latest", HOSTS, True)
+RANKS_OF_TWO_ATTEMPTS = [WHOLE_SAVE, ("restore",), WHOLE_SAVE, WHOLE_SAVE]  # each host has its own rank of the second
+
+
 def in_short(world: World, hosts: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     """As ``listing.summarize`` has it."""
     rows: dict[str, list[dict[str, Any]]] = {host: [] for host in hosts}
     for (host, writer, _), one in world.kept.items():
         if host in rows:
-            rows[host].append(
-                {**one, "writer": writer, "version": one["version"] if choose_newest_complete([one]) else ""}
-            )
+            rows[host].append({**one, "writer": writer, "version": one["version"] if is_whole(one) else ""})
     return rows
 
 
 @pytest.mark.slow
 @given(events=EVENTS, skews=SKEWS, left=st.lists(st.sampled_from(HOSTS), min_size=1, unique=True))
+@example(events=RANKS_OF_TWO_ATTEMPTS, skews=[0.0, 0.0, 0.0], left=["a"])
 def test_nobody_is_passed_over_where_something_is_to_be_restored(
     events: list[tuple[Any, ...]], skews: list[float], left: list[str]
 ) -> None:

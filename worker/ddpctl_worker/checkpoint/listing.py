@@ -15,7 +15,7 @@ from ddpctl_worker.machine.notes import iso
 from ddpctl_worker.record import paths
 from ddpctl_worker.rules.attempts import BEFORE_ANY, attempt_of
 from ddpctl_worker.rules.choice import latest, newest_of_series
-from ddpctl_worker.rules.complete import Manifest, choose_newest_complete, sort_by_time
+from ddpctl_worker.rules.complete import Manifest, is_whole, sort_by_time
 from ddpctl_worker.rules.entries import Files, step_of
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST
@@ -69,7 +69,7 @@ def summarize(base: str, job: str) -> List[Dict[str, Any]]:
     manifests, unknown = read_checkpoints(paths.checkpoints_dir(base, job))
     chosen = {one.entry for one in newest_of_series(manifests)}
     last = latest([one["entry"] for one in sort_by_time(manifests)])
-    asked = {one["entry"] for one in manifests if not choose_newest_complete([one])} | (last - chosen)
+    asked = {one["entry"] for one in manifests if not is_whole(one)} | (last - chosen)
     asked |= {one["entry"] for one in unknown}
     return [_row(one, "" if one["entry"] in asked else one["version"]) for one in manifests] + [
         _row({**one, **BEFORE_ANY.to_json(), "clock": one["host"]}, "") for one in unknown

@@ -47,6 +47,15 @@ def choose_newest_complete(parts: Sequence[Manifest]) -> Optional[Chosen]:
     return in_order(complete)[-1] if complete else None
 
 
+def is_whole(part: Manifest) -> bool:
+    """Return whether the files of one host are a complete checkpoint without the other hosts.
+
+    False if files of an earlier save are among them: a script that reads the whole folder would mix two saves.
+    """
+    chosen = choose_newest_complete([part])
+    return chosen is not None and content(chosen.files) == content(part["files"])
+
+
 def list_missing(parts: Sequence[Manifest]) -> List[str]:
     """Return what the newest save needs to be complete, in words. To be called where ``best`` finds nothing."""
     last = max(map(attempt_of, parts))
