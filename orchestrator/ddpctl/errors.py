@@ -25,7 +25,7 @@
     ├── InternalFault              1   a mistake of ddpctl itself
     └── Interrupted                130
 
-``error.what`` says where and why in one line, ``error.hint`` is the next step, and ``str(error)`` is both.
+``error.summary`` says where and why in one line, ``error.hint`` is the next step, and ``str(error)`` is both.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class DdpctlError(Exception):
         self.host = host
 
     @property
-    def what(self) -> str:
+    def summary(self) -> str:
         """Return where and why, in one line."""
         where = f"{self.host}: " if self.host else ""
         return f"{where}{' '.join(self.message.split())}"
 
     def __str__(self) -> str:
-        return f"{self.what}; {' '.join(self.hint.split())}" if self.hint else self.what
+        return f"{self.summary}; {' '.join(self.hint.split())}" if self.hint else self.summary
 
 
 class UsageError(DdpctlError):
@@ -80,13 +80,13 @@ class InventoryError(UsageError):
     ) -> None:
         super().__init__(message, hint=hint)
         self.file, self.line, self.column, self.path = file, line, column, path
-        self.others: tuple[InventoryError, ...] = ()
+        self.further: tuple[InventoryError, ...] = ()
 
     @property
-    def what(self) -> str:
+    def summary(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
         key = f"{self.path}: " if self.path else ""
-        return f"{place}: {key}{super().what}"
+        return f"{place}: {key}{super().summary}"
 
 
 class PreflightFailed(DdpctlError):
@@ -198,7 +198,7 @@ class InternalFault(DdpctlError):
     """A mistake of ddpctl itself: ``__cause__`` is the unexpected exception."""
 
 
-def as_fault(error: Exception, host: str | None = None) -> DdpctlError:
+def to_ddpctl_error(error: Exception, host: str | None = None) -> DdpctlError:
     """Turn any exception into a DdpctlError, so that a mistake in serving ``host`` does not stop the other hosts."""
     if isinstance(error, DdpctlError):
         error.host = error.host or host

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ddpctl.environment.spread import bring
+from ddpctl.environment.spread import bring_files
 from ddpctl.transport.fleet import open_fleet
 from tests.bench.report import Row, spread
 from tests.lab import Lab
@@ -59,7 +59,7 @@ def by_ddpctl(lab: Lab, folder: Path, size: int, seed: int) -> tuple[float, floa
     try:
         fleet.map(lambda transport: transport.call("echo"), names)  # connected, the worker is there
         begun = time.monotonic()
-        delivery = bring("bench", [source], fleet, lambda _: None, names)
+        delivery = bring_files("bench", [source], fleet, lambda _: None, names)
         seconds = time.monotonic() - begun
     finally:
         fleet.close()

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl import errors
-from ddpctl.checks.base import Check, Target, Timing, View, Want
+from ddpctl.checks.base import Check, Requirements, Target, Timing, View
 from ddpctl.checks.host import MACHINE
-from ddpctl.checks.judge import questions, verdicts
+from ddpctl.checks.judge import collect_questions, judge_checks
 from ddpctl.checks.mesh import network_question
 from ddpctl.checks.python import live_question, versions_question
 from ddpctl.spec.finding import Finding, Severity
@@ -65,15 +65,17 @@ def view_of(case: dict[str, Any]) -> View:
 
 def findings_of(check: Check, case: dict[str, Any]) -> list[Finding]:
     """What the check says, without its ok ones."""
-    return [finding for finding in verdicts([check], view_of(case)) if finding.severity is not Severity.OK]
+    return [finding for finding in judge_checks([check], view_of(case)) if finding.severity is not Severity.OK]
 
 
 def unasked(check: Check, case: dict[str, Any]) -> set[str]:
     """Recorded answers to questions that the check never asks: a slip in the case."""
     view = view_of(case)
-    asked = {question.key for target in view.targets for question in questions([check], target, view.want)}
+    asked = {
+        question.key for target in view.targets for question in collect_questions([check], target, view.requirements)
+    }
     for target in view.targets:  # what is asked whichever checks run, and who asks: any check may read it
-        known = [ask(target, view.want).key for ask in (network_question, versions_question, live_question)]
+        known = [ask(target, view.requirements).key for ask in (network_question, versions_question, live_question)]
         asked |= {*known, MACHINE.key}
     return {key for given in view.answers.values() for key in given} - asked
 
@@ -126,14 +128,14 @@ def _target(given: str | dict[str, Any]) -> Target:
     return Target(**filled)
 
 
-def _want(given: dict[str, Any]) -> Want:
-    tuples = {field.name for field in fields(Want) if "tuple" in str(field.type)}
+def _want(given: dict[str, Any]) -> Requirements:
+    tuples = {field.name for field in fields(Requirements) if "tuple" in str(field.type)}
     made: dict[str, Any] = {key: tuple(value) if key in tuples else value for key, value in given.items()}
     if "job" in made:
         made["job"] = JobId("lab", "exp", made["job"])
     if "imports" in made:
         made["imports"] = _imports(made["imports"])
-    return Want(**made)
+    return Requirements(**made)
 
 
 def _imports(given: dict[str, Any]) -> Imports:

@@ -22,7 +22,7 @@ from typing import Any
 
 from ddpctl.checks.base import Target, Timing, View
 from ddpctl.checks.catalogue import CATALOGUE
-from ddpctl.checks.judge import questions
+from ddpctl.checks.judge import collect_questions
 from ddpctl.spec.question import Answer, Question
 from ddpctl.stages.preflight import _facts_questions
 from ddpctl.transport.shapes.preflight import FACTS
@@ -91,7 +91,7 @@ def _interface(told: Mapping[str, Answer], target: Target) -> str:
 
 def _asked(seen: View, target: Target, rank: int) -> dict[str, Answer]:
     told = seen.answers[target.name]
-    wanted = (*questions(CATALOGUE, target, seen.want), *_facts_questions(target, seen.want))
+    wanted = (*collect_questions(CATALOGUE, target, seen.requirements), *_facts_questions(target, seen.requirements))
     return {question.key: _filled(told, question, target.name, rank) for question in wanted}
 
 

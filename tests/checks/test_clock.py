@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddpctl.checks.base import Timing, View, Want
+from ddpctl.checks.base import Requirements, Timing, View
 from ddpctl.checks.host import CHECKS
-from ddpctl.checks.judge import verdicts
+from ddpctl.checks.judge import judge_checks
 from tests.checks.case import view_of
 
 CLOCK = [check for check in CHECKS if check.id == "host.clock"]
@@ -26,5 +26,5 @@ SLOW_LOGIN = Timing(1000.0, 1019.9, 1020.0, 1020.1)  # all of the 20 s on the wa
 )
 def test_the_agreement_is_that_of_clocks_which_are_known_well(timings: dict[str, Timing], said: str) -> None:
     targets = view_of({"targets": list(timings)}).targets
-    (found,) = verdicts(CLOCK, View(targets, Want(), {name: {} for name in timings}, timings=timings))
+    (found,) = judge_checks(CLOCK, View(targets, Requirements(), {name: {} for name in timings}, timings=timings))
     assert found.message == said

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl.checks import ssh
-from ddpctl.checks.base import Target, View, Want
+from ddpctl.checks.base import Requirements, Target, View
 from ddpctl.checks.limits import ALIKE_HOSTS
 from ddpctl.errors import AuthRefused, DdpctlError, Unreachable
 from ddpctl.spec.finding import Finding
 
 
 def findings(errors: dict[str, DdpctlError]) -> list[Finding]:
-    view = View(tuple(Target(name, name, "python3", "~/d") for name in errors), Want(), {}, errors)
+    view = View(tuple(Target(name, name, "python3", "~/d") for name in errors), Requirements(), {}, errors)
     return [found for check in ssh.CHECKS if check.id in ("ssh.connect", "ssh.auth") for found in check.judge(view)]
 
 

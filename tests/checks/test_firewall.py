@@ -79,7 +79,7 @@ ACCEPT: dict[str, Any] = {"accept": None}
 
 
 def blocks(dump: dict[str, Any], packet: Packet = SYN) -> list[str]:
-    return [block.rule for block in firewall.blocking(dump, packet, "input")]
+    return [block.rule for block in firewall.find_blocks(dump, packet, "input")]
 
 
 @pytest.mark.parametrize(
@@ -109,27 +109,27 @@ def test_first_match_wins_and_the_policy_comes_last() -> None:
 
 def test_rule_that_cannot_be_judged_counts_when_nothing_certain_does() -> None:
     limited = [{"limit": {"rate": 1, "per": "second"}}, DROP]
-    (block,) = firewall.blocking(nft(limited), SYN, "input")
+    (block,) = firewall.find_blocks(nft(limited), SYN, "input")
     assert not block.certain
 
 
 def test_fix_for_nft_goes_before_whatever_drops() -> None:
     dump = nft([dport(22), ACCEPT], policy="drop")
-    found = firewall.blocking(dump, SYN, "input")
-    assert firewall.opening(dump, found, "input", PEERS, PORTS)[0] == (
+    found = firewall.find_blocks(dump, SYN, "input")
+    assert firewall.opening_commands(dump, found, "input", PEERS, PORTS)[0] == (
         "nft 'insert rule inet filter input ip saddr 10.0.0.2/31 tcp dport { 29500, 32768-60999 } accept'"
     )
 
 
 def test_fix_for_ufw() -> None:
     dump = {"uid": 1000, "iptables": UFW, "ip6tables": "", "ufw": True}
-    found = firewall.blocking(dump, SYN, "input")
+    found = firewall.find_blocks(dump, SYN, "input")
     assert [(block.rule, block.certain) for block in found] == [("policy drop", True)]
-    command, note = firewall.opening(dump, found, "input", ["10.0.0.2"], PORTS)
+    command, note = firewall.opening_commands(dump, found, "input", ["10.0.0.2"], PORTS)
     assert command == "sudo ufw prepend allow proto tcp from 10.0.0.2 to any port 29500,32768:60999"
     assert "keeps it" in note
-    assert firewall.blocking(dump, Packet("10.0.0.2", "10.0.0.1", 45000, 22), "input") == ()
-    assert firewall.blocking(dump, Packet("10.0.0.2", "10.0.0.1", 22, 45000, "established"), "input") == ()
+    assert firewall.find_blocks(dump, Packet("10.0.0.2", "10.0.0.1", 45000, 22), "input") == ()
+    assert firewall.find_blocks(dump, Packet("10.0.0.2", "10.0.0.1", 22, 45000, "established"), "input") == ()
 
 
 def test_fix_for_firewalld_is_for_the_zone_that_the_packet_went_through() -> None:
@@ -155,42 +155,46 @@ def test_fix_for_firewalld_is_for_the_zone_that_the_packet_went_through() -> Non
     ]
     dump = {"uid": 0, "nft": json.dumps({"nftables": items}), "firewalld": True}
     for peer, me in (("10.0.0.2", "10.0.0.1"), ("fd00::2", "fd00::1")):
-        (found,) = firewall.blocking(dump, Packet(peer, me, 45000, 29500), "input", interface="eth0")
+        (found,) = firewall.find_blocks(dump, Packet(peer, me, 45000, 29500), "input", interface="eth0")
         assert (found.zone, found.certain) == ("work-gpu", True)
-        command, _ = firewall.opening(dump, [found], "input", [peer], [(29500, 29500)])
+        command, _ = firewall.opening_commands(dump, [found], "input", [peer], [(29500, 29500)])
         family = "ipv6" if ":" in peer else "ipv4"
         assert command == (
             f'firewall-cmd --permanent --zone=work-gpu --add-rich-rule=\'rule family="{family}" source '
             f'address="{peer}" port port="29500" protocol="tcp" accept\' && firewall-cmd --reload'
         )
-    (other,) = firewall.blocking(dump, SYN, "input", interface="eth1")
+    (other,) = firewall.find_blocks(dump, SYN, "input", interface="eth1")
     assert other.zone == "public"
-    assert firewall.opening(dump, [other], "output", PEERS, PORTS)[0] is None  # rich rules are for what comes in
+    assert (
+        firewall.opening_commands(dump, [other], "output", PEERS, PORTS)[0] is None
+    )  # rich rules are for what comes in
 
 
 def test_reverse_path_filters_are_not_to_blame() -> None:
     rules = "-A PREROUTING -m rpfilter --validmark --invert -j DROP"
     dump = {"uid": 0, "iptables": f"*raw\n:PREROUTING ACCEPT [0:0]\n{rules}\nCOMMIT\n"}
-    assert firewall.blocking(dump, SYN, "input") == ()
+    assert firewall.find_blocks(dump, SYN, "input") == ()
 
 
 def test_rule_of_an_address_set_is_possible_and_no_more() -> None:
     """crowdsec's: who is in the set is known to the kernel alone."""
     text = "*filter\n:INPUT {}\n-A INPUT -m set --match-set {} src -j {}\nCOMMIT\n"
-    (drop,) = firewall.blocking({"iptables": text.format("ACCEPT", "crowdsec-blacklists", "DROP")}, SYN, "input")
+    (drop,) = firewall.find_blocks({"iptables": text.format("ACCEPT", "crowdsec-blacklists", "DROP")}, SYN, "input")
     assert not drop.certain
-    (policy,) = firewall.blocking({"iptables": text.format("DROP", "trusted", "ACCEPT")}, SYN, "input")
+    (policy,) = firewall.find_blocks({"iptables": text.format("DROP", "trusted", "ACCEPT")}, SYN, "input")
     assert (policy.rule, policy.certain) == ("policy drop", False)
 
 
 def test_many_nodes_of_one_network_are_let_in_by_one_rule_that_says_what_it_opens() -> None:
     dump = {"uid": 0, "iptables": UFW, "ip6tables": "", "ufw": True}
-    found = firewall.blocking(dump, SYN, "input")
+    found = firewall.find_blocks(dump, SYN, "input")
     peers = [f"10.0.0.{n}" for n in range(2, 200, 2)]
-    command, note = firewall.opening(dump, found, "input", peers, [(29500, 29500)], ["10.0.0.1/24"])
+    command, note = firewall.opening_commands(dump, found, "input", peers, [(29500, 29500)], ["10.0.0.1/24"])
     assert command == "ufw prepend allow proto tcp from 10.0.0.0/24 to any port 29500"
     assert "to all of 10.0.0.0/24" in note
-    command, note = firewall.opening(dump, found, "input", [*peers, "10.9.9.9"], [(29500, 29500)], ["10.0.0.1/24"])
+    command, note = firewall.opening_commands(
+        dump, found, "input", [*peers, "10.9.9.9"], [(29500, 29500)], ["10.0.0.1/24"]
+    )
     assert str(command).count("ufw prepend") == 100
     assert "to all of" not in note
 
@@ -198,8 +202,8 @@ def test_many_nodes_of_one_network_are_let_in_by_one_rule_that_says_what_it_open
 def test_fix_for_iptables_in_its_own_table() -> None:
     text = "*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -p tcp -m tcp --dport 29500 -j DROP\nCOMMIT\n"
     dump = {"uid": 0, "iptables": text}
-    found = firewall.blocking(dump, SYN, "input")
-    command, note = firewall.opening(dump, found, "input", PEERS, [(29500, 29500)])
+    found = firewall.find_blocks(dump, SYN, "input")
+    command, note = firewall.opening_commands(dump, found, "input", PEERS, [(29500, 29500)])
     assert command == "iptables -w 5 -t raw -I PREROUTING 1 -p tcp -s 10.0.0.2/31 -m multiport --dports 29500 -j ACCEPT"
     assert "lost at a reboot" in note
 
@@ -207,8 +211,8 @@ def test_fix_for_iptables_in_its_own_table() -> None:
 def test_negations_of_iptables() -> None:
     def stops(rule: str) -> bool:
         (chain,) = base_chains(f"*filter\n:INPUT ACCEPT [0:0]\n-A INPUT {rule} -j DROP\nCOMMIT\n", "ip")
-        return bool(firewall.blocking({"iptables": ""}, SYN, "input")) or bool(
-            firewall.blocking(
+        return bool(firewall.find_blocks({"iptables": ""}, SYN, "input")) or bool(
+            firewall.find_blocks(
                 {"iptables": f"*filter\n:INPUT ACCEPT [0:0]\n-A INPUT {rule} -j DROP\nCOMMIT\n"}, SYN, chain.hook
             )
         )
@@ -236,15 +240,17 @@ def test_chains_that_call_each_other_without_end_are_walked_to_an_end() -> None:
 
 
 def test_nothing_read_means_nothing_said_but_where_to_look() -> None:
-    assert firewall.blocking({}, SYN, "input") == ()
-    assert not firewall.readable({"uid": 1000, "errors": {"nft": "Operation not permitted"}})
-    command, words = firewall.opening({"uid": 1000}, (), "input", PEERS, PORTS)
+    assert firewall.find_blocks({}, SYN, "input") == ()
+    assert not firewall.is_readable({"uid": 1000, "errors": {"nft": "Operation not permitted"}})
+    command, words = firewall.opening_commands({"uid": 1000}, (), "input", PEERS, PORTS)
     assert command is None
     assert "29500" in words
     assert "10.0.0.2, 10.0.0.3" in words
-    assert "ufw prepend allow" in str(firewall.opening({"uid": 1000, "ufw": True}, (), "input", PEERS, PORTS)[0])
-    assert "root" in firewall.unread({"uid": 1000, "errors": {"nft": "Operation not permitted"}})
-    assert "nor iptables-save" in firewall.unread({"uid": 0, "errors": {}})
+    assert "ufw prepend allow" in str(
+        firewall.opening_commands({"uid": 1000, "ufw": True}, (), "input", PEERS, PORTS)[0]
+    )
+    assert "root" in firewall.why_unread({"uid": 1000, "errors": {"nft": "Operation not permitted"}})
+    assert "nor iptables-save" in firewall.why_unread({"uid": 0, "errors": {}})
 
 
 addresses = st.lists(st.ip_addresses(v=4).map(str), min_size=1, max_size=30, unique=True)
@@ -252,7 +258,7 @@ addresses = st.lists(st.ip_addresses(v=4).map(str), min_size=1, max_size=30, uni
 
 @given(addresses)
 def test_let_in_are_the_cluster_s_addresses_and_no_other(peers: list[str]) -> None:
-    nets = [ipaddress.ip_network(text) for text in tool.collapsed(peers, 4)]
+    nets = [ipaddress.ip_network(text) for text in tool.collapse_sources(peers, 4)]
     assert sum(net.num_addresses for net in nets) == len(peers)
     assert all(any(ipaddress.ip_address(peer) in net for net in nets) for peer in peers)
 
@@ -260,6 +266,6 @@ def test_let_in_are_the_cluster_s_addresses_and_no_other(peers: list[str]) -> No
 @given(st.lists(st.tuples(st.integers(1, 65535), st.integers(0, 300)), min_size=1, max_size=40))
 def test_port_spans_keep_their_ports(spans: list[tuple[int, int]]) -> None:
     wanted = {port for low, more in spans for port in range(low, min(low + more, 65535) + 1)}
-    merged = tool.merged((low, min(low + more, 65535)) for low, more in spans)
+    merged = tool.merge_spans((low, min(low + more, 65535)) for low, more in spans)
     assert {port for low, high in merged for port in range(low, high + 1)} == wanted
     assert all(high + 1 < low for (_, high), (low, _) in pairwise(merged))

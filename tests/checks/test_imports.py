@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ddpctl.checks import job_imports, torch
-from ddpctl.checks.judge import verdicts
+from ddpctl.checks.judge import judge_checks
 from ddpctl.spec.finding import Severity
 from tests.checks.case import CASES, load, view_of
 
 
 def told(case: dict[str, Any]) -> dict[Severity, list[tuple[str, str | None, str]]]:
     found: dict[Severity, list[tuple[str, str | None, str]]] = {}
-    for one in verdicts((*torch.CHECKS, *job_imports.CHECKS), view_of(case)):
+    for one in judge_checks((*torch.CHECKS, *job_imports.CHECKS), view_of(case)):
         found.setdefault(one.severity, []).append((one.check, one.host, one.message))
     return found
 

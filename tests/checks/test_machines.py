@@ -8,7 +8,7 @@ import pytest
 
 from ddpctl.checks.catalogue import CATALOGUE
 from ddpctl.checks.gpu import in_use
-from ddpctl.checks.judge import verdicts
+from ddpctl.checks.judge import judge_checks
 from ddpctl.spec.finding import Severity
 from tests.checks.machine import NAMES, Machine, machines, over, read, view
 from tests.checks.test_commands import assert_runs_as_it_is
@@ -29,7 +29,7 @@ def test_exactly_the_fault_of_each_state_is_found(name: str) -> None:
 
 def assert_found_exactly(machine: Machine) -> None:
     named = {one[0] for one in machine.findings}
-    findings = verdicts(CATALOGUE, machine.view)
+    findings = judge_checks(CATALOGUE, machine.view)
     found = [one for one in findings if one.severity in TROUBLE or one.severity.value in named]
     told = [(one.severity.value, one.check, one.host) for one in found]
     summary = "\n".join(f"{one.severity.value} {one.check} {one.host}: {one.message} $ {one.command}" for one in found)
@@ -47,7 +47,7 @@ def assert_found_exactly(machine: Machine) -> None:
 def test_the_commands_of_each_state_are_shell_text() -> None:
     faults = {}
     for machine in (machine for name in NAMES for machine in machines(name)):
-        commands = [one.command for one in verdicts(CATALOGUE, machine.view) if one.command]
+        commands = [one.command for one in judge_checks(CATALOGUE, machine.view) if one.command]
         checked = subprocess.run(["bash", "-n"], input="\n".join(commands), capture_output=True, text=True, check=False)
         if (checked.returncode, checked.stderr) != (0, ""):
             faults[f"{machine.name} {machine.fault}"] = checked.stderr

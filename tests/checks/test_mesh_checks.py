@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpctl.checks.base import Target, View, Want
+from ddpctl.checks.base import Requirements, Target, View
 from ddpctl.checks.deep import REHEARSAL
 from ddpctl.checks.mesh.ports import judge_ports
 from ddpctl.spec.finding import Finding, Severity
@@ -30,7 +30,7 @@ def view(count: int, broken: dict[tuple[int, int], str], *, port: int = SAMPLE, 
     targets = tuple(Target(host, "10.0.0.1", "python3", "~") for host in hosts)
     answers = {host: {"network": Answer(True, {"gpus": gpus, "addresses": []})} for host in hosts}
     firewalls = dict.fromkeys(hosts, CLEAN)
-    return View(targets, Want(master="n0"), answers, mesh=mesh, **{"firewalls": firewalls, **keys})
+    return View(targets, Requirements(master="n0"), answers, mesh=mesh, **{"firewalls": firewalls, **keys})
 
 
 def told(view: View) -> list[tuple[str, str | None, str | None]]:
@@ -65,7 +65,7 @@ def test_many_nodes_kept_apart_are_one_finding() -> None:
 
 def rehearsal(**hosts: dict[str, Any]) -> list[Finding]:
     targets = tuple(Target(host, "10.0.0.1", "python3", "~") for host in hosts)
-    return list(REHEARSAL.judge(View(targets, Want(), {}, rehearsal=hosts)))
+    return list(REHEARSAL.judge(View(targets, Requirements(), {}, rehearsal=hosts)))
 
 
 def rank(number: int, **report: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def fetch(monkeypatch: pytest.MonkeyPatch, dest: Path, *hosts: DryTransport) -> 
         yield DryFleet(hosts), lambda event: None
 
     monkeypatch.setattr(session, "load", lambda *_, **__: INVENTORY)
-    monkeypatch.setattr(session, "at_work", at_work)
+    monkeypatch.setattr(session, "working_fleet", at_work)
     return command.fetch("train", dest, host=None, rank=None, watch=False, checkpoints=True, option=None)  # type: ignore[arg-type]
 
 

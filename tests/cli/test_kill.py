@@ -30,7 +30,7 @@ def kill(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, state: str, word: str) 
         yield DryFleet([a, b]), lambda event: None
 
     monkeypatch.setattr(session, "load", lambda *_, **__: load_text(b"hosts: [a, b]", "i.yaml"))
-    monkeypatch.setattr(session, "at_work", at_work)
+    monkeypatch.setattr(session, "working_fleet", at_work)
     return command.kill(word, grace=None, save=False, every=False, option=None, as_json=False)  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ddpctl.environment import material
 from ddpctl.environment.lock import SourcePackage
-from ddpctl.environment.material import BuildSystem, build_system, last_lines, obtain
+from ddpctl.environment.material import BuildSystem, build_system, last_lines, obtain_source
 from ddpctl.environment.origins import Origins
 from ddpctl.environment.wheelhouse import Wheelhouse
 from ddpctl.errors import ProvisionError
@@ -299,7 +299,7 @@ def test_a_git_that_hangs_is_an_error_of_its_package(tmp_path: Path, monkeypatch
     monkeypatch.setattr(material, "BUILD_S", 0.5)
     package = SourcePackage("a", "1.0", git="git+https://example.invalid/a", commit="c" * 40)
     with pytest.raises(ProvisionError, match=r"a 1.0: cannot get cccccccccccc .* within 0.5 s"):
-        obtain(package, Wheelhouse(tmp_path / "wheels", Origins()), tmp_path)
+        obtain_source(package, Wheelhouse(tmp_path / "wheels", Origins()), tmp_path)
 
 
 def test_the_end_of_a_build_is_what_the_backend_said() -> None:

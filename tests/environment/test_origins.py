@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpctl.environment.origins import Origins, origins, pip_settings, without_login
-from ddpctl.environment.resolve import explanation
+from ddpctl.environment.resolve import explain_failure
 from ddpctl.spec.inventory import Environment
 
 PIP = {"index-url": ["https://pip/simple"], "extra-index-url": ["https://pip/extra"], "find-links": ["/pip"]}
@@ -54,7 +54,7 @@ def test_no_password_shows() -> None:
     sources = Origins("https://bob:s3cr%40t@index/simple")
     assert "s3cr" not in repr(sources)
     assert sources.secrets() == ["s3cr%40t", "s3cr@t"]
-    said = explanation("error: cannot fetch https://bob:s3cr%40t@index/simple/torch or s3cr@t\n", sources)
+    said = explain_failure("error: cannot fetch https://bob:s3cr%40t@index/simple/torch or s3cr@t\n", sources)
     assert "s3cr" not in said
     assert without_login("https://bob:pw@index:8080/x?y#z") == "https://index:8080/x?y#z"
 

@@ -128,7 +128,7 @@ def test_an_inherited_fault_is_told_once_and_where_it_was_written(key: str, plac
     text = f"hosts: [a, b]\njobs:\n  train:\n    script: t.py\n    {key}\n"
     error = refused(text + "  long: {extends: train, env: {C: x}, timeouts: {start: 5}, args_extra: [x]}\n")
     assert str(error).startswith(f"{place}: ")
-    assert error.others == ()
+    assert error.further == ()
 
 
 @given(st.data())

@@ -216,14 +216,14 @@ def test_hostile_text_arrives_as_it_is(value: str) -> None:
 def test_all_faults_are_there_misspelt_keys_first() -> None:
     error = refused("cluster: a b\nhosts: [{name: a, prot: 1, xyz: 2}]\n")
     assert (error.line, error.path) == (2, "hosts[0].prot")
-    assert [(one.line, one.path) for one in error.others] == [(1, "cluster"), (2, "hosts[0].xyz")]
+    assert [(one.line, one.path) for one in error.further] == [(1, "cluster"), (2, "hosts[0].xyz")]
 
 
 def test_a_misspelt_key_explains_the_one_that_is_missing() -> None:
     error = refused("cluster: lab\nhots: [a]\n")
     assert "did you mean hosts?" in str(error)
     assert (error.line, error.column, error.path) == (2, 1, "hots")
-    assert ["is missing" in str(one) for one in error.others] == [True]
+    assert ["is missing" in str(one) for one in error.further] == [True]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ddpctl.files import records
 from ddpctl.files.positions import Positions, load_positions
-from ddpctl.files.records import forget, last_end, recorded, save_end, save_run, state_dir
+from ddpctl.files.records import forget_run, last_end, recorded_runs, save_end, save_run, state_dir
 from tests.examples import few
 
 _NUMBERS = itertools.count(100)
@@ -32,30 +32,30 @@ def _state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 def test_the_newest_run_of_a_job_and_any_run_by_its_id() -> None:
     save_run("train", "train-1", {"hosts": ["a"]})
     save_run("train", "train-2", {"hosts": ["b"]})
-    assert recorded("train") == [{"hosts": ["b"], "job": "train", "run": "train-2"}]
-    assert recorded("train-1") == [{"hosts": ["a"], "job": "train", "run": "train-1"}]
-    assert recorded("other") == []
-    assert recorded("../../etc/passwd") == []
+    assert recorded_runs("train") == [{"hosts": ["b"], "job": "train", "run": "train-2"}]
+    assert recorded_runs("train-1") == [{"hosts": ["a"], "job": "train", "run": "train-1"}]
+    assert recorded_runs("other") == []
+    assert recorded_runs("../../etc/passwd") == []
 
 
 def test_the_last_run_of_a_job_is_kept_for_each_inventory_file() -> None:
     for number, file in enumerate(("/a/inventory.yaml", "/b/inventory.yaml", "/a/inventory.yaml")):
         save_run("train", f"r{number}", {"inventory": file})
-    assert [(one["run"], one["inventory"][:2]) for one in recorded("train")] == [("r2", "/a"), ("r1", "/b")]
-    forget("r2")
-    assert [one["run"] for one in recorded("train")] == ["r1", "r0"]
-    forget("r1")
-    assert [one["run"] for one in recorded("train")] == ["r0"]
+    assert [(one["run"], one["inventory"][:2]) for one in recorded_runs("train")] == [("r2", "/a"), ("r1", "/b")]
+    forget_run("r2")
+    assert [one["run"] for one in recorded_runs("train")] == ["r1", "r0"]
+    forget_run("r1")
+    assert [one["run"] for one in recorded_runs("train")] == ["r0"]
 
 
 def test_runs_by_the_beginning_of_their_ids() -> None:
     for run in ("20260101T000000Z-aaaaaa", "20260102T000000Z-bbbbbb"):
         save_run("train", run, {})
-    assert [one["run"] for one in recorded("20260101")] == ["20260101T000000Z-aaaaaa"]
-    assert len(recorded("2026")) == 2
-    assert recorded("202") == recorded("../20") == []
+    assert [one["run"] for one in recorded_runs("20260101")] == ["20260101T000000Z-aaaaaa"]
+    assert len(recorded_runs("2026")) == 2
+    assert recorded_runs("202") == recorded_runs("../20") == []
     save_run("2026", "train-1", {})
-    assert [one["run"] for one in recorded("2026")] == ["train-1"]  # a name wins
+    assert [one["run"] for one in recorded_runs("2026")] == ["train-1"]  # a name wins
 
 
 def test_a_run_that_is_forgotten_leaves_nothing_and_the_one_before_is_the_last_again() -> None:
@@ -64,15 +64,15 @@ def test_a_run_that_is_forgotten_leaves_nothing_and_the_one_before_is_the_last_a
         save_positions(f"run-{number}", {"a": number})
         save_end(f"run-{number}", {"state": "failed"})
     save_run("other", "run-3", {})
-    forget("run-2")
+    forget_run("run-2")
     assert not (state_dir() / "runs" / "run-2").exists()
-    assert recorded("train") == [{"job": "train", "run": "run-1"}]
-    forget("run-1")
-    forget("run-1")
-    assert recorded("train") == []
-    assert recorded("other") != []
+    assert recorded_runs("train") == [{"job": "train", "run": "run-1"}]
+    forget_run("run-1")
+    forget_run("run-1")
+    assert recorded_runs("train") == []
+    assert recorded_runs("other") != []
     with pytest.raises(ValueError, match="not the name of a run"):
-        forget("../last")
+        forget_run("../last")
 
 
 def save_positions(run: str, positions: dict[str, int]) -> None:
@@ -100,7 +100,7 @@ def test_a_damaged_record_is_no_record(caplog: pytest.LogCaptureFixture) -> None
     save_run("train", "run-1", {})
     for path in (state_dir() / "last").glob("train@*.json"):
         path.write_text('{"run": ')
-    assert recorded("train") == []
+    assert recorded_runs("train") == []
     assert "cannot be read" in caplog.text
 
 

@@ -23,7 +23,7 @@ from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import Facts, NodeFacts, Plan, RunIdentity
 from ddpctl.spec.planning import make_plan
 from ddpctl.stages.bench import MetricsReader
-from ddpctl.stages.gc import collect
+from ddpctl.stages.gc import collect_garbage
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.preflight import Options, run_preflight
 from ddpctl.stages.remove import remove_run
@@ -148,7 +148,7 @@ def record(folder: Path) -> Mapping[str, Mapping[str, list[Frame]]]:
     for transport in recorders.values():
         transport.call("store_get", {"hash": SMALL.sha256})
     Spread("wheels", [SOURCE], HOSTS, quiet, Addresses({host: ["127.0.0.1"] for host in HOSTS})).run(fleet)
-    collect(where, where.hosts, fleet, quiet, delete=False, days=0)
+    collect_garbage(where, where.hosts, fleet, quiet, delete=False, days=0)
     remove_run(run, fleet)
     fleet.close()
     return {name: one.said for name, one in recorders.items()}

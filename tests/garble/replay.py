@@ -27,7 +27,7 @@ class Wait:
         self.word = word
 
 
-class NoneWaits(conversation.Waiting):
+class NoneWaits(conversation.IdleWorker):
     """Every call has a pipe of its own."""
 
     def keep(self, worker: conversation.Worker) -> None:

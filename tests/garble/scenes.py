@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpctl.code import recall
+from ddpctl.code import find_archive
 from ddpctl.environment import managed
 from ddpctl.environment.direct import deliver
 from ddpctl.environment.lock import Lock, Wheel
 from ddpctl.environment.platforms import Platform
-from ddpctl.environment.spread import Addresses, bring
+from ddpctl.environment.spread import Addresses, bring_files
 from ddpctl.environment.wheelhouse import Wheelhouse
 from ddpctl.errors import DdpctlError, HostsFailed, UsageError
 from ddpctl.render.checkpoints import checkpoints_view
 from ddpctl.render.console import make_console
-from ddpctl.render.doctor import consultation_view
+from ddpctl.render.doctor import doctor_view
 from ddpctl.render.errors import error_lines
 from ddpctl.render.html import preflight_html
 from ddpctl.render.lines import LinePrinter
@@ -33,10 +33,10 @@ from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import CodeRef, Facts
 from ddpctl.stages.bench import MetricsReader
 from ddpctl.stages.checkpoints import fetch_checkpoint, list_checkpoints, set_aside
-from ddpctl.stages.doctor import consult
+from ddpctl.stages.doctor import ask_doctor
 from ddpctl.stages.fetch import fetch_run
 from ddpctl.stages.follow import follow
-from ddpctl.stages.gc import collect
+from ddpctl.stages.gc import collect_garbage
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.preflight import Options, run_preflight
 from ddpctl.stages.rehearse import run_rehearsal
@@ -93,9 +93,9 @@ def _run(run: RunStatus, played: Played) -> None:
 
 
 def _doctor(fleet: SSHFleet, played: Played) -> None:
-    found = consult(fleet, "train")
+    found = ask_doctor(fleet, "train")
     found.to_json()
-    played.show(consultation_view(found, stacks=True))
+    played.show(doctor_view(found, stacks=True))
     played.failed(found.errors)
     played.served = {host: [look for look in found.looks if look["host"] == host] for host in GOOD}
 
@@ -168,17 +168,17 @@ def _firewall(fleet: SSHFleet, played: Played) -> None:
 
     outcome = fleet.map(_read_firewall)
     played.failed(outcome.errors)
-    played.served = {host: firewall.readable(outcome.results[host]) for host in GOOD}
+    played.served = {host: firewall.is_readable(outcome.results[host]) for host in GOOD}
 
 
 def _rehearse(fleet: SSHFleet, played: Played) -> None:
     from ddpctl.checks import deep, judge
-    from ddpctl.checks.base import View, Want
+    from ddpctl.checks.base import Requirements, View
 
     where = inventory(played.folder)
     facts = Facts(plan_facts(played), 29500)
     told = run_rehearsal(Launch(where, None, where.hosts, nproc=1), facts, fleet, played.tell)
-    for finding in judge.verdicts((deep.REHEARSAL,), View((), Want(), {}, rehearsal=told)):
+    for finding in judge.judge_checks((deep.REHEARSAL,), View((), Requirements(), {}, rehearsal=told)):
         played.show(finding.message)
         assert "internal error" not in finding.message
     played.served = {host: told[host].get("ranks") for host in GOOD}
@@ -192,7 +192,7 @@ def plan_facts(played: Played) -> Mapping[str, Any]:
 
 def _push(fleet: SSHFleet, played: Played) -> None:
     small = deliver("code", [SMALL], fleet, played.tell, HOSTS)
-    big = bring("wheels", [SOURCE], fleet, played.tell, HOSTS, Addresses())
+    big = bring_files("wheels", [SOURCE], fleet, played.tell, HOSTS, Addresses())
     played.failed({**small.errors, **big.errors})
     played.served = {host: (host in small.done, host in big.done) for host in GOOD}
 
@@ -205,7 +205,7 @@ def _code(fleet: SSHFleet, played: Played) -> None:
             receive(fleet.transport(host), wanted, played.tell, cache=cache)
         except DdpctlError as error:
             played.failed({host: error})
-    path = recall(SMALL.sha256, cache=cache)
+    path = find_archive(SMALL.sha256, cache=cache)
     assert path is not None
     assert [one.name for one in cache.iterdir()] == [path.name]
     played.served = {host: host not in played.errors for host in GOOD}
@@ -227,7 +227,7 @@ def _managed(fleet: SSHFleet, played: Played) -> None:
 
 def _gc(fleet: SSHFleet, played: Played) -> None:
     where = inventory(played.folder)
-    outcome = collect(where, where.hosts, fleet, played.tell, delete=False)
+    outcome = collect_garbage(where, where.hosts, fleet, played.tell, delete=False)
     played.failed(outcome.errors)
     played.show(gc_view(outcome))
     played.served = {host: outcome.hosts[host] for host in GOOD}

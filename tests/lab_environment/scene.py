@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ddpctl.environment.spread import bring
+from ddpctl.environment.spread import bring_files
 from ddpctl.files.inventory import load_inventory
 from ddpctl.spec.event import Event, Note, Progress
 from ddpctl.spec.inventory import Inventory
@@ -66,7 +66,7 @@ class Watch:
 def spread(where: Inventory, sources: Sequence[BytesSource], watch: Watch | None = None) -> Delivery:
     fleet = open_fleet(where)
     try:
-        return bring("environment", sources, fleet, watch or Watch(), [host.name for host in where.hosts])
+        return bring_files("environment", sources, fleet, watch or Watch(), [host.name for host in where.hosts])
     finally:
         fleet.close()
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ddpctl.render.chart import curve_chart, line_chart, short
+from ddpctl.render.chart import curve_chart, line_chart, short_number
 
 
 def test_a_chart_is_a_picture_and_leaves_imports_alone() -> None:
@@ -40,4 +40,4 @@ def test_a_curve_of_any_numbers_is_a_picture(lines: list[list[tuple[float, float
     [(0.03123456, "0.03123"), (5120, "5120"), (12_500, "12.5k"), (-3.2e6, "-3.2M"), (1e-5, "1e-05"), (1e250, "1e+250")],
 )
 def test_a_number_in_a_few_letters(value: float, text: str) -> None:
-    assert short(value) == text
+    assert short_number(value) == text

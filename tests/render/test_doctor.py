@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ddpctl.render.console import make_console
-from ddpctl.render.doctor import consultation_view
-from ddpctl.spec.doctor import Consultation
+from ddpctl.render.doctor import doctor_view
+from ddpctl.spec.doctor import DoctorReport
 from ddpctl_worker.rules.verdict import diagnose
 from tests.worker.looks import ODD, WAIT, Look, behind, look, recorded, three_wait
 
@@ -19,8 +19,8 @@ SLOW = {"host": "node1", "rank": 2, "lag_ms": 22.0, "last_share": 0.94}
 def shown(looks: list[Look], *, stacks: bool = False, **more: Any) -> list[str]:
     out = io.StringIO()
     found = diagnose(looks, absent=more.pop("absent", ()))
-    consultation = Consultation("train", "r1", "running", found, looks, **more)
-    make_console(out).print(consultation_view(consultation, stacks=stacks))
+    consultation = DoctorReport("train", "r1", "running", found, looks, **more)
+    make_console(out).print(doctor_view(consultation, stacks=stacks))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpctl.errors import AuthRefused, DdpctlError, HostsFailed, Interrupted, InventoryError, NoSuchJob, Unreachable
 from ddpctl.render.errors import error_lines
-from ddpctl.render.groups import grouped
+from ddpctl.render.groups import group_findings
 from ddpctl.spec.finding import Finding, Severity
 
 
@@ -83,7 +83,7 @@ def test_all_faults_of_a_file_are_listed() -> None:
     error = InventoryError(
         "is not a known key", file="a.yaml", line=2, column=1, path="hots", hint="did you mean hosts?"
     )
-    error.others = (InventoryError("is missing", file="a.yaml", line=1, column=1, path="hosts"),)
+    error.further = (InventoryError("is missing", file="a.yaml", line=1, column=1, path="hosts"),)
     *table, line, hint = error_lines(error)
     assert line == "error: a.yaml:2:1: hots: is not a known key (1 more above)"
     assert hint == "hint: did you mean hosts?"
@@ -104,7 +104,7 @@ def test_no_command_is_left_out() -> None:
     findings = [
         Finding("ssh.auth", Severity.ERROR, "refused", host=host, fix=error.hint) for host, error in errors.items()
     ]
-    assert grouped(findings)[0].fixes == (f"run {commands}",)
+    assert group_findings(findings)[0].fixes == (f"run {commands}",)
 
 
 def test_a_name_within_another_name_stays_whole() -> None:

@@ -71,7 +71,7 @@ def test_500_hosts_that_refuse_are_one_line() -> None:
 
 def test_few_hosts_get_a_fix_each() -> None:
     found = [Finding("host.shm", WARNING, "small", name, fix=f"ssh {name} mount") for name in names(3)]
-    (group,) = groups.problems(found)
+    (group,) = groups.group_problems(found)
     assert group.fixes == ("ssh node0 mount", "ssh node1 mount", "ssh node2 mount")
     assert group.where == "node[0-2] (3 hosts)"
 
@@ -81,9 +81,9 @@ def test_a_command_is_shown_as_it_is_typed_here() -> None:
         Finding("host.shm", WARNING, "small", name, command="sudo mount -o 'size=50%' /dev/shm", fix="until the reboot")
         for name in names(5)
     ]
-    (group,) = groups.problems(found[:1])
+    (group,) = groups.group_problems(found[:1])
     assert group.fixes == ("""ssh -t node0 'sudo mount -o '"'"'size=50%'"'"' /dev/shm'""", "until the reboot")
-    (group,) = groups.problems(found)
+    (group,) = groups.group_problems(found)
     assert group.fixes[0].startswith("ssh -t HOST ")
     assert "ssh -t HOST" in text(report(5, *found))
 
@@ -133,7 +133,7 @@ def test_hosts_worst_first_and_the_healthy_in_one_row() -> None:
 )
 @few
 def test_grouping_loses_no_finding(found: list[Finding]) -> None:
-    made = groups.grouped(found)
+    made = groups.group_findings(found)
     assert sorted(map(repr, found)) == sorted(repr(one) for group in made for one in group.findings)
     order = [group.first.severity.order for group in made]
     assert order == sorted(order)

@@ -12,11 +12,11 @@ from rich.console import RenderableType
 
 from ddpctl.render.console import make_console
 from ddpctl.render.status import (
-    ago,
+    age_text,
     attempt_line,
+    duration_text,
     end_line,
     kill_view,
-    lasted,
     plan_view,
     runs_table,
     saved_view,
@@ -141,9 +141,9 @@ def test_status_fits_80_columns(state: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_how_long_a_run_took(seconds: float, text: str) -> None:
     start = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
     end = start + timedelta(seconds=seconds)
-    assert lasted(start.isoformat(), end.isoformat(), live=False) == text
-    assert lasted(start.isoformat(), None, live=True, now=end) == text
-    assert lasted(start.isoformat(), None, live=False) == lasted(None, None, live=True) == "-"
+    assert duration_text(start.isoformat(), end.isoformat(), live=False) == text
+    assert duration_text(start.isoformat(), None, live=True, now=end) == text
+    assert duration_text(start.isoformat(), None, live=False) == duration_text(None, None, live=True) == "-"
 
 
 def test_a_host_that_answers_and_is_unreachable_says_why() -> None:
@@ -202,14 +202,14 @@ def test_what_else_may_have_been_the_cause_is_shown_on_request() -> None:
 )
 def test_a_time_in_a_table_says_how_long_ago_it_was(seconds: int, text: str) -> None:
     now = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
-    assert ago((now - timedelta(seconds=seconds)).isoformat(), now) == text
-    assert ago((now - timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z"), now) == text
-    assert ago(None, now) == "-"
+    assert age_text((now - timedelta(seconds=seconds)).isoformat(), now) == text
+    assert age_text((now - timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z"), now) == text
+    assert age_text(None, now) == "-"
 
 
 @pytest.mark.parametrize("time", ["a", "", "2026-13-01T00:00:00Z", "2026-01-01T00:00:00"])
 def test_a_time_that_a_spoilt_record_has_is_as_good_as_none(time: str) -> None:
-    assert ago(time) == "-"
+    assert age_text(time) == "-"
 
 
 @pytest.mark.parametrize(("step", "said"), [(120, "(step 120, 3.2 MB)"), (None, "(3.2 MB)")])

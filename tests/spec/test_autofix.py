@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpctl.spec.autofix import Applied, Fix, automatic, may_run
+from ddpctl.spec.autofix import Applied, Fix, automatic_fixes, may_run
 from ddpctl.spec.command import Ran
 from ddpctl.spec.finding import Finding, Severity
 
@@ -83,7 +83,7 @@ def test_the_fixes_of_a_report() -> None:
     def found(check: str, severity: Severity, host: str | None, command: str | None) -> Finding:
         return Finding(check, severity, "message", host, command=command)
 
-    fixes = automatic(
+    fixes = automatic_fixes(
         [
             found("host.shm", Severity.ERROR, "node0", shm),
             found("host.shm2", Severity.ERROR, "node0", shm),

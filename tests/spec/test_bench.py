@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.bench import (
-    Measured,
     Reduce,
+    RunFigures,
     ScalingReport,
     ScalingRow,
     late_hosts,
-    measured,
+    measure_run,
     network_report,
     node_counts,
     slow_hosts,
@@ -25,7 +25,7 @@ from ddpctl.spec.bench import (
 
 
 def test_each_rank_s_lines_after_its_first_count_and_ranks_add_up() -> None:
-    found = measured(
+    found = measure_run(
         {
             ("node0", "0"): [
                 {"samples_per_s": 1.0, "comm_share": 0.9},
@@ -43,23 +43,23 @@ def test_each_rank_s_lines_after_its_first_count_and_ranks_add_up() -> None:
 
 
 def test_rank_0_alone_speaks_for_the_job() -> None:
-    found = measured({("node0", "0"): [{"samples_per_s": 5.0}, {"samples_per_s": 100.0}], ("node1", "1"): []})
-    assert found == Measured(samples_per_s=100.0)
+    found = measure_run({("node0", "0"): [{"samples_per_s": 5.0}, {"samples_per_s": 100.0}], ("node1", "1"): []})
+    assert found == RunFigures(samples_per_s=100.0)
 
 
 def test_without_communication_the_slowest_rank_is_the_one_with_the_fewest_samples() -> None:
-    found = measured({("a", "0"): [{"samples_per_s": 5.0}], ("b", "1"): [{"samples_per_s": 4.0}]})
+    found = measure_run({("a", "0"): [{"samples_per_s": 5.0}], ("b", "1"): [{"samples_per_s": 4.0}]})
     assert found is not None
     assert found.slowest is not None
     assert found.slowest.rank == 1
 
 
 def test_metrics_without_samples_are_none() -> None:
-    assert measured({("a", "0"): [{"loss": 1.0}], ("a", "1"): []}) is None
+    assert measure_run({("a", "0"): [{"loss": 1.0}], ("a", "1"): []}) is None
 
 
 def row(processes: int, rate: float, **keys: Any) -> ScalingRow:
-    return ScalingRow(1, processes, "run", Measured(rate, devices=keys.pop("devices", None)), **keys)
+    return ScalingRow(1, processes, "run", RunFigures(rate, devices=keys.pop("devices", None)), **keys)
 
 
 def test_speed_up_and_efficiency() -> None:

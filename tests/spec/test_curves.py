@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.spec.curves import combined, curves, growing
+from ddpctl.spec.curves import combine_curves, curves, growing_curves
 from ddpctl.spec.limits import MOST_POINTS
 
 FIGURES = st.floats(-1e250, 1e250)
@@ -47,12 +47,12 @@ def test_rates_of_ranks_add_up_and_everything_else_is_averaged() -> None:
 
 
 def test_between_its_points_a_rank_is_on_the_line_between_them() -> None:
-    assert combined("loss", [[(0, 0.0), (10, 10.0)], [(5, 1.0)]]) == [(0, 0.5), (5, 3.0), (10, 5.5)]
+    assert combine_curves("loss", [[(0, 0.0), (10, 10.0)], [(5, 1.0)]]) == [(0, 0.5), (5, 3.0), (10, 5.5)]
 
 
 @given(POINTS)
 def test_a_step_that_goes_back_begins_a_line_and_no_point_is_lost(points: list[tuple[float, float]]) -> None:
-    parts = list(growing(points))
+    parts = list(growing_curves(points))
     assert [point for part in parts for point in part] == points
     for part in parts:
         assert part
@@ -65,7 +65,7 @@ def test_together_they_stay_between_the_lowest_and_the_highest(ranks: list[list[
     ordered = [sorted(points, key=lambda point: point[0]) for points in ranks]
     values = [y for points in ranks for _, y in points]
     room = 1e-9 * max(abs(value) for value in values)
-    found = combined("loss", ordered)
+    found = combine_curves("loss", ordered)
     assert len(found) <= MOST_POINTS
     assert {found[0][0], found[-1][0]} == {min(x for p in ranks for x, _ in p), max(x for p in ranks for x, _ in p)}
     assert all(min(values) - room <= y <= max(values) + room for _, y in found)
@@ -73,6 +73,6 @@ def test_together_they_stay_between_the_lowest_and_the_highest(ranks: list[list[
 
 def test_many_ranks_with_points_of_their_own_are_bounded() -> None:
     ranks = [[(step + number / 1000, float(number)) for step in range(100)] for number in range(100)]
-    found = combined("loss", ranks)
+    found = combine_curves("loss", ranks)
     assert len(found) <= MOST_POINTS
     assert all(y == pytest.approx(49.5) for _, y in found)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ddpctl.spec.doctor import Consultation, rank_json
+from ddpctl.spec.doctor import DoctorReport, rank_json
 from ddpctl_worker.rules.verdict import diagnose
 from ddpctl_worker.wire import contract
 from tests.worker.looks import C10D, TRAIN, Look, behind, look, waits_in
 
 
-def consultation(*looks: Look) -> Consultation:
-    return Consultation("train", "r1", "running", diagnose(looks), looks)
+def consultation(*looks: Look) -> DoctorReport:
+    return DoctorReport("train", "r1", "running", diagnose(looks), looks)
 
 
 def test_the_document() -> None:

@@ -14,9 +14,9 @@ from ddpctl.spec.draft import (
     Imported,
     JobDraft,
     cluster_name,
+    filter_hosts,
     host_entry,
     picked_hosts,
-    selected,
     typed_hosts,
     with_master,
 )
@@ -95,16 +95,16 @@ def test_hosts_are_picked_from_a_list_by_number_or_typed() -> None:
 
 def test_deepspeeds_filters() -> None:
     hosts = tuple(host_entry(f"worker-{n}", slots=4) for n in (1, 2, 3))
-    chosen = selected(hosts, "worker-2:0,2@worker-3", None)
+    chosen = filter_hosts(hosts, "worker-2:0,2@worker-3", None)
     assert [(host.name, host.slots, host.env) for host in chosen] == [
         ("worker-2", 2, {"CUDA_VISIBLE_DEVICES": "0,2"}),
         ("worker-3", 4, {}),
     ]
-    left = selected(hosts, None, "worker-1@worker-2:0,1,2")
+    left = filter_hosts(hosts, None, "worker-1@worker-2:0,1,2")
     assert [(host.name, host.slots) for host in left] == [("worker-2", 1), ("worker-3", 4)]
     for wrong in ("worker-9", "worker-1:x"):
         with pytest.raises(HostFault):
-            selected(hosts, wrong, None)
+            filter_hosts(hosts, wrong, None)
 
 
 def test_the_main_host_is_the_first_unless_all_are_named() -> None:

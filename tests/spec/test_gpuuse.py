@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.spec.gpuuse import GpuStretch, GpuUse, gpu_use, least_busy_first, mean_use, over_time
+from ddpctl.spec.gpuuse import GpuStretch, GpuUse, gpu_use, least_busy_first, mean_use, use_over_time
 
 BEGAN = "2026-11-24T03:00:00Z"
 LATER = "2026-11-24T03:01:00Z"
@@ -59,9 +59,9 @@ def test_the_least_busy_first_and_the_unknown_last() -> None:
 
 def test_over_time() -> None:
     (found,) = gpu_use({"node0": {"1": of_attempt(kept(90.0, None, 60.0)), "2": of_attempt(kept(30.0), began=LATER)}})
-    assert over_time(found, BEGAN, 80.0, 8) == [90.0, None, 60.0, None, None, None, 30.0, None]
-    assert over_time(found, BEGAN, 80.0, 2) == [75.0, 30.0]
-    assert over_time(found, LATER, 20.0, 2) == [30.0, None]
+    assert use_over_time(found, BEGAN, 80.0, 8) == [90.0, None, 60.0, None, None, None, 30.0, None]
+    assert use_over_time(found, BEGAN, 80.0, 2) == [75.0, 30.0]
+    assert use_over_time(found, LATER, 20.0, 2) == [30.0, None]
 
 
 @given(
@@ -73,7 +73,7 @@ def test_over_time() -> None:
 def test_any_series_fits_any_picture(uses: list[float | None], every_s: float, seconds: float, columns: int) -> None:
     stretch = GpuStretch(1, LATER, every_s, tuple(uses), tuple(None for _ in uses))
     gpu = GpuUse("node0", 0, "H100", True, None, None, None, None, (stretch,))
-    found = over_time(gpu, BEGAN, seconds, columns)
+    found = use_over_time(gpu, BEGAN, seconds, columns)
     assert len(found) == columns
     known = [use for use in uses if use is not None]
     assert all(min(known) - 1e-6 <= value <= max(known) + 1e-6 for value in found if value is not None)

@@ -14,7 +14,7 @@ from ddpctl.spec import flow as module
 from ddpctl.spec.event import Line
 from ddpctl.spec.flow import Flow
 from ddpctl.spec.limits import FOLD_S, HOLD_S, LINES_AHEAD, SILENT_HOST_S
-from ddpctl.spec.lines import Group, Merge, fold, last_lines
+from ddpctl.spec.lines import Group, Merge, fold_lines, last_lines
 from tests.examples import few
 
 HOSTS = ("a", "b", "c")
@@ -96,7 +96,7 @@ def test_folding_loses_and_reorders_nothing(found: dict[str, Log], due: int) -> 
     for host, log in found.items():
         merge.add(host, log)
     lines = merge.merged(float("inf"))
-    groups = fold(lines, due)
+    groups = fold_lines(lines, due)
     taken = sum(map(len, groups))
     assert min(due, len(lines)) <= taken
     check_groups(groups, lines[:taken])
@@ -107,7 +107,7 @@ def test_what_many_ranks_say_at_once_is_one_line_also_where_they_take_turns() ->
         line("ab"[rank // 2], rank, 1.0 + number / 10, f"step {number}") for number in range(3) for rank in range(4)
     ]
     turns = [lines[index] for index in (0, 4, 1, 5, 8, 2, 3, 9, 6, 7, 10, 11)]
-    assert [[one.rank for one in group] for group in fold(turns, 99)] == [[0, 1, 2, 3]] * 3
+    assert [[one.rank for one in group] for group in fold_lines(turns, 99)] == [[0, 1, 2, 3]] * 3
 
 
 @pytest.mark.parametrize(
@@ -123,12 +123,12 @@ def test_what_many_ranks_say_at_once_is_one_line_also_where_they_take_turns() ->
     ],
 )
 def test_which_lines_are_equal(other: Line, together: bool) -> None:
-    assert (len(fold([FIRST, other], 2)) == 1) == together
+    assert (len(fold_lines([FIRST, other], 2)) == 1) == together
 
 
 def test_a_line_never_moves_in_front_of_what_its_rank_said_before() -> None:
     said = [line("a", 0, 1.0, "x"), line("b", 1, 1.1, "y"), line("b", 1, 1.2, "x"), line("a", 0, 1.3, "y")]
-    assert [[(one.rank, one.text) for one in group] for group in fold(said, 9)] == [
+    assert [[(one.rank, one.text) for one in group] for group in fold_lines(said, 9)] == [
         [(0, "x")],
         [(1, "y"), (0, "y")],
         [(1, "x")],

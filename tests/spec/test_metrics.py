@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from ddpctl.spec.metrics import of_job
+from ddpctl.spec.metrics import job_metrics
 
 
 def test_what_one_rank_writes_is_the_job_s() -> None:
-    assert of_job([{"loss": 0.5, "samples_per_s": 100.0}, {}]) == {"loss": 0.5, "samples_per_s": 100.0}
+    assert job_metrics([{"loss": 0.5, "samples_per_s": 100.0}, {}]) == {"loss": 0.5, "samples_per_s": 100.0}
 
 
 def test_rates_add_up_counters_do_not_and_the_rest_is_averaged() -> None:
     ranks = [{"step": 7, "samples_per_s": 100, "loss": 0.25}, {"step": 9, "samples_per_s": 50, "loss": 0.75}]
-    assert of_job(ranks) == {"step": 9, "samples_per_s": 150, "loss": 0.5}
+    assert job_metrics(ranks) == {"step": 9, "samples_per_s": 150, "loss": 0.5}
 
 
 def test_nothing_written_is_nothing() -> None:
-    assert of_job([]) == {}
+    assert job_metrics([]) == {}

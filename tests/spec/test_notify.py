@@ -16,7 +16,7 @@ from ddpctl.errors import UsageError
 from ddpctl.files.inventory import load_text
 from ddpctl.render.console import make_console
 from ddpctl.render.status import plan_view
-from ddpctl.spec.notify import Notifier, shown
+from ddpctl.spec.notify import Notifier, shown_target
 from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import Plan, RunIdentity
 from ddpctl.stages.launch import Launch, launch_of
@@ -92,7 +92,7 @@ def test_a_reference_that_leads_nowhere_is_refused(secrets: dict[str, str], word
 def test_what_is_shown_of_an_address_is_where_it_leads(path: str) -> None:
     address = f"https://hooks.example.org/{path}"
     assert Notifier(webhook=address).webhook == address
-    assert shown({"webhook": address}) == {"webhook": "https://hooks.example.org/********"}
+    assert shown_target({"webhook": address}) == {"webhook": "https://hooks.example.org/********"}
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.spec.merge import current, merge_runs
+from ddpctl.spec.merge import current_attempt, merge_runs
 from ddpctl.spec.outcome import Cause, End, NodeStatus, RunStatus, run_state
 from ddpctl_worker.wire import contract
 
@@ -180,7 +180,7 @@ def test_an_end_that_was_seen_stands_when_a_host_is_out_of_reach() -> None:
     assert ended.end == End("killed", "t2")
     (later,) = merge_runs({"a": [node("1", "a", "killed", ended="t2")]})
     assert (later.state, later.ended, later.end) == ("stopping", None, None)
-    later = replace(later, seen=End.from_json(asdict(ended.end)))
+    later = replace(later, remembered_end=End.from_json(asdict(ended.end)))
     assert (later.state, later.ended) == ("killed", "t2")
     assert [one.state for one in later.nodes] == ["killed", "unreachable"]
 
@@ -197,7 +197,7 @@ def test_an_ended_run_that_only_some_hosts_still_tell_of_is_not_listed_as_lost()
     runs = merge_runs(
         {"a": [node("2", "a", record={"project": "exp", "hosts": ["a"]})], "b": [node("1", "b", "succeeded")]}
     )
-    assert [run.run for run in current(runs)] == ["2"]
+    assert [run.run for run in current_attempt(runs)] == ["2"]
 
 
 def test_what_runs_and_the_newest_of_every_job_is_listed() -> None:
@@ -205,7 +205,7 @@ def test_what_runs_and_the_newest_of_every_job_is_listed() -> None:
         merge_runs({"a": [node(run, "a", state)], "b": [node(run, "b", state)]})[0]
         for run, state in (("1", "running"), ("2", "failed"), ("3", "killed"))
     ]
-    assert [run.run for run in current(both)] == ["1", "3"]
+    assert [run.run for run in current_attempt(both)] == ["1", "3"]
 
 
 @pytest.mark.parametrize(("at", "whole"), [("00:00:22", "killed"), ("00:00:05", "failed")])
@@ -248,13 +248,13 @@ def test_an_elastic_run_goes_down_to_its_fewest_nodes(gone: str) -> None:
     """What torch's agent does without is no failure, neither while the run lasts nor when it has succeeded."""
     away = ends("c", gone, 5 if gone == "failed" else None)
     runs = elastic(ends("a", "running"), ends("b", "running"), away)
-    assert (runs.state, runs.cause, list(runs.left)) == ("running", None, [away])
+    assert (runs.state, runs.cause, list(runs.departed_nodes)) == ("running", None, [away])
     done = elastic(ends("a", "succeeded", 60), ends("b", "succeeded", 61), away)
     assert (done.state, done.cause, done.ended) == ("succeeded", None, at(61))
     assert [one.host for one in done.candidates] == (["c"] if gone == "failed" else [])
     fewer = elastic(ends("a", "running"), away, replace(away, host="b"))
     assert fewer.state != "running" or gone == "unreachable"
-    assert not fewer.left
+    assert not fewer.departed_nodes
 
 
 def test_a_node_that_fails_once_others_have_succeeded_is_a_failure() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ddpctl.spec.limits import MOST_RECORDED_HOSTS
 from ddpctl.spec.mesh import Dial, Link, Mesh, Speed
 from ddpctl.spec.network import Network
-from ddpctl.spec.times import elapsed, lasting
+from ddpctl.spec.times import duration_seconds, elapsed
 from tests.render.reports import small, worst
 
 KEYS = [
@@ -41,12 +41,12 @@ def test_the_document_has_all_keys_and_is_json(report: object) -> None:
     ],
 )
 def test_how_long_it_took(seconds: float, text: str) -> None:
-    assert lasting(seconds) == text
+    assert duration_seconds(seconds) == text
 
 
 @given(st.floats(0, 1e9))
 def test_any_time_has_words(seconds: float) -> None:
-    assert not lasting(seconds).startswith("0 ")
+    assert not duration_seconds(seconds).startswith("0 ")
 
 
 @pytest.mark.parametrize("damaged", [None, "", "yesterday", "2026-11-24T03:00:00"])

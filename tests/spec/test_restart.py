@@ -12,7 +12,7 @@ from ddpctl.files.inventory import load_text
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import Facts, NodeFacts, RunIdentity
-from ddpctl.spec.restart import Earlier, Seats, Settings, keys_of, seats, told, without
+from ddpctl.spec.restart import ChosenHosts, Earlier, Settings, choose_hosts, keys_of, recorded_attempts, without_hosts
 from ddpctl.stages.launch import Launch
 
 ALL_KEYS = """
@@ -82,7 +82,9 @@ def test_attempts_count_on() -> None:
 
 
 def test_old_attempts_and_tracebacks_are_left_out() -> None:
-    short = told([{"attempt": number, "cause": {"reason": "exited", "traceback": "long"}} for number in range(1, 31)])
+    short = recorded_attempts(
+        [{"attempt": number, "cause": {"reason": "exited", "traceback": "long"}} for number in range(1, 31)]
+    )
     assert [one["attempt"] for one in short] == list(range(11, 31))
     assert short[-1]["cause"] == {"reason": "exited", "traceback": None}
 
@@ -93,22 +95,22 @@ KNOWN = ("a", "b", "c", "d")
 @pytest.mark.parametrize(
     ("keys", "usable", "found"),
     [
-        ({}, "abcd", Seats(("a", "b"), 0)),
+        ({}, "abcd", ChosenHosts(("a", "b"), 0)),
         ({}, "bcd", None),  # no spares: no host steps in
-        ({"elastic": {"min_nodes": 1, "max_nodes": 2}}, "bcd", Seats(("b",), 0)),
+        ({"elastic": {"min_nodes": 1, "max_nodes": 2}}, "bcd", ChosenHosts(("b",), 0)),
         ({"elastic": {"min_nodes": 1, "max_nodes": 2}}, "d", None),
-        ({"restarts": 1, "spares": 1}, "abcd", Seats(("a", "b", "c"), 1)),
-        ({"restarts": 1, "spares": 1}, "bd", Seats(("b", "d"), 0)),
+        ({"restarts": 1, "spares": 1}, "abcd", ChosenHosts(("a", "b", "c"), 1)),
+        ({"restarts": 1, "spares": 1}, "bd", ChosenHosts(("b", "d"), 0)),
         ({"restarts": 1, "spares": 1}, "d", None),
     ],
 )
-def test_who_takes_part(keys: dict[str, Any], usable: str, found: Seats | None) -> None:
+def test_who_takes_part(keys: dict[str, Any], usable: str, found: ChosenHosts | None) -> None:
     job = JobSpec.model_validate({"name": "j", "script": "train.py", **keys})
     hosts = ("a", "b", "c") if job.spares else ("a", "b")
     settings = Settings("j", keys_of(job), hosts, 2)
-    assert seats(settings, job, KNOWN, set(usable)) == found
+    assert choose_hosts(settings, job, KNOWN, set(usable)) == found
 
 
 def test_a_host_with_broken_hardware_is_out_for_good() -> None:
-    settings = without(Settings("j", {}, ("a", "b", "c"), 2), {"b": "its GPU is broken"})
+    settings = without_hosts(Settings("j", {}, ("a", "b", "c"), 2), {"b": "its GPU is broken"})
     assert settings.hosts == ("a", "c")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddpctl.spec.origin import Origin
-from ddpctl.spec.resuming import Resumed, Start, newest, start_of
+from ddpctl.spec.resuming import Resumed, Start, newest_resumed, start_of
 
 NOW = datetime(2026, 1, 2, 12, 4, tzinfo=timezone.utc)
 FIRST = Start("r1", Origin("ann", "laptop", "/a", 1))
@@ -32,8 +32,8 @@ def test_the_checkpoint_of_the_last_run_counts_whatever_the_clocks_say() -> None
         "a": [row("a", "step_2.pt", 1, late), row("b", "step_4.pt", 2, early)],
         "b": [row("b", "step_4.pt", 2, early)],
     }
-    assert newest(rows, {"a": [FIRST], "b": [FIRST, SECOND]}) == Resumed("step_4.pt", early, SECOND)
-    assert newest({"a": [], "b": []}, {}) is None
+    assert newest_resumed(rows, {"a": [FIRST], "b": [FIRST, SECOND]}) == Resumed("step_4.pt", early, SECOND)
+    assert newest_resumed({"a": [], "b": []}, {}) is None
 
 
 @pytest.mark.parametrize(

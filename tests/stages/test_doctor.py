@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ddpctl.errors import HostsFailed, RemoteError, Unreachable
-from ddpctl.spec.doctor import Consultation
-from ddpctl.stages.doctor import consult
+from ddpctl.spec.doctor import DoctorReport
+from ddpctl.stages.doctor import ask_doctor
 from tests.transport.dry import Asked, DryFleet, DryTransport
 from tests.worker.looks import ODD, WAIT, Look, behind, waits_in
 
@@ -37,11 +37,11 @@ def host(
     return DryTransport(name, {"status": status(name, state, **more), "doctor": answer})
 
 
-def consulted(*hosts: DryTransport) -> Consultation:
-    return consult(DryFleet(hosts), "train")
+def consulted(*hosts: DryTransport) -> DoctorReport:
+    return ask_doctor(DryFleet(hosts), "train")
 
 
-def suspects(found: Consultation) -> list[int]:
+def suspects(found: DoctorReport) -> list[int]:
     return [one["rank"] for one in found.diagnosis.suspects]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddpctl.errors import DdpctlError, RemoteError
-from ddpctl.stages.fetch import Brought, Fetched, fetch_run, nowhere
+from ddpctl.stages.fetch import Fetched, KeptFiles, fetch_run, missing_outputs
 from ddpctl.transport.base import FleetOutcome, Frame
 from tests.transport.dry import Asked, DryFleet, DryTransport, Stream
 
@@ -63,12 +63,12 @@ def test_an_output_that_one_node_has_is_enough_and_one_that_none_has_is_told(tmp
     answers = {"a": ["plots"], "b": ["saved_models", "plots"]}
     fleet = DryFleet([DryTransport(name, {"fetch": Stream((), {"missing": lacks})}) for name, lacks in answers.items()])
     outcome = fetch_run("run", ["a", "b"], tmp_path, fleet, lambda event: None)
-    assert nowhere(outcome) == ("plots",)
+    assert missing_outputs(outcome) == ("plots",)
 
 
 def test_hosts_that_did_not_answer_say_nothing_about_outputs(tmp_path: Path) -> None:
     fleet = DryFleet([_host("a", "/etc/passwd")])
-    assert nowhere(fetch_run("run", ["a"], tmp_path, fleet, lambda event: None)) == ()
+    assert missing_outputs(fetch_run("run", ["a"], tmp_path, fleet, lambda event: None)) == ()
 
 
 def test_a_node_gives_the_bytes_that_it_announced_neither_more_nor_fewer(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ class Growing:
         return Stream([Frame({"file": info}), *([Frame({"chunk": True}, rest)] if rest else [])], {"missing": []})
 
 
-def _again(tmp_path: Path, node: Growing, kept: dict[str, Brought]) -> FleetOutcome[Fetched]:
+def _again(tmp_path: Path, node: Growing, kept: dict[str, KeptFiles]) -> FleetOutcome[Fetched]:
     fleet = DryFleet([DryTransport("a", {"fetch": node})])
     return fetch_run("run", ["a"], tmp_path, fleet, lambda event: None, outputs_only=True, kept=kept)
 
@@ -180,7 +180,7 @@ def test_what_an_interrupted_call_left_beyond_the_end_is_cut_off(tmp_path: Path)
 
 @pytest.mark.parametrize("offset", [3, 5, 9])
 def test_a_node_continues_a_file_only_where_it_ended(tmp_path: Path, offset: int) -> None:
-    kept: dict[str, Brought] = {}
+    kept: dict[str, KeptFiles] = {}
     _again(tmp_path, Growing(b"one "), kept)
     info = {"path": "outputs/events", "size": 8, "offset": offset}
     evil = DryTransport("a", {"fetch": Stream([Frame({"file": info}), Frame({"chunk": True}, b"x")], {"missing": []})})

@@ -17,7 +17,7 @@ from ddpctl.stages.follow import follow
 from ddpctl.stages.limits import WORKER_DEATHS
 from ddpctl.transport import limits
 from ddpctl.transport.base import Frame
-from ddpctl.transport.conversation import died
+from ddpctl.transport.conversation import worker_died
 from ddpctl_worker.wire import contract
 from tests.transport.dry import Answer, Asked, DryFleet, DryTransport, Stream
 
@@ -135,7 +135,7 @@ def test_a_worker_that_is_killed_ends_no_following(deaths: int, monkeypatch: pyt
     """Nothing is lost: the next one reads on. Only where none survives, the following ends."""
     monkeypatch.setattr(limits, "RETRY_FIRST_S", 0.01)
     monkeypatch.setattr(limits, "RETRY_MOST_S", 0.02)
-    answers: Iterator[RemoteError | Stream] = iter([*[died("exit status 137")] * deaths, WELL])
+    answers: Iterator[RemoteError | Stream] = iter([*[worker_died("exit status 137")] * deaths, WELL])
     fleet = DryFleet([DryTransport("a", {"tail": lambda _: next(answers)})])
     told: list[Event] = []
     shown: list[Group] = []

@@ -48,7 +48,9 @@ def told(*looks: dict[str, str]) -> list[str]:
         said.append(event.message)
 
     run = RunStatus("train", RUN, "lab", tuple(NodeStatus(host, rank, "starting") for rank, host in enumerate(HOSTS)))
-    with stage.joining(run, DryFleet(DryTransport(host, {"status": answer}) for host in HOSTS), tell, patience=0.01):
+    with stage.wait_for_ranks(
+        run, DryFleet(DryTransport(host, {"status": answer}) for host in HOSTS), tell, patience=0.01
+    ):
         deadline = time.monotonic() + 20
         while min(seen.get(host, 0) for host in HOSTS) < len(looks) - 1 and time.monotonic() < deadline:
             time.sleep(0.01)

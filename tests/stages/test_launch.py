@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl.checks.base import Want
+from ddpctl.checks.base import Requirements
 from ddpctl.files.inventory import load_inventory
 from ddpctl.stages.launch import launch_to_check
 
@@ -32,5 +32,5 @@ def test_a_preflight_knows_the_backend_of_the_script(
     (tmp_path / "i.yaml").write_text(json.dumps({"hosts": ["a"], "jobs": {"j": {"script": "train.py", "args": args}}}))
     inventory = load_inventory(tmp_path / "i.yaml")
     made = launch_to_check(inventory, inventory.job())
-    found = Want.of(made.inventory, made.job, made.hosts, made.imports, made.script)
+    found = Requirements.of(made.inventory, made.job, made.hosts, made.imports, made.script)
     assert (found.backend, found.backend_place) == (backend, place)

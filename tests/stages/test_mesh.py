@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.checks.base import Target, View, Want
+from ddpctl.checks.base import Requirements, Target, View
 from ddpctl.checks.catalogue import MESH
-from ddpctl.checks.judge import verdicts
+from ddpctl.checks.judge import judge_checks
 from ddpctl.errors import DdpctlError, RemoteError
 from ddpctl.spec.fabric import HostNetwork, NodeAddress
 from ddpctl.spec.finding import Finding, Severity
@@ -121,8 +121,10 @@ class World:
         targets = tuple(Target(name, address, "python3", "~") for name, address in self.addresses.items())
         answers = {name: {"network": Answer(True, self._network(name))} for name in self.names}
         clean: Mapping[str, Any] = {"uid": 0, "iptables": ""}
-        view = View(targets, Want(master="n0"), answers, mesh=self.mesh(), firewalls=dict.fromkeys(self.names, clean))
-        return [found for found in verdicts(MESH, view) if found.severity is not Severity.OK]
+        view = View(
+            targets, Requirements(master="n0"), answers, mesh=self.mesh(), firewalls=dict.fromkeys(self.names, clean)
+        )
+        return [found for found in judge_checks(MESH, view) if found.severity is not Severity.OK]
 
     def _network(self, name: str) -> dict[str, Any]:
         entry = {"address": self.addresses[name], "interface": "eth0", "family": 4, "prefix": 16, "up": True}

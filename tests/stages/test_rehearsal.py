@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddpctl.checks.base import Target, View, Want
+from ddpctl.checks.base import Requirements, Target, View
 from ddpctl.checks.deep import REHEARSAL
 from ddpctl.spec.finding import Severity
 from ddpctl.transport.base import Transport
@@ -59,7 +59,7 @@ def test_ranks_that_are_stuck_and_a_launcher_that_never_joined(tmp_path: Path, m
 
     targets = tuple(Target(host, "127.0.0.1", sys.executable, "~") for host in ("n0", "n1"))
     told = {host: {"expected": [int(host[1:])], **answer} for host, answer in outcome.results.items()}
-    (found,) = REHEARSAL.judge(View(targets, Want(), {}, rehearsal=told))
+    (found,) = REHEARSAL.judge(View(targets, Requirements(), {}, rehearsal=told))
     assert (found.severity, found.host) == (Severity.ERROR, "n1")
     assert "never joined the others" in found.message
     assert "rank 1 is at rank.py:4" in found.message

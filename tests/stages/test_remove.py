@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddpctl.errors import HostsFailed, RemoteError, Unreachable, UsageError
-from ddpctl.files.records import recorded, save_run
+from ddpctl.files.records import recorded_runs, save_run
 from ddpctl.spec.removal import removal_document
 from ddpctl.stages.remove import remove_run
 from ddpctl.stages.status import find_run
@@ -35,7 +35,7 @@ def test_it_goes_everywhere_and_from_the_records_of_this_machine() -> None:
     told: dict[str, Any] = removal_document([removed])
     parts = [{"host": "a", "removed": True, "error": None}, {"host": "b", "removed": False, "error": None}]
     assert told == {"schema": 1, "runs": [{"job": "train", "run": OLD, "hosts": parts}]}
-    assert recorded(OLD) == []
+    assert recorded_runs(OLD) == []
 
 
 @pytest.mark.parametrize("state", ["starting", "running", "stopping", "stale", "pending"])
@@ -55,7 +55,7 @@ def test_hosts_out_of_reach_are_named_and_the_others_done() -> None:
         removed.raise_for_errors()
     assert caught.value.exit_code == 4
     assert "away: it is not in the inventory" in str(caught.value)
-    assert recorded(OLD) != []  # to try again from here
+    assert recorded_runs(OLD) != []  # to try again from here
 
 
 def test_a_node_has_the_last_word() -> None:

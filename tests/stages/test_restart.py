@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpctl.code import recall
+from ddpctl.code import find_archive
 from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, ProvisionError, Unreachable, UsageError
 from ddpctl.files.inventory import load_inventory
 from ddpctl.spec.event import Event, Note
@@ -186,5 +186,5 @@ def test_code_that_is_not_here_comes_from_a_host(tmp_path: Path) -> None:
         )
         path = from_a_host(RUN, wanted, fleet, ["n0", "n1"], Heard())
     assert path.read_bytes() == blob
-    assert recall(wanted.sha256) == path
+    assert find_archive(wanted.sha256) == path
     assert [one.name for one in path.parent.iterdir()] == [path.name]

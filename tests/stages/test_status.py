@@ -86,11 +86,11 @@ def test_a_host_that_did_not_answer_may_have_a_newer_run_of_that_name() -> None:
     heard = fleet(a=[(OLD, "succeeded", ["a", "b"])])
     silent = {host: DryTransport(host, unreachable=Unreachable("no route", host=host)) for host in ("b", "c")}
     hosts = DryFleet([*heard.table.values(), *silent.values()])
-    assert find_run(hosts, "train").unheard == ("c",)  # of b its part says so
-    assert find_run(hosts, OLD[:12]).unheard == ("c",)
-    assert live_runs(hosts, "train")[0].unheard == ("c",)
-    assert find_run(hosts, OLD).unheard == ()
-    assert find_run(heard, "train").unheard == ()
+    assert find_run(hosts, "train").silent_hosts == ("c",)  # of b its part says so
+    assert find_run(hosts, OLD[:12]).silent_hosts == ("c",)
+    assert live_runs(hosts, "train")[0].silent_hosts == ("c",)
+    assert find_run(hosts, OLD).silent_hosts == ()
+    assert find_run(heard, "train").silent_hosts == ()
 
 
 def test_why_a_host_is_out_of_reach_is_told_beside_its_run() -> None:

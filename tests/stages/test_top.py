@@ -12,7 +12,7 @@ import pytest
 from ddpctl.errors import DdpctlError, RemoteError, Unreachable
 from ddpctl.spec.top import Overview
 from ddpctl.stages import top as stage
-from ddpctl.stages.top import HostWatch, look
+from ddpctl.stages.top import HostWatch, read_overview
 from ddpctl.transport import answers, limits
 from ddpctl.transport.base import Frame
 from tests.transport.dry import Asked, DryFleet, DryTransport, Stream
@@ -72,7 +72,7 @@ def until(watch: HostWatch, done: Callable[[Overview], Any], seconds: float = 60
 
 def test_one_look_at_all_hosts() -> None:
     gone = DryTransport("b", unreachable=Unreachable("no route to b", host="b"))
-    seen, outcome = look(DryFleet([DryTransport("a", {"top": says("a")}), gone]))
+    seen, outcome = read_overview(DryFleet([DryTransport("a", {"top": says("a")}), gone]))
     assert list(outcome.errors) == ["b"]
     first, second = seen.hosts
     assert first.pulse is not None
@@ -109,13 +109,13 @@ def test_a_host_that_breaks_is_a_row_and_comes_back(monkeypatch: pytest.MonkeyPa
 
 def test_a_host_that_says_nothing_more_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "TOP_SILENT_S", -1.0)
-    seen, _ = look(DryFleet([DryTransport("a", {"top": says("a")})]))
+    seen, _ = read_overview(DryFleet([DryTransport("a", {"top": says("a")})]))
     assert seen.hosts[0].error == "silent for 0 s"
 
 
 def test_a_run_that_is_removed_goes() -> None:
     frames = [Frame({"run": status("a")}), Frame({"pulse": pulse()}), Frame({"pulse": pulse(runs={})})]
-    seen, _ = look(DryFleet([DryTransport("a", {"top": Stream(frames, {})})]))
+    seen, _ = read_overview(DryFleet([DryTransport("a", {"top": Stream(frames, {})})]))
     assert seen.runs == ()
 
 
@@ -136,10 +136,10 @@ def test_a_run_that_is_removed_goes() -> None:
 )
 def test_what_no_pulse_is_like_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(RemoteError) as caught:
-        answers.frame("top", Frame({"pulse": pulse(**changes)}), "a", {})
+        answers.check_frame("top", Frame({"pulse": pulse(**changes)}), "a", {})
     assert caught.value.kind == "protocol"
 
 
 def test_a_node_speaks_for_itself() -> None:
     with pytest.raises(RemoteError, match="another host"):
-        answers.frame("top", Frame({"run": status("b")}), "a", {})
+        answers.check_frame("top", Frame({"run": status("b")}), "a", {})

@@ -90,10 +90,10 @@ class DryTransport:
         for frame in stream.frames:
             if cancel is not None and cancel():
                 raise Interrupted(f"`{verb}` was cancelled", host=self._host)
-            checked = answers.frame(verb, frame, self._host, asked.args)
+            checked = answers.check_frame(verb, frame, self._host, asked.args)
             if on_frame is not None:
                 on_frame(checked)
-        return answers.result(verb, stream.result, self._host, asked.args)
+        return answers.check_result(verb, stream.result, self._host, asked.args)
 
     def run(self, argv: Sequence[str], *, timeout: float | None = 60.0, password: str | None = None) -> Ran:
         self.prepare()

@@ -55,7 +55,7 @@ JUNK = [None, True, 1.5, -1, "x", "\0", [], {}, [STATUS], {"runs": [STATUS]}, fl
 
 
 def status(**changes: Any) -> dict[str, Any]:
-    return answers.result("status", {"runs": [{**STATUS, **changes}]}, "node1", {"job": "train"})
+    return answers.check_result("status", {"runs": [{**STATUS, **changes}]}, "node1", {"job": "train"})
 
 
 def refused(*words: str, **changes: Any) -> None:
@@ -74,11 +74,13 @@ def test_a_node_speaks_for_itself_of_what_it_was_asked() -> None:
     refused("runs.0.host", "another host", host="node2")
     refused("another job", job="other")
     with pytest.raises(RemoteError, match="another run"):
-        answers.result("stop", {"signalled": 0, "forced": 0, "survivors": [], "status": STATUS}, "node1", {"run": "r2"})
+        answers.check_result(
+            "stop", {"signalled": 0, "forced": 0, "survivors": [], "status": STATUS}, "node1", {"run": "r2"}
+        )
     args = {"targets": [{"peer": "node2", "address": "10.0.0.2", "ports": [22]}]}
     made = {"open": [["node2", "10.0.0.2", None, None, [23]]], "links": [], "speeds": [], "neighbours": None}
     with pytest.raises(RemoteError, match="not asked for"):
-        answers.result("dial", made, "node1", args)
+        answers.check_result("dial", made, "node1", args)
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "a\0", "a\n", "-x", "x" * 64, "\x1b[2J", 7, None, ["a"]])
@@ -119,21 +121,21 @@ def test_every_value_has_bounds(key: str, value: object) -> None:
 )
 def test_a_line_is_whole_or_not_taken(wrong: dict[str, Any], where: str) -> None:
     frame = {"lines": LINES, "offset": 9, "more": False}
-    assert answers.frame("tail", Frame(frame), "node1", {}).data == frame
+    assert answers.check_frame("tail", Frame(frame), "node1", {}).data == frame
     with pytest.raises(RemoteError, match=where):
-        answers.frame("tail", Frame({**frame, "lines": {**LINES, **wrong}}), "node1", {})
+        answers.check_frame("tail", Frame({**frame, "lines": {**LINES, **wrong}}), "node1", {})
 
 
 @pytest.mark.parametrize("frame", [{}, {"other": 1}, {"lines": [{}]}, {"lines": {"a": [1]}}, {"state": "fine"}])
 def test_a_message_of_no_known_kind(frame: dict[str, Any]) -> None:
     with pytest.raises(RemoteError, match="tail"):
-        answers.frame("tail", Frame(frame), "node1", {})
+        answers.check_frame("tail", Frame(frame), "node1", {})
 
 
 def probe(value: Any, name: str = "network", **changes: Any) -> Any:
     answer = {"ok": True, "value": value, "error": None, "timed_out": False, "seconds": 0.1, **changes}
     asked = {"questions": [{"id": name}]}
-    return answers.result("probe", {"answers": {name: answer}, "received": 1.0, "sent": 2.0}, "node1", asked)
+    return answers.check_result("probe", {"answers": {name: answer}, "received": 1.0, "sent": 2.0}, "node1", asked)
 
 
 def test_facts_that_plans_are_made_from_have_a_shape_and_the_others_bounds() -> None:
@@ -154,7 +156,9 @@ def test_facts_that_plans_are_made_from_have_a_shape_and_the_others_bounds() -> 
             probe(value, name)
     assert probe({"no": "shape"}, "network", ok=False)  # why it could not answer is told elsewhere
     with pytest.raises(RemoteError, match="no answer to 'disk'"):
-        answers.result("probe", {"answers": {}, "received": 1.0, "sent": 2.0}, "node1", {"questions": [{"id": "disk"}]})
+        answers.check_result(
+            "probe", {"answers": {}, "received": 1.0, "sent": 2.0}, "node1", {"questions": [{"id": "disk"}]}
+        )
 
 
 CURVE: dict[str, Any] = {"points": [[1, 0.5], [2, 0.25]], "count": 2, "not_finite": 0, "not_finite_at": None}
@@ -179,7 +183,7 @@ HISTORY: dict[str, Any] = {
 
 
 def test_a_history_is_whole() -> None:
-    found = answers.result("history", HISTORY, "node1", {})
+    found = answers.check_result("history", HISTORY, "node1", {})
     assert found["attempts"]["1"]["0"]["series"]["loss"]["points"] == [(1, 0.5), (2, 0.25)]
     assert found["gpus"]["1"]["gpus"] == [GPU]
     assert found["network"]["links"] == [(0, 1, "ok", 0.1, 940.0)]
@@ -210,7 +214,7 @@ def test_a_history_that_is_none_is_refused(place: str, value: object) -> None:
         at = at[int(folder) if isinstance(at, list) else folder]
     at[int(name) if isinstance(at, list) else name] = value
     with pytest.raises(RemoteError, match="history"):
-        answers.result("history", wrong, "node1", {})
+        answers.check_result("history", wrong, "node1", {})
 
 
 @settings(deadline=None)  # a shape is made when it is first needed
@@ -219,7 +223,7 @@ def test_anything_is_a_value_or_an_error_of_the_protocol(seed: int, verb: str) -
     rng = random.Random(seed)
     data = {rng.choice(WORDS): rng.choice(JUNK) for _ in range(3)}
     with contextlib.suppress(RemoteError):
-        json.dumps(answers.result(verb, data, "node1", {}))
+        json.dumps(answers.check_result(verb, data, "node1", {}))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl.errors import PythonMissing, ShellBroken
-from ddpctl.transport.bootstrap import BOOTSTRAP, Payload, command_line, header, last_line, no_banner, payload
+from ddpctl.transport.bootstrap import BOOTSTRAP, Payload, command_line, header, last_line, no_banner_error, payload
 
 OLD = [path for path in Path("/root/.pyenv/versions").glob("*/bin/python") if path.parts[4][:4] in ("3.6.", "3.7.")]
 
@@ -123,17 +123,17 @@ def test_home_is_expanded_and_nothing_else(shell: str, tmp_path: Path) -> None:
 
 
 def test_why_there_is_no_banner() -> None:
-    missing = no_banner("python9", 127, b"", b"bash: line 1: python9: command not found\n")
+    missing = no_banner_error("python9", 127, b"", b"bash: line 1: python9: command not found\n")
     assert isinstance(missing, PythonMissing)
     assert "there is no python9: bash: line 1: python9: command not found" in str(missing)
-    assert isinstance(no_banner("/etc", 126, b"", b"Is a directory"), PythonMissing)
-    old = no_banner("python2", 2, b"", b"Unknown option: -I\nusage: python2 [option] ...\n")
+    assert isinstance(no_banner_error("/etc", 126, b"", b"Is a directory"), PythonMissing)
+    old = no_banner_error("python2", 2, b"", b"Unknown option: -I\nusage: python2 [option] ...\n")
     assert isinstance(old, PythonMissing)
     assert "Python 2" in str(old)
-    broken = no_banner("python3", 0, b"This account\nis closed.\n\n", b"")
+    broken = no_banner_error("python3", 0, b"This account\nis closed.\n\n", b"")
     assert isinstance(broken, ShellBroken)
     assert "exit status 0): is closed." in str(broken)
-    assert "no exit status" in str(no_banner("python3", -1, b"", b""))
+    assert "no exit status" in str(no_banner_error("python3", -1, b"", b""))
 
 
 @given(st.binary(max_size=300))

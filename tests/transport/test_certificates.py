@@ -60,10 +60,14 @@ def test_of_a_host(kind: str, tmp_path: Path) -> None:
         (line + own, "h.lab", Verdict.REVOKED),
         ("", "h.lab", Verdict.UNKNOWN),
     ):
-        assert parse(lines, "k").judge(name, 22, shown)[0] is verdict, (lines, name)
-    assert parse(line, "k").judge("h.lab", 2222, shown)[0] is Verdict.KNOWN
-    assert parse(line, "k").judge("h.lab", 22, Key(KINDS[kind], key))[0] is Verdict.UNKNOWN, "no certificate was shown"
-    assert parse(line, "k").judge("h.lab", 22, Key(KINDS[kind], authority))[0] is Verdict.UNKNOWN, "it signs, no more"
+        assert parse(lines, "k").judge_key(name, 22, shown)[0] is verdict, (lines, name)
+    assert parse(line, "k").judge_key("h.lab", 2222, shown)[0] is Verdict.KNOWN
+    assert parse(line, "k").judge_key("h.lab", 22, Key(KINDS[kind], key))[0] is Verdict.UNKNOWN, (
+        "no certificate was shown"
+    )
+    assert parse(line, "k").judge_key("h.lab", 22, Key(KINDS[kind], authority))[0] is Verdict.UNKNOWN, (
+        "it signs, no more"
+    )
 
 
 def test_what_does_not_speak_for_a_host(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.worker.looks import Look, group, look, receives, recorded, waits_in
 
 def answer(*looks: Look, host: str = "node0", **changes: Any) -> dict[str, Any]:
     said = {"state": "running", "ended": False, "looks": list(looks), "slow": [], **changes}
-    return answers.result("doctor", said, host, {"run": "r1"})
+    return answers.check_result("doctor", said, host, {"run": "r1"})
 
 
 def refused(where: str, *looks: Look, **changes: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.transport.known_hosts import Key, Verdict, line_for, load, order, parse
+from ddpctl.transport.known_hosts import Key, Verdict, algorithm_order, line_for, load, parse
 
 
 def key(number: int, kind: str = "ssh-ed25519") -> Key:
@@ -27,7 +27,7 @@ A, B, E = key(1), key(2), key(3, "ecdsa-sha2-nistp256")
 
 
 def judge(lines: str, name: str, shown: Key, port: int = 22) -> Verdict:
-    return parse(lines, "known_hosts").judge(name, port, shown)[0]
+    return parse(lines, "known_hosts").judge_key(name, port, shown)[0]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_notes_name_the_line() -> None:
 
 @given(st.text())
 def test_no_text_breaks_the_reader(lines: str) -> None:
-    parse(lines, "x").judge("h", 22, A)
+    parse(lines, "x").judge_key("h", 22, A)
 
 
 @given(st.from_regex(r"[a-z0-9][a-z0-9.-]{0,20}", fullmatch=True), st.integers(min_value=1, max_value=65535))
@@ -92,8 +92,8 @@ def test_names_hashed_by_openssh(tmp_path: Path) -> None:
     known = load([str(file), str(tmp_path / "missing")])
     shown = Key(kind, base64.b64decode(blob))
     for name, port in (("h", 22), ("10.0.0.1", 22), ("h", 2222)):
-        assert known.judge(name, port, shown)[0] is Verdict.KNOWN
-    assert known.judge("other", 22, shown)[0] is Verdict.UNKNOWN
+        assert known.judge_key(name, port, shown)[0] is Verdict.KNOWN
+    assert known.judge_key("other", 22, shown)[0] is Verdict.UNKNOWN
     printed = subprocess.run(["ssh-keygen", "-lf", tmp_path / "k.pub"], check=True, capture_output=True, text=True)
     assert shown.sha256 == printed.stdout.split()[1]
 
@@ -103,14 +103,14 @@ def test_the_known_type_is_asked_for_first() -> None:
     signed = parse(f"@cert-authority h {text(A)}", "x").algorithms("h", 22)
     assert signed[0] == "ssh-ed25519-cert-v01@openssh.com"
     assert signed[-1] == "rsa-sha2-256"
-    assert order(("ssh-rsa",))[:2] == ("rsa-sha2-512", "rsa-sha2-256")
-    assert len(order(())) == len(set(order(()))) == 6
+    assert algorithm_order(("ssh-rsa",))[:2] == ("rsa-sha2-512", "rsa-sha2-256")
+    assert len(algorithm_order(())) == len(set(algorithm_order(()))) == 6
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "known_hosts"
     file.write_text(f"h {text(A)}\n")
-    assert load([str(file)]).judge("h", 22, A)[0] is Verdict.KNOWN
+    assert load([str(file)]).judge_key("h", 22, A)[0] is Verdict.KNOWN
     with file.open("a") as out:
         out.write(f"g {text(B)}\n")
-    assert load([str(file)]).judge("g", 22, B)[0] is Verdict.KNOWN
+    assert load([str(file)]).judge_key("g", 22, B)[0] is Verdict.KNOWN

@@ -72,7 +72,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Want:
+class Requirements:
     """The requirements of the job. A field is None if no job is named."""
 
     job: JobId | None = None
@@ -102,7 +102,7 @@ class Want:
         hosts: Sequence[Host],
         imports: Imports | None = None,
         facts: ScriptFacts | None = None,
-    ) -> Want:
+    ) -> Requirements:
         """Return the job's requirements for its nodes; the first of ``hosts`` is the master.
 
         Without a job, return the requirements that every job has.
@@ -177,7 +177,7 @@ class View:
     """
 
     targets: tuple[Target, ...]
-    want: Want
+    requirements: Requirements
     answers: Mapping[str, Mapping[str, Answer]]
     errors: Mapping[str, DdpctlError] = field(default_factory=dict)
     timings: Mapping[str, Timing] = field(default_factory=dict)
@@ -193,11 +193,11 @@ class View:
         answer = self.answer(host, question)
         return answer.value if answer is not None and answer.ok else None
 
-    def values(self, ask: Question | Callable[[Target, Want], Question | None]) -> dict[str, Any]:
+    def values(self, ask: Question | Callable[[Target, Requirements], Question | None]) -> dict[str, Any]:
         """Return host -> value for every host that answered this question."""
         found: dict[str, Any] = {}
         for target in self.targets:
-            question = ask if isinstance(ask, Question) else ask(target, self.want)
+            question = ask if isinstance(ask, Question) else ask(target, self.requirements)
             answer = self.answer(target.name, question) if question else None
             if answer is not None and answer.ok:
                 found[target.name] = answer.value
@@ -216,7 +216,7 @@ class View:
         return {target.name: target for target in self.targets}
 
 
-Ask = Callable[[Target, Want], Question | tuple[Question, ...] | None]
+Ask = Callable[[Target, Requirements], Question | tuple[Question, ...] | None]
 RECORDED = "recorded output only"
 NO_HARDWARE = f"{RECORDED}, never real hardware"
 
@@ -244,7 +244,7 @@ class Check:
     fix: str = ""
     recorded: str | None = None
 
-    def questions(self, target: Target, want: Want) -> tuple[Question, ...]:
+    def questions(self, target: Target, want: Requirements) -> tuple[Question, ...]:
         """Return the questions for this host."""
         found: list[Question] = []
         for item in self.ask:

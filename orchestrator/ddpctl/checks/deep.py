@@ -12,8 +12,8 @@ from ddpctl.checks import hca, report
 from ddpctl.checks.base import NO_HARDWARE, Check, View
 from ddpctl.checks.limits import REHEARSAL_ENDS_S
 from ddpctl.spec.finding import Finding
-from ddpctl.spec.fold import by
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.fold import group_by
+from ddpctl.spec.ranges import fold_names
 from ddpctl_worker.wire.contract import VICTIM_WORDS
 
 SOCKET = "Socket"
@@ -138,7 +138,7 @@ def _finding(host: str, ranks: Sequence[_Rank], answer: Mapping[str, Any], waiti
         last = answer["tail"][-1] if answer.get("tail") else "no output"
         text = f"{names} ended with exit code {answer.get('exit_code')} {where}: {last}"
     if waiting:
-        hosts = fold(dict.fromkeys(rank.host for rank in waiting))
+        hosts = fold_names(dict.fromkeys(rank.host for rank in waiting))
         text += f"; {len(waiting)} ranks on {hosts} waited for it"
     return report.error(
         host,
@@ -171,7 +171,7 @@ def _judge_network(view: View) -> Iterable[Finding]:
     found = [finding for host, lines in lines_of.items() for finding in _of_host(view, host, used[host], lines)]
     yield from found
     if kinds and not found:
-        yield report.ok(f"NCCL uses the network {', '.join(next(iter(kinds)))} on {fold(list(used))}")
+        yield report.ok(f"NCCL uses the network {', '.join(next(iter(kinds)))} on {fold_names(list(used))}")
 
 
 def _by_nccl(answer: Mapping[str, Any]) -> bool:
@@ -185,8 +185,8 @@ def _networks(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def _differ(used: Mapping[str, tuple[str, ...]]) -> Finding:
-    hosts = by(lambda host: used[host], (host for host, names in used.items() if names))
-    words = "; ".join(f"{', '.join(names)} on {fold(own)}" for names, own in hosts.items())
+    hosts = group_by(lambda host: used[host], (host for host, names in used.items() if names))
+    words = "; ".join(f"{', '.join(names)} on {fold_names(own)}" for names, own in hosts.items())
     return report.warning(
         None,
         f"NCCL does not use the same network everywhere: {words}",
@@ -197,7 +197,7 @@ def _differ(used: Mapping[str, tuple[str, ...]]) -> Finding:
 
 
 def _of_host(view: View, host: str, names: tuple[str, ...], lines: Sequence[str]) -> Iterable[Finding]:
-    up = hca.used_and_up(view).get(host, [])
+    up = hca.active_used_ports(view).get(host, [])
     if names == (SOCKET,) and up:
         why = next((line for line in lines if line.startswith("NET/IB") and "Using" not in line), None)
         yield report.warning(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddpctl.checks import python, report
-from ddpctl.checks.base import NO_HARDWARE, Check, Target, View, Want
+from ddpctl.checks.base import NO_HARDWARE, Check, Requirements, Target, View
 from ddpctl.checks.gpu.in_use import uses_gloo
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.question import Question
@@ -16,24 +16,24 @@ OWN = frozenset({"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS"})
 PER_HOST = frozenset({"NCCL_IB_HCA", "NCCL_IB_GID_INDEX"})  # may differ by host; ib.* judge them
 
 
-def question(target: Target, want: Want) -> Question:
+def question(target: Target, want: Requirements) -> Question:
     asked = {"library_path": target.env.get("LD_LIBRARY_PATH"), "conf_file": target.env.get("NCCL_CONF_FILE")}
     return Question("environment", {name: value for name, value in asked.items() if value})
 
 
 def _login(view: View, target: Target) -> dict[str, Any]:
-    return view.value(target.name, question(target, view.want)) or {}
+    return view.value(target.name, question(target, view.requirements)) or {}
 
 
-def scrubbed(name: str) -> bool:
+def scrub_value(name: str) -> bool:
     """Return whether ddpctl removes the variable from the job's environment."""
     return name in SCRUB_NAMES or name.startswith(SCRUB_PREFIXES)
 
 
-def final(view: View, target: Target) -> dict[str, str]:
+def final_value(view: View, target: Target) -> dict[str, str]:
     """Return the job's variables on a host, without ddpctl's own variables: the inventory overrides the login."""
     login = _login(view, target).get("variables", {})
-    kept = {name: text for name, text in login.items() if not scrubbed(name) and name not in OWN}
+    kept = {name: text for name, text in login.items() if not scrub_value(name) and name not in OWN}
     return {**kept, **target.env}
 
 
@@ -42,7 +42,7 @@ def nccl_settings(view: View, target: Target) -> dict[str, str]:
     files = _login(view, target).get("nccl_conf", {})
     lines = [line for name in sorted(files, key=lambda name: name != "/etc/nccl.conf") for line in files[name]]
     settings = {key.strip(): text.strip() for key, mark, text in (line.partition("=") for line in lines) if mark}
-    return {**settings, **final(view, target)}
+    return {**settings, **final_value(view, target)}
 
 
 def without_nccl(view: View) -> dict[str, str]:
@@ -57,7 +57,7 @@ def _judge_variables(view: View) -> Iterable[Finding]:
     found = view.values(question)
     for target in view.targets:
         login = found.get(target.name, {}).get("variables", {})
-        gone = {name: text for name, text in login.items() if scrubbed(name) or (name in OWN - set(target.env))}
+        gone = {name: text for name, text in login.items() if scrub_value(name) or (name in OWN - set(target.env))}
         if gone:
             listed = ", ".join(f"{name}={text}" for name, text in sorted(gone.items()))
             yield report.info(
@@ -66,7 +66,7 @@ def _judge_variables(view: View) -> Iterable[Finding]:
                 fix="remove them from the profile: other launchers use them",
                 evidence=gone,
             )
-    ends = {target.name: final(view, target) for target in view.targets if target.name in found}
+    ends = {target.name: final_value(view, target) for target in view.targets if target.name in found}
     for name in sorted(_from_logins(view, found)):
         values = {host: variables.get(name) for host, variables in ends.items()}
         yield from report.differences(
@@ -84,17 +84,17 @@ def _from_logins(view: View, found: Mapping[str, dict[str, Any]]) -> set[str]:
         name
         for target in view.targets
         for name in found.get(target.name, {}).get("variables", {})
-        if not scrubbed(name) and name not in OWN and name not in target.env
+        if not scrub_value(name) and name not in OWN and name not in target.env
     }
 
 
 def _severity(view: View, name: str, values: Mapping[str, str | None]) -> Severity:
     unused = name.startswith("NCCL_") and uses_gloo(view)
     meant = name in PER_HOST and None not in values.values()
-    return Severity.WARNING if steers(name) and not (unused or meant) else Severity.INFO
+    return Severity.WARNING if is_steering(name) and not (unused or meant) else Severity.INFO
 
 
-def steers(name: str) -> bool:
+def is_steering(name: str) -> bool:
     """Return whether a difference can change how nodes communicate or which libraries they load, not only the speed."""
     families = ("NCCL_", "GLOO_", "TORCH", "CUDA_VISIBLE", "UCX_", "FI_")
     return name.startswith(families) or name in ("LD_PRELOAD", "PYTHONPATH")
@@ -133,7 +133,7 @@ def _loaded(view: View) -> dict[str, str]:
 
 def _file_settings(view: View, target: Target) -> dict[str, str]:
     """Return the settings of NCCL's files that must be equal: no variable, and not ddpctl, overrides them."""
-    variables = final(view, target)
+    variables = final_value(view, target)
     settings = nccl_settings(view, target)
     return {name: settings[name] for name in sorted(settings) if name not in OWN | PER_HOST | set(variables)}
 
@@ -144,7 +144,7 @@ def _other_nccl(view: View) -> Iterable[Finding]:
     for host, value in view.values(question).items():
         loaded = imports.get(host, {}).get("nccl_path")
         wheel = versions.get(host, {}).get("nccl")
-        if not value["libnccl"] or view.want.managed or wheel or (loaded and loaded not in value["libnccl"]):
+        if not value["libnccl"] or view.requirements.managed or wheel or (loaded and loaded not in value["libnccl"]):
             continue
         taken = loaded or ", ".join(value["libnccl"])
         yield report.warning(

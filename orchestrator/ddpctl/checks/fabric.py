@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View
 from ddpctl.checks.limits import NEIGHBOURS_GIVEN
-from ddpctl.checks.mesh import mesh_check, names, network_answer, network_question, not_dialled
+from ddpctl.checks.mesh import fold_hosts, mesh_check, network_answer, network_question, report_not_dialled
 from ddpctl.spec.fabric import HostNetwork, candidates, host_network, is_literal
 from ddpctl.spec.finding import Finding
-from ddpctl.spec.fold import by
+from ddpctl.spec.fold import group_by
 from ddpctl.spec.mesh import Dial, Mesh
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.ranges import fold_names
 
 _LARGER_TABLE = (
     "give the kernel a larger table. All containers of a machine share one: set it on the machine itself. It is lost "
@@ -46,7 +46,7 @@ def _resolved(view: View, target: Target) -> tuple[str, ...]:
 
 
 def _judge_address(view: View) -> Iterable[Finding]:
-    yield from not_dialled(view)
+    yield from report_not_dialled(view)
     networks = networks_of(view)
     yield from _homeless(list(networks.values()))
     for host, network in networks.items():
@@ -89,7 +89,7 @@ def _homeless(networks: Sequence[HostNetwork]) -> Iterable[Finding]:
 
 def _twins(address: str, network: HostNetwork, networks: Sequence[HostNetwork]) -> str:
     hosts = [other.host for other in networks if other is not network and other.owner(address)]
-    return f"also an address of {fold(hosts)}"
+    return f"also an address of {fold_names(hosts)}"
 
 
 def _not_owned(network: HostNetwork) -> Iterable[Finding]:
@@ -170,7 +170,7 @@ def _interface_fault(network: HostNetwork) -> str | None:
 
 def _judge_neighbours(view: View) -> Iterable[Finding]:
     """Report connections that failed because a neighbour table was full, and tables too small for the job."""
-    yield from not_dialled(view)
+    yield from report_not_dialled(view)
     mesh = view.mesh or Mesh()
     full = _crowded(mesh)
     for host, dials in full.items():
@@ -192,7 +192,7 @@ def _crowded(mesh: Mesh) -> dict[str, list[Dial]]:
         table = mesh.neighbours.get(dial.dialer)
         return dial.dialer if table and table.overflows else dial.peer
 
-    return by(full, (dial for dial in mesh.dials if dial in mesh.crowded_out))
+    return group_by(full, (dial for dial in mesh.dials if dial in mesh.crowded_out))
 
 
 def _room(view: View, mesh: Mesh) -> dict[str, int]:
@@ -211,7 +211,8 @@ def _overflow(view: View, mesh: Mesh, host: str, dials: list[Dial]) -> Finding:
     others = tuple(dict.fromkeys(dial.peer if dial.dialer == host else dial.dialer for dial in dials))
     return report.error(
         host,
-        f"{host} had no room for {table.overflows} neighbours while connections to {names(others, host, mesh)} failed: "
+        f"{host} had no room for {table.overflows} neighbours "
+        f"while connections to {fold_hosts(others, host, mesh)} failed: "
         f"its kernel's neighbour table holds {table.limit} (neighbour table overflow)",
         fix=_LARGER_TABLE,
         command=_command(view, host, 0),

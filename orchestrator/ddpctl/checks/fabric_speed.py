@@ -11,12 +11,12 @@ from ddpctl.checks.base import RECORDED, Check, View
 from ddpctl.checks.fabric import networks_of
 from ddpctl.checks.limits import FASTER_TIMES
 from ddpctl.checks.mesh import mesh_check, network_question, of_mesh, one_host
-from ddpctl.checks.mesh.faults import wrong_address
+from ddpctl.checks.mesh.faults import find_wrong_address
 from ddpctl.spec.fabric import HostNetwork, NodeAddress
 from ddpctl.spec.finding import Finding
-from ddpctl.spec.fold import by
+from ddpctl.spec.fold import group_by
 from ddpctl.spec.mesh import OK, Fabric, Mesh
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.ranges import fold_names
 
 _VPN = re.compile(r"(tailscale|wg|tun|tap|zt|nebula|utun|ppp|netmaker)")
 
@@ -106,7 +106,7 @@ def _exempt_speed(view: View) -> Mapping[str, str]:
     """Exempt hosts with RDMA: NCCL then sends data over RDMA and uses the interface only to set up connections."""
     if len(view.targets) == 1:
         return one_host(view)
-    rdma = hca.in_use(view)
+    rdma = hca.selected_ports(view)
     return dict.fromkeys(rdma, "NCCL has RDMA on every host") if len(rdma) == len(view.answers) else {}
 
 
@@ -120,12 +120,12 @@ def _judge_source(view: View, mesh: Mesh) -> Iterable[Finding]:
     gloo and NCCL take the first address of the interface, the kernel takes the address of the route. Each may differ
     from the fabric address.
     """
-    dials = by(lambda dial: dial.dialer, (dial for dial in mesh.dials if dial.status == OK))
+    dials = group_by(lambda dial: dial.dialer, (dial for dial in mesh.dials if dial.status == OK))
     for host, network in networks_of(view).items():
         mine = mesh.fabric.get(host)
         if mine is None or len(mesh.hosts) < 2 or network.local:
             continue
-        if wrong_address(mesh, host) or network.owner(mine.address) is None:
+        if find_wrong_address(mesh, host) or network.owner(mine.address) is None:
             continue  # reported by fabric.address
         first = _first_address(network, mine)
         if first is not None:
@@ -174,7 +174,8 @@ def _other_interface(host: str, mine: Fabric, away: Mapping[str, tuple[str | Non
     where = " and ".join(f"{interface} ({local})" for interface, local in ways.items())
     return report.warning(
         host,
-        f"connections to {fold(list(away))} leave by {where}, not by {mine.interface} ({mine.address}), the interface "
+        f"connections to {fold_names(list(away))} leave by {where}, not by {mine.interface} "
+        f"({mine.address}), the interface "
         "that the job is given",
         fix="`ip route get` of their addresses shows why; give two interfaces in one network different metrics or "
         f"prefixes, or set `interface:` of {host} to the one that is used",

@@ -83,7 +83,7 @@ def ports_of(view: View) -> dict[str, list[Port]]:
     return {host: list(value["ports"]) for host, value in view.values(PORTS).items()}
 
 
-def used(view: View) -> dict[str, list[Port]]:
+def used_ports(view: View) -> dict[str, list[Port]]:
     """Return host -> the ports, up or down, that NCCL may use for the job. Hosts without such a port are left out."""
     if uses_gloo(view):
         return {}
@@ -98,16 +98,16 @@ def _uses(settings: Mapping[str, str], port: Port) -> bool:
     return switch(settings) is None and selects(settings.get("NCCL_IB_HCA", ""), port)
 
 
-def used_and_up(view: View) -> dict[str, list[Port]]:
+def active_used_ports(view: View) -> dict[str, list[Port]]:
     """Return host -> the active ports of ``used``."""
-    found = {host: [port for port in ports if is_active(port)] for host, ports in used(view).items()}
+    found = {host: [port for port in ports if is_active(port)] for host, ports in used_ports(view).items()}
     return {host: ports for host, ports in found.items() if ports}
 
 
-def unused(view: View) -> dict[str, str]:
+def unused_ports(view: View) -> dict[str, str]:
     """Return the hosts with ports that the job does not use, each with the reason."""
     ports, settings = ports_of(view), settings_of(view)
-    gone, mine = env.without_nccl(view), used(view)
+    gone, mine = env.without_nccl(view), used_ports(view)
     found: dict[str, str] = {}
     for host in ports:
         if not ports[host]:
@@ -119,22 +119,24 @@ def unused(view: View) -> dict[str, str]:
     return found
 
 
-def in_use(view: View) -> dict[str, list[Port]]:
+def selected_ports(view: View) -> dict[str, list[Port]]:
     """Return host -> the ports that carry the job: up, opened by libibverbs, and the fastest of these.
 
     A slower port beside them is the Ethernet of a virtual machine, or leads to the storage.
     """
     opened = {host: value.get("verbs") for host, value in view.values(PORTS).items()}
     found = {
-        host: fastest([port for port in ports if opened[host] is None or port["device"] in opened[host]["devices"]])
-        for host, ports in used_and_up(view).items()
+        host: fastest_ports(
+            [port for port in ports if opened[host] is None or port["device"] in opened[host]["devices"]]
+        )
+        for host, ports in active_used_ports(view).items()
     }
     return {host: ports for host, ports in found.items() if ports}
 
 
-def not_in_use(view: View) -> dict[str, str]:
+def unselected_ports(view: View) -> dict[str, str]:
     """Return the hosts without a port in ``in_use``, with the reason."""
-    mine, up, gone = in_use(view), used_and_up(view), unused(view)
+    mine, up, gone = selected_ports(view), active_used_ports(view), unused_ports(view)
     return {
         host: gone.get(host)
         or ("NCCL cannot open the adapters, see ib.use" if host in up else "no port that the job uses is up")
@@ -157,7 +159,7 @@ def rate(port: Port) -> float:
     return float(match.group()) if match else 0.0
 
 
-def fastest(ports: Sequence[Port]) -> list[Port]:
+def fastest_ports(ports: Sequence[Port]) -> list[Port]:
     """Return the ports that NCCL prefers."""
     most = max(map(rate, ports), default=0.0)
     return [port for port in ports if rate(port) == most]

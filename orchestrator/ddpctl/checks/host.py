@@ -16,7 +16,7 @@ from ddpctl.checks.gpu.in_use import uses_gloo
 from ddpctl.checks.limits import C10D_SKEW_S, CLOCK_SURE_S, NAMES_S, SKEW_S, SLOW_NAMES_S
 from ddpctl.checks.python import PYTHON
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.fold import by, named
+from ddpctl.spec.fold import group_by, name_hosts
 from ddpctl.spec.question import Question
 
 MACHINE = Question("machine")
@@ -31,12 +31,14 @@ _NEW_MACHINE_ID = "rm -f /etc/machine-id /var/lib/dbus/machine-id; systemd-machi
 
 def _judge_identity(view: View) -> Iterable[Finding]:
     machines = view.values(MACHINE)
-    same = by(lambda host: tuple(machines[host][key] for key in ("boot_id", "hostname", "network_namespace")), machines)
+    same = group_by(
+        lambda host: tuple(machines[host][key] for key in ("boot_id", "hostname", "network_namespace")), machines
+    )
     for (_, hostname, _), hosts in same.items():
         if len(hosts) > 1:
             yield _one_machine(hostname, hosts, all(view.target(host).local for host in hosts))
     single = [hosts[0] for hosts in same.values()]
-    for hostname, hosts in by(lambda host: str(machines[host]["hostname"]), single).items():
+    for hostname, hosts in group_by(lambda host: str(machines[host]["hostname"]), single).items():
         yield from _namesakes(view, machines, hostname, hosts)
     yield from _cloned(view, machines, single)
 
@@ -46,7 +48,7 @@ def _namesakes(view: View, machines: Machines, hostname: str, hosts: list[str]) 
     if len(hosts) < 2:
         return
     one_boot = len({machines[host]["boot_id"] for host in hosts}) < len(hosts)
-    c10d = view.want.rendezvous == "c10d"
+    c10d = view.requirements.rendezvous == "c10d"
     harm = (
         "they share a boot id too (containers of one machine, or a snapshot started twice): NCCL takes them for one "
         "machine and tries shared memory between them"
@@ -59,7 +61,7 @@ def _namesakes(view: View, machines: Machines, hostname: str, hosts: list[str]) 
         yield report.finding(
             Severity.WARNING if c10d or (one_boot and not uses_gloo(view)) else Severity.INFO,
             host,
-            f"{named(hosts)} are different machines with the same hostname {hostname}; {harm}",
+            f"{name_hosts(hosts)} are different machines with the same hostname {hostname}; {harm}",
             fix="a container gets its name from `docker run --hostname`",
             command=report.as_root(view, host, f"hostnamectl set-hostname {host}"),
             evidence={"hostname": hostname, "hosts": hosts},
@@ -69,12 +71,12 @@ def _namesakes(view: View, machines: Machines, hostname: str, hosts: list[str]) 
 def _cloned(view: View, machines: Machines, hosts: list[str]) -> Iterable[Finding]:
     """Report machines that were copied with their /etc/machine-id, but not containers: images often share an id."""
     own = [host for host in hosts if machines[host].get("machine_id") and not machines[host].get("container")]
-    for clones in by(lambda host: machines[host]["machine_id"], own).values():
+    for clones in group_by(lambda host: machines[host]["machine_id"], own).values():
         boots = {machines[host]["boot_id"] for host in clones}
         for host in clones[1:] if len(boots) == len(clones) else ():
             yield report.warning(
                 host,
-                f"{named(clones)} have the same /etc/machine-id: a DHCP server may give them one address",
+                f"{name_hosts(clones)} have the same /etc/machine-id: a DHCP server may give them one address",
                 fix="reboot it afterwards",
                 command=report.as_root(view, host, f"sh -c {shlex.quote(_NEW_MACHINE_ID)}"),
                 evidence={"hosts": clones},
@@ -92,13 +94,12 @@ def _judge_arch(view: View) -> Iterable[Finding]:
 
 def _one_machine(hostname: str, hosts: list[str], intended: bool) -> Finding:
     if intended:
-        message = (
-            f"{named(hosts)} are this one machine, as the inventory says: good for trying things out, not for speed"
-        )
+        same = f"{name_hosts(hosts)} are this one machine, as the inventory says"
+        message = f"{same}: good for trying things out, not for speed"
         return report.info(None, message, evidence={"hosts": hosts})
     return report.error(
         None,
-        f"{named(hosts)} are the same machine ({hostname}): its GPUs and ports would be used twice",
+        f"{name_hosts(hosts)} are the same machine ({hostname}): its GPUs and ports would be used twice",
         fix=f"keep one of them in the inventory ({', '.join(hosts)}), or correct `address:`",
         evidence={"hostname": hostname, "hosts": hosts},
     )
@@ -114,7 +115,7 @@ def _judge_hostname(view: View) -> Iterable[Finding]:
         fault = None if value is None else name_fault(value)
         if value is None or fault is None:
             continue
-        c10d = view.want.rendezvous == "c10d"
+        c10d = view.requirements.rendezvous == "c10d"
         harm = (
             "the c10d rendezvous hands this name to every node as MASTER_ADDR"
             if c10d
@@ -226,11 +227,11 @@ def _agreement(view: View, offsets: dict[str, float]) -> str:
         return said
     middle = statistics.median_low(sure or offsets.values())
     worst = max(abs(offsets[host] - middle) + unsure[host] for host in blurred)
-    return f"{said} ({named(blurred)}: only known to within {worst:.0f} s, because the login was slow)"
+    return f"{said} ({name_hosts(blurred)}: only known to within {worst:.0f} s, because the login was slow)"
 
 
 def _skewed(view: View, host: str, away: float) -> Finding:
-    c10d = view.want.rendezvous == "c10d" and abs(away) > C10D_SKEW_S
+    c10d = view.requirements.rendezvous == "c10d" and abs(away) > C10D_SKEW_S
     harm = "c10d declares such a node dead" if c10d else "logs get wrong times, and certificates may look invalid"
     return report.finding(
         Severity.ERROR if c10d else Severity.WARNING,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ddpctl.checks import report
-from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.base import Check, Requirements, Target, View
 from ddpctl.checks.limits import (
     DISK_LEAST_BYTES,
     DISK_LOW_BYTES,
@@ -37,7 +37,7 @@ _FIX_READ_ONLY = (
 )
 
 
-def base_dir(target: Target, want: Want) -> Question:
+def base_dir(target: Target, want: Requirements) -> Question:
     return Question("disk", {"path": target.base_dir}, DISK_S)
 
 
@@ -51,14 +51,14 @@ def _of_kind(kinds: frozenset[str]) -> Callable[[DdpctlError], bool]:
 def _judge_room(view: View) -> Iterable[Finding]:
     make_room = "make room there, or set `base_dir:` to another disk"
     yield from judge_errors(view, _of_kind(DISK_KINDS), make_room)
-    asked = (view.want.free_disk_gb or 0) * 10**9
+    asked = (view.requirements.free_disk_gb or 0) * 10**9
     for host, fs in view.values(base_dir).items():
         free, place = fs["free"], f"{fs['path']} (on {fs['mount']})"
         fix = "`ddpctl gc` removes old runs and environments; or set `base_dir:` to another disk"
         command = f"du -xh {shlex.quote(fs['mount'])} 2>/dev/null | sort -h | tail -20"
         if free < max(DISK_LEAST_BYTES, asked):
             need = (
-                f"the job needs {view.want.free_disk_gb:g} GB"
+                f"the job needs {view.requirements.free_disk_gb:g} GB"
                 if asked > DISK_LEAST_BYTES
                 else f"{size(DISK_LEAST_BYTES)} is the minimum"
             )
@@ -113,7 +113,7 @@ def _remount(view: View, host: str, fs: dict[str, Any], option: str) -> str:
 
 
 def _noexec(view: View, host: str, fs: dict[str, Any]) -> Finding:
-    managed = view.want.managed
+    managed = view.requirements.managed
     harm = "an environment cannot run from there" if managed else "output there cannot be assigned to its rank"
     return report.finding(
         Severity.ERROR if managed else Severity.INFO,

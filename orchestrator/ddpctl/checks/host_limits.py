@@ -169,7 +169,7 @@ def _judge_tables(view: View) -> Iterable[Finding]:
                 command=report.as_root(view, host, f"sysctl -w net.netfilter.nf_conntrack_max={2 * int(most)}"),
                 evidence=found,
             )
-        if queue is not None and queue < world and host == view.want.master:
+        if queue is not None and queue < world and host == view.requirements.master:
             yield report.warning(
                 host,
                 f"the master queues {queue:.0f} connections (somaxconn), and {world} processes connect at once: some "

@@ -17,7 +17,7 @@ from ddpctl.checks.host import MACHINE
 from ddpctl.checks.host_limits import RELOGIN, raise_limit
 from ddpctl.checks.limits import MEMLOCK_LEAST_BYTES
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.fold import by_value, named
+from ddpctl.spec.fold import group_hosts_by_value, name_hosts
 
 FINDS_GID = (2, 21)  # from this version on NCCL looks for the index itself; before, it takes entry 0
 V2 = "RoCE v2"
@@ -30,23 +30,23 @@ def _judge_ports(view: View) -> Iterable[Finding]:
     down = list(_down(view))
     yield from down
     tainted = {finding.host for finding in down}
-    yield from _rates({host: ports for host, ports in hca.used_and_up(view).items() if host not in tainted})
-    yield from _mtus(view, {host: ports for host, ports in hca.in_use(view).items() if host not in tainted})
+    yield from _rates({host: ports for host, ports in hca.active_used_ports(view).items() if host not in tainted})
+    yield from _mtus(view, {host: ports for host, ports in hca.selected_ports(view).items() if host not in tainted})
 
 
 def _down(view: View) -> Iterable[Finding]:
     up: dict[str, list[str]] = {}
-    for host, ports in hca.used_and_up(view).items():
+    for host, ports in hca.active_used_ports(view).items():
         for port in ports:
             up.setdefault(hca.label(port), []).append(host)
     settings = hca.settings_of(view)
-    for host, ports in hca.used(view).items():
+    for host, ports in hca.used_ports(view).items():
         for port in ports:
             others = [name for name in up.get(hca.label(port), []) if name != host]
             chosen = hca.is_named(settings[host].get("NCCL_IB_HCA", ""), port)
             if hca.is_active(port) or not (others or chosen):
                 continue  # a port that is down on every host has no cable
-            why = "NCCL_IB_HCA names it" if chosen else f"it is up on {named(others)}"
+            why = "NCCL_IB_HCA names it" if chosen else f"it is up on {name_hosts(others)}"
             yield report.finding(
                 Severity.ERROR if chosen else Severity.WARNING,
                 host,
@@ -69,14 +69,14 @@ def _rates(up: dict[str, list[Port]]) -> Iterable[Finding]:
     storage.
     """
     rates = {host: hca.summary(ports) for host, ports in up.items()}
-    (most, most_hosts), *minorities = by_value(rates) or [("", [])]
+    (most, most_hosts), *minorities = group_hosts_by_value(rates) or [("", [])]
     for slower, hosts in minorities:
-        harmless = hca.summary(hca.fastest(up[hosts[0]])) == hca.summary(hca.fastest(up[most_hosts[0]]))
+        harmless = hca.summary(hca.fastest_ports(up[hosts[0]])) == hca.summary(hca.fastest_ports(up[most_hosts[0]]))
         yield report.finding(
             Severity.INFO if harmless else Severity.WARNING,
-            report.only(hosts),
-            f"{named(hosts)} {'has' if len(hosts) == 1 else 'have'} {slower} active, {named(most_hosts)} {most}"
-            + ("; harmless, NCCL takes the fastest" if harmless else ""),
+            report.single_host(hosts),
+            f"{name_hosts(hosts)} {'has' if len(hosts) == 1 else 'have'} {slower} active, "
+            f"{name_hosts(most_hosts)} {most}" + ("; harmless, NCCL takes the fastest" if harmless else ""),
             fix="a link that came up slower than its peers has a bad cable or a wrong port",
             command="ibstat || ibv_devinfo" if len(hosts) == 1 else None,
             evidence={"rates": rates, "hosts": hosts},
@@ -120,7 +120,7 @@ def _small_mtu(view: View, host: str, device: str, mtu: int, most: int) -> Findi
 def _judge_memlock(view: View) -> Iterable[Finding]:
     """Check the hard limit: ddpctl raises the soft limit for the job."""
     machines = view.values(MACHINE)
-    for host in hca.in_use(view):
+    for host in hca.selected_ports(view):
         machine = machines.get(host)
         if machine is None or machine.get("locks_memory", machine["uid"] == 0):
             continue
@@ -152,7 +152,7 @@ def _judge_gid(view: View) -> Iterable[Finding]:
     """Report an entry that does not exist, or that is of another kind than on other hosts."""
     kinds: dict[str, str] = {}
     choices = _choices(view)
-    for host, ports in hca.in_use(view).items():
+    for host, ports in hca.selected_ports(view).items():
         roce = [port for port in ports if hca.is_roce(port)]
         if host not in choices or not roce:
             continue
@@ -160,9 +160,9 @@ def _judge_gid(view: View) -> Iterable[Finding]:
         kinds[host] = ", ".join(sorted({_kind(entry) for entry in taken}))
         for port, entry in zip(roce, taken, strict=True):
             yield from _entry(host, port, choices[host], entry)
-    sorted_kinds = by_value(kinds)
+    sorted_kinds = group_hosts_by_value(kinds)
     if len(sorted_kinds) > 1:
-        sides = ", ".join(f"{named(hosts)}: {kind}" for kind, hosts in sorted_kinds)
+        sides = ", ".join(f"{name_hosts(hosts)}: {kind}" for kind, hosts in sorted_kinds)
         yield report.error(
             None,
             f"NCCL takes RoCE addresses of different kinds, which do not reach each other: {sides}",
@@ -233,7 +233,7 @@ CHECKS = (
         symptom="Got completion with error 12 ... vendor err 129; or silence, and NCCL over slow TCP",
         fix="Cable, switch port, subnet manager; NCCL_IB_HCA to keep off the port.",
         recorded=NO_HARDWARE,
-        exempt=hca.unused,
+        exempt=hca.unused_ports,
     ),
     Check(
         "ib.memlock",
@@ -246,7 +246,7 @@ CHECKS = (
         fix="memlock unlimited in /etc/security/limits.d, then a new login; `docker run --ulimit memlock=-1 "
         "--cap-add IPC_LOCK` for a container.",
         recorded=NO_HARDWARE,
-        exempt=hca.not_in_use,
+        exempt=hca.unselected_ports,
     ),
     Check(
         "ib.gid",
@@ -259,6 +259,6 @@ CHECKS = (
         symptom="ibv_modify_qp failed with error Connection timed out; Invalid argument",
         fix="The index of the entry with type RoCE v2 and an IPv4 address, which may differ by host.",
         recorded=NO_HARDWARE,
-        exempt=hca.not_in_use,
+        exempt=hca.unselected_ports,
     ),
 )

@@ -29,12 +29,12 @@ _BOX = "a container: `docker run --device=/dev/infiniband --cap-add IPC_LOCK --u
 def _judge_use(view: View) -> Iterable[Finding]:
     if uses_gloo(view):
         return
-    found, up, logins = view.values(hca.PORTS), hca.used_and_up(view), view.values(env.question)
+    found, up, logins = view.values(hca.PORTS), hca.active_used_ports(view), view.values(env.question)
     for target in view.targets:
         host = target.name
         if host not in found:
             continue
-        settings, mine = env.nccl_settings(view, target), hca.fastest(up.get(host, []))
+        settings, mine = env.nccl_settings(view, target), hca.fastest_ports(up.get(host, []))
         yield from _switched_off(target, settings, found[host]["ports"])
         blocked = _blocked(host, found[host], mine)
         if blocked is not None:
@@ -166,8 +166,8 @@ def _has_dmabuf(driver: str, release: str, version: tuple[int, ...] | None) -> b
 
 
 def _without_gpudirect(view: View) -> Mapping[str, str]:
-    why, kernels, every = hca.not_in_use(view), view.values(KERNEL), smis(view)
-    for host, ports in hca.in_use(view).items():
+    why, kernels, every = hca.unselected_ports(view), view.values(KERNEL), smis(view)
+    for host, ports in hca.selected_ports(view).items():
         names = [gpu.name or "" for gpu in every[host].gpus] if host in every else []
         if not kernels.get(host, {}).get("gpus"):
             why[host] = "no GPU found"
@@ -190,7 +190,7 @@ CHECKS = (
         symptom="NET/IB : No device found. Using network Socket; training at a tenth of its speed",
         fix="Pass the libraries and device nodes into the container; remove the settings from the profile.",
         recorded=NO_HARDWARE,
-        exempt=lambda view: {host: why for host, why in hca.unused(view).items() if "keeps NCCL" not in why},
+        exempt=lambda view: {host: why for host, why in hca.unused_ports(view).items() if "keeps NCCL" not in why},
     ),
     Check(
         "ib.gpudirect",

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from ddpctl.checks import report
-from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.base import Check, Requirements, Target, View
 from ddpctl.checks.limits import LEFTOVERS_S, TREE_S
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.fold import by
+from ddpctl.spec.fold import group_by
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.question import Question
 from ddpctl.spec.script import read_script
@@ -18,7 +18,7 @@ from ddpctl.spec.values import plural
 # --- script and data -------------------------------------------------------------------------------------------------
 
 
-def script_question(target: Target, want: Want) -> Question | None:
+def script_question(target: Target, want: Requirements) -> Question | None:
     """Ask for a script that is on the nodes already. Code that ddpctl sends is examined before it is sent."""
     if want.script is None:
         return None
@@ -52,8 +52,8 @@ def _judge_script(view: View) -> Iterable[Finding]:
 
 def _processes(view: View) -> Iterable[Finding]:
     """Report how the job's processes start, if torch's launcher does not start them."""
-    if view.want.processes is not None:
-        yield report.info(None, view.want.processes)
+    if view.requirements.processes is not None:
+        yield report.info(None, view.requirements.processes)
 
 
 def _style(value: dict[str, Any]) -> Iterable[Finding]:
@@ -74,7 +74,7 @@ def _style(value: dict[str, Any]) -> Iterable[Finding]:
         )
 
 
-def _tree(target: Target, want: Want) -> Question | None:
+def _tree(target: Target, want: Requirements) -> Question | None:
     if want.script is None or want.workdir is None:
         return None
     return Question("tree", {"path": want.workdir}, TREE_S)
@@ -84,14 +84,14 @@ def _judge_code(view: View) -> Iterable[Finding]:
     found = {host: value for host, value in view.values(_tree).items() if value["exists"]}
     hashes = {host: value["hash"] for host, value in found.items()}
     if None in hashes.values():
-        message = f"{view.want.workdir} has too many files to compare in time; the script itself was compared"
+        message = f"{view.requirements.workdir} has too many files to compare in time; the script itself was compared"
         yield report.info(None, message)
         return
     by_hash = {value["hash"]: value for value in found.values()}
     yield from report.differences(
         Severity.WARNING,
         hashes,
-        what=f"code in {view.want.workdir}",
+        what=f"code in {view.requirements.workdir}",
         fix="put the same version on all nodes, or let ddpctl send the code (`code: .`)",
         show=lambda value: _version(by_hash[value]),
     )
@@ -102,14 +102,14 @@ def _version(value: dict[str, Any]) -> str:
     return f"{commit}{value['files']} files, hash {value['hash'][:10]}"
 
 
-def _data(want: Want, path: str) -> Question:
+def _data(want: Requirements, path: str) -> Question:
     params = {"path": path} | ({"workdir": want.workdir} if want.workdir else {})
     return Question("path", params, TREE_S)
 
 
 def _judge_data(view: View) -> Iterable[Finding]:
-    for path in view.want.data:
-        found = view.values(_data(view.want, path))
+    for path in view.requirements.data:
+        found = view.values(_data(view.requirements, path))
         for host, value in found.items():
             if not value["exists"] or not value["readable"]:
                 what = "cannot be read" if value["exists"] else "is not there"
@@ -135,9 +135,9 @@ LEFTOVERS = Question("leftovers", deadline=LEFTOVERS_S)
 def _judge_leftovers(view: View) -> Iterable[Finding]:
     for host, value in view.values(LEFTOVERS).items():
         whole = len(value["processes"]) >= value.get("total", 0)
-        groups = by(lambda pair: (pair[1], _job_of(pair[0])), _kinds(value["processes"]))
+        groups = group_by(lambda pair: (pair[1], _job_of(pair[0])), _kinds(value["processes"]))
         for (kind, _), pairs in groups.items():
-            yield _present(host, kind, [process for process, _ in pairs], view.want.job, whole)
+            yield _present(host, kind, [process for process, _ in pairs], view.requirements.job, whole)
 
 
 def _kinds(processes: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], str]]:

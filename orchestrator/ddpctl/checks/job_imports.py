@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddpctl.checks import python, report
-from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.base import Check, Requirements, Target, View
 from ddpctl.checks.job import script_question
 from ddpctl.checks.limits import IMPORTS_S
 from ddpctl.checks.python import PYTHON, python_command
@@ -33,7 +33,7 @@ _PACKAGES = {
 # --- questions -------------------------------------------------------------------------------------------------------
 
 
-def modules_question(target: Target, want: Want) -> Question | None:
+def modules_question(target: Target, want: Requirements) -> Question | None:
     """Return the question that runs the script's import statements on the node.
 
     No question if there are no imports, if they are not known, or if the environment is not there yet.
@@ -68,7 +68,7 @@ def script_imports(view: View) -> Imports | None:
     for value in view.values(script_question).values():
         text = (value["text"] or "").encode("utf-8", "surrogatepass")
         if value["sha256"] == hashlib.sha256(text).hexdigest():
-            script = posixpath.normpath(str(view.want.script))
+            script = posixpath.normpath(str(view.requirements.script))
             return read_imports({script: text}.get, None, script=script)
     return None
 
@@ -78,7 +78,7 @@ def script_imports(view: View) -> Imports | None:
 
 def _judge_syntax(view: View) -> Iterable[Finding]:
     pythons = {host: (v["info"][0], v["info"][1]) for host, v in view.values(PYTHON).items()}
-    for fault in view.want.imports.faults if view.want.imports else ():
+    for fault in view.requirements.imports.faults if view.requirements.imports else ():
         refused = [host for host, python in pythons.items() if fault.below is None or python < fault.below]
         yield from (_syntax(fault, host, pythons) for host in _one_for_all(refused, pythons))
         if fault.newer_unknown:
@@ -131,7 +131,7 @@ def failures(value: Mapping[str, Any], imports: Imports) -> list[tuple[Import, d
 
 
 def _judge_imports(view: View) -> Iterable[Finding]:
-    imports = view.want.imports
+    imports = view.requirements.imports
     if imports is None:
         return
     if imports.unread:
@@ -140,7 +140,7 @@ def _judge_imports(view: View) -> Iterable[Finding]:
         yield report.unknown(None, why, evidence=evidence)
     if not imports.tried:
         return
-    if view.want.managed and not any(target.environment for target in view.targets):
+    if view.requirements.managed and not any(target.environment for target in view.targets):
         why = "not checked: `ddpctl up` does it once the managed environment is on the nodes"
         yield from (report.unknown(host, why) for host in view.answers)
         return
@@ -157,7 +157,7 @@ def _judge_imports(view: View) -> Iterable[Finding]:
                 message = f"{imported.where}: `{imported.statement}` fails with the error of {check}"
                 yield report.info(target.name, message)
             else:
-                yield _failed(view.want, target, imported, failed)
+                yield _failed(view.requirements, target, imported, failed)
 
 
 def _check_of_torch(imported: Import, failed: Mapping[str, Any], tried: Mapping[str, Any]) -> str | None:
@@ -188,7 +188,7 @@ def _unended(target: Target, imports: Imports, value: Mapping[str, Any]) -> Find
     )
 
 
-def _failed(want: Want, target: Target, imported: Import, failed: dict[str, Any]) -> Finding:
+def _failed(want: Requirements, target: Target, imported: Import, failed: dict[str, Any]) -> Finding:
     missing, own = failed["missing"], imported.module.split(".")[0]
     through = next((name for name in reversed(failed["through"]) if name != own), None)
     if missing and missing.split(".")[0] == own:
@@ -210,7 +210,7 @@ def _failed(want: Want, target: Target, imported: Import, failed: dict[str, Any]
     )
 
 
-def _remedy(want: Want, missing: str | None, package: str) -> str:
+def _remedy(want: Requirements, missing: str | None, package: str) -> str:
     if missing is None:
         where = "name one in `environment.packages`" if want.managed else "install one there"
         return (

@@ -7,17 +7,17 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ddpctl.checks.base import Check, Target, View, Want
-from ddpctl.checks.report import only
+from ddpctl.checks.base import Check, Requirements, Target, View
+from ddpctl.checks.report import single_host
 from ddpctl.errors import UsageError
 from ddpctl.spec.finding import LEFT_OUT, Finding, Severity
-from ddpctl.spec.fold import by, one_line
+from ddpctl.spec.fold import group_by, one_line
 from ddpctl.spec.question import Answer, Question
 
 _log = logging.getLogger(__name__)
 
 
-def chosen(
+def choose_checks(
     catalogue: Sequence[Check], only: Collection[str] = (), skip: Collection[str] = ()
 ) -> tuple[tuple[Check, ...], tuple[Check, ...]]:
     """Return the checks to run and the checks left out, in catalogue order.
@@ -46,7 +46,7 @@ def _named(check: Check, name: str) -> bool:
     return check.id == name or check.id.startswith(name + ".")
 
 
-def questions(checks: Iterable[Check], target: Target, want: Want) -> tuple[Question, ...]:
+def collect_questions(checks: Iterable[Check], target: Target, want: Requirements) -> tuple[Question, ...]:
     """Return the questions for a host: each question once, with the longest deadline that a check gives it."""
     found: dict[str, Question] = {}
     for check in checks:
@@ -57,7 +57,7 @@ def questions(checks: Iterable[Check], target: Target, want: Want) -> tuple[Ques
     return tuple(found.values())
 
 
-def verdicts(checks: Iterable[Check], view: View, left_out: Iterable[Check] = ()) -> tuple[Finding, ...]:
+def judge_checks(checks: Iterable[Check], view: View, left_out: Iterable[Check] = ()) -> tuple[Finding, ...]:
     """Return every check's findings, in catalogue order.
 
     - A check that examined a host and found nothing is ``ok``, once for all hosts.
@@ -97,10 +97,10 @@ def _skipped(check: Check, exempt: Mapping[str, str]) -> list[Finding]:
             check.id,
             Severity.SKIPPED,
             f"not applicable: {why}",
-            host=only(names),
+            host=single_host(names),
             evidence={"hosts": names} if len(names) > 1 else {},
         )
-        for why, names in by(lambda host: exempt[host], exempt).items()
+        for why, names in group_by(lambda host: exempt[host], exempt).items()
     ]
 
 
@@ -163,7 +163,7 @@ def _unanswered(check: Check, view: View, said: Collection[str | None]) -> list[
     for target in view.targets:
         if target.name in said:
             continue
-        for question in check.questions(target, view.want):
+        for question in check.questions(target, view.requirements):
             answer = view.answer(target.name, question)
             if answer is not None and not answer.ok:
                 found.append(_no_answer(check, target, question, answer))
@@ -186,5 +186,5 @@ def _no_answer(check: Check, target: Target, question: Question, answer: Answer)
 def _answered(check: Check, view: View, target: Target) -> bool:
     return any(
         (answer := view.answer(target.name, question)) is not None and answer.ok
-        for question in check.questions(target, view.want)
+        for question in check.questions(target, view.requirements)
     )

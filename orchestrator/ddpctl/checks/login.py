@@ -44,7 +44,7 @@ def manager(value: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def in_session(value: Mapping[str, Any]) -> bool:
+def session_command(value: Mapping[str, Any]) -> bool:
     """Return whether the login is a session of logind; sshd without PAM makes no session."""
     return bool(re.search(r"/session-[^/]*\.scope", value["cgroup"]))
 
@@ -58,7 +58,7 @@ def _judge_kill(view: View) -> Iterable[Finding]:
         known, user = manager(value), value["user"]
         if not known.get("kill") or user in known["exclude"] or (known["only"] and user not in known["only"]):
             continue
-        if in_session(value):
+        if session_command(value):
             yield report.error(
                 host,
                 f"systemd-logind kills all processes of {user} at the end of the session (KillUserProcesses=yes), "
@@ -72,7 +72,7 @@ def _judge_kill(view: View) -> Iterable[Finding]:
 def _judge_ipc(view: View) -> Iterable[Finding]:
     for host, value in view.values(LOGIN).items():
         known = manager(value)
-        if not known.get("remove_ipc") or value["linger"] or value["uid"] < SYSTEM_UIDS or in_session(value):
+        if not known.get("remove_ipc") or value["linger"] or value["uid"] < SYSTEM_UIDS or session_command(value):
             continue  # logind keeps the user's shared memory while processes of the session live
         yield report.warning(
             host,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ddpctl.checks import report
-from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.base import Check, Requirements, Target, View
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
 from ddpctl_worker.wire.contract import USUAL_PORTS
@@ -15,7 +15,7 @@ _AUTO = "set `master_port: auto` for the job"
 _ANOTHER = f"{_AUTO}, or a port from {USUAL_PORTS[0]} to {USUAL_PORTS[1]}"
 
 
-def _port(target: Target, want: Want) -> Question | None:
+def _port(target: Target, want: Requirements) -> Question | None:
     asked = target.name == want.master and want.master_port is not None
     return Question("port", {"port": want.master_port}) if asked else None
 

@@ -14,7 +14,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from ddpctl.checks import report
-from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.base import Check, Requirements, Target, View
 from ddpctl.checks.limits import DEVICES_S, TORCH_IMPORT_S
 from ddpctl.checks.ssh import judge_errors
 from ddpctl.errors import PythonMissing
@@ -28,17 +28,17 @@ _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES
 _IMPORT_ENV = ("LD_LIBRARY_PATH", "PYTHONPATH", "LD_PRELOAD", *_VISIBLE)
 
 
-def versions_question(target: Target, want: Want) -> Question:
+def versions_question(target: Target, want: Requirements) -> Question:
     path = target.env.get("PYTHONPATH")
     return Question("versions", {"python_path": path} if path else {})
 
 
-def installed(target: Target, want: Want) -> Question | None:
+def installed(target: Target, want: Requirements) -> Question | None:
     """Ask for the versions if the node's own interpreter runs the job."""
     return None if want.managed else versions_question(target, want)
 
 
-def torch_import(target: Target, want: Want) -> Question | None:
+def torch_import(target: Target, want: Requirements) -> Question | None:
     return None if want.managed else Question("torch_import", _import_params(target), deadline=TORCH_IMPORT_S)
 
 
@@ -46,7 +46,7 @@ def torch_import(target: Target, want: Want) -> Question | None:
 ASK_TORCH = (torch_import, installed)
 
 
-def live_question(target: Target, want: Want) -> Question:
+def live_question(target: Target, want: Requirements) -> Question:
     """Ask for the devices that the driver's library sees. The import of torch reports them too, if there is a torch."""
     return torch_import(target, want) or Question("gpu_devices", _import_params(target), deadline=DEVICES_S)
 
@@ -81,9 +81,9 @@ def torch_of(view: View, host: str) -> Mapping[str, Any] | None:
     return found
 
 
-def live(view: View, host: str) -> dict[str, Any] | None:
+def live_environment(view: View, host: str) -> dict[str, Any] | None:
     """Return the driver library's report on the host, if it was asked and torch is not a CPU build."""
-    if view.want.managed:
+    if view.requirements.managed:
         return _drivers(view).get(host)
     found: dict[str, Any] | None = (imports(view).get(host) or {}).get("live")
     return found
@@ -113,7 +113,7 @@ def python_command(python: str, env: Mapping[str, str], program: str) -> str:
 def _judge_version(view: View) -> Iterable[Finding]:
     name_it = "name the interpreter's full path in the inventory (`python:`)"
     yield from judge_errors(view, lambda error: isinstance(error, PythonMissing), name_it)
-    if view.want.managed:
+    if view.requirements.managed:
         return  # the environment brings its own Python; the node's interpreter only runs the worker
     minors = {host: ".".join(str(part) for part in v["info"][:2]) for host, v in view.values(PYTHON).items()}
     yield from report.differences(
@@ -127,7 +127,7 @@ def _judge_version(view: View) -> Iterable[Finding]:
 # --- packages --------------------------------------------------------------------------------------------------------
 
 
-def requirements(want: Want) -> dict[str, Requirement]:
+def requirements(want: Requirements) -> dict[str, Requirement]:
     """Return normalized name -> requirement. torch and torchvision have their own checks."""
     found: dict[str, Requirement] = {}
     for text in want.packages:
@@ -141,7 +141,7 @@ def requirements(want: Want) -> dict[str, Requirement]:
 
 def _judge_packages(view: View) -> Iterable[Finding]:
     installed = versions(view)
-    for name, requirement in requirements(view.want).items():
+    for name, requirement in requirements(view.requirements).items():
         have = {host: value["packages"].get(name) for host, value in installed.items()}
         if name == "torch":  # some builds of torch have no distribution metadata
             have = {host: have[host] or (torch_of(view, host) or {}).get("version") for host in have}

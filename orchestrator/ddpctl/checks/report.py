@@ -9,7 +9,7 @@ from typing import Any
 
 from ddpctl.checks.base import View
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.fold import by_value, named
+from ddpctl.spec.fold import group_hosts_by_value, name_hosts
 
 
 def finding(
@@ -33,7 +33,7 @@ info = partial(finding, Severity.INFO)
 ok = partial(finding, Severity.OK, None)
 
 
-def only(hosts: Sequence[str]) -> str | None:
+def single_host(hosts: Sequence[str]) -> str | None:
     """Return the host if there is exactly one host."""
     return hosts[0] if len(hosts) == 1 else None
 
@@ -50,20 +50,20 @@ def differences(
 
     Without a majority (as many hosts on each side) a single finding names every value.
     """
-    found = by_value(values)
+    found = group_hosts_by_value(values)
     if len(found) < 2:
         return []
     evidence = {"values": dict(values)}
     (most, most_hosts), *minorities = found
     if len(most_hosts) == len(minorities[0][1]):
-        sides = ", ".join(f"{named(hosts)}: {show(value)}" for value, hosts in found)
+        sides = ", ".join(f"{name_hosts(hosts)}: {show(value)}" for value, hosts in found)
         return [finding(severity, None, f"{what} differs: {sides}", fix=fix, evidence=evidence)]
     rest = "other" if len(minorities) == 1 else "majority of"
     return [
         finding(
             severity,
-            only(hosts),
-            f"{named(hosts)} {'has' if len(hosts) == 1 else 'have'} {what} {show(value)}, "
+            single_host(hosts),
+            f"{name_hosts(hosts)} {'has' if len(hosts) == 1 else 'have'} {what} {show(value)}, "
             f"the {rest} {len(most_hosts)} have {show(most)}",
             fix=fix,
             evidence=evidence,

@@ -21,7 +21,7 @@ from ddpctl.errors import (
     ShellBroken,
 )
 from ddpctl.spec.finding import Finding
-from ddpctl.spec.fold import by, one_line, together
+from ddpctl.spec.fold import group_by, join_steps, one_line
 from ddpctl_worker.wire.contract import NO_SPACE, UNSAFE_PATH, UNWRITABLE
 
 # Errors of a worker's start (see ddpctl_worker.wire.boot) that another check reports.
@@ -45,7 +45,7 @@ def judge_errors(view: View, belongs: Callable[[DdpctlError], bool], fix: str) -
         for host, error in own.items()
         if belongs(error)
     ]
-    alike = by(lambda finding: finding.gist, found).values()
+    alike = group_by(lambda finding: finding.group_key, found).values()
     return [finding for group in alike for finding in ([_for_all(group)] if len(group) >= ALIKE_HOSTS else group)]
 
 
@@ -58,7 +58,7 @@ def _for_all(group: Sequence[Finding]) -> Finding:
         first,
         message=f"{len(group)} hosts, for example {first.host}: {first.message}",
         host=None,
-        fix=shared.pop() if len(shared) == 1 else together(fixes) if fixes else None,
+        fix=shared.pop() if len(shared) == 1 else join_steps(fixes) if fixes else None,
         evidence={**first.evidence, "hosts": [finding.host for finding in group]},
     )
 

@@ -83,7 +83,7 @@ def _judge(view: View) -> Iterable[Finding]:
 
 def _need(view: View, host: str, error: str) -> tuple[Severity, str]:
     """Return the severity, by the script's imports, and the reason."""
-    imports = view.want.imports
+    imports = view.requirements.imports
     if imports is None:
         return Severity.WARNING, "; a job that imports it will fail"
     result = modules(view).get(host)
@@ -93,7 +93,7 @@ def _need(view: View, host: str, error: str) -> tuple[Severity, str]:
     for statement in imports.statements:
         if statement.module.split(".")[0] == "torchvision" and (statement.guard == OPTIONAL or not result):
             return Severity.WARNING, f"; {statement.where} may import it"
-    asked = any(modules_question(target, view.want) for target in view.targets)
+    asked = any(modules_question(target, view.requirements) for target in view.targets)
     if imports.unread or (asked and (not result or result["error"])):
         return Severity.WARNING, "; whether the script needs it is unknown"
     return Severity.INFO, "; harmless, nothing that the script imports needs it"

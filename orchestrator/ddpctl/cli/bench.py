@@ -91,7 +91,7 @@ def network(
         )
     with _measuring(where) as (fleet, tell):
         tell(StageStarted("bench network", None))
-        run, lines = output_of_rank_0(launch, fleet, tell, by=session.me())
+        run, lines = output_of_rank_0(launch, fleet, tell, by=session.author())
         tell(StageEnded("bench network", True))
     report = network_report(lines, job=spec.name, cluster=where.cluster, run=run.run, hosts=run.hosts)
     return _show(report, network_view, network_html, html, as_json=as_json)
@@ -113,7 +113,7 @@ class _Trials:
         stage = "DataParallel" if parallel == "dp" else stage
         self._tell(StageStarted(stage, None))
         try:
-            run, figures = measure(launch, self._fleet, self._tell, seconds=self._seconds, by=session.me())
+            run, figures = measure(launch, self._fleet, self._tell, seconds=self._seconds, by=session.author())
         except BaseException:
             self._tell(StageEnded(stage, False))
             raise
@@ -169,7 +169,7 @@ def _bench_name(job: str) -> str:
 @contextlib.contextmanager
 def _measuring(inventory: Inventory) -> Iterator[tuple[Fleet, Tell]]:
     """Open connections and a progress display. Any signal ends the present run, like Ctrl-C."""
-    with Interrupts(), session.at_work(inventory) as (fleet, tell):
+    with Interrupts(), session.working_fleet(inventory) as (fleet, tell):
         try:
             yield fleet, tell
         except KeyboardInterrupt:

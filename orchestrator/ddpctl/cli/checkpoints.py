@@ -36,7 +36,7 @@ def checkpoint(
 ) -> int:
     """Ask every rank to save a checkpoint now, and wait until it is complete. The run continues."""
     inventory = session.load(None, option, job=job)
-    with session.at_work(inventory) as (fleet, tell):
+    with session.working_fleet(inventory) as (fleet, tell):
         saved = save_run(fleet, session.find_run(fleet, job, inventory), tell)
     session.show(saved, saved_view, as_json=as_json)
     return 0

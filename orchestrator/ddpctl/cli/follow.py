@@ -48,8 +48,8 @@ def conclude(run: RunStatus, *, as_json: bool = False) -> int:
 
 
 def _success(run: RunStatus) -> str:
-    if run.left:
-        return f"{run.job} succeeded on {len(run.taking_part)} of {plural(len(run.nodes), 'node')}  (run {run.run})"
+    if run.departed_nodes:
+        return f"{run.job} succeeded on {len(run.deciding_nodes)} of {plural(len(run.nodes), 'node')}  (run {run.run})"
     return f"{run.job} succeeded on {plural(len(run.nodes), 'node')}, world size {run.world_size}  (run {run.run})"
 
 

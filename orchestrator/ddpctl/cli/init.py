@@ -31,19 +31,19 @@ from ddpctl.spec.draft import (
     Imported,
     JobDraft,
     cluster_name,
-    merged,
+    merge_imported,
     picked_hosts,
     typed_hosts,
     with_master,
 )
 from ddpctl.spec.finding import Severity
-from ddpctl.spec.fold import by_value
+from ddpctl.spec.fold import group_hosts_by_value
 from ddpctl.spec.host import HostEntry
 from ddpctl.spec.interpreters import choices, own_paths
 from ddpctl.spec.inventory import Environment, Inventory, InventoryFile
 from ddpctl.spec.origin import as_name
 from ddpctl.spec.preflight import PreflightReport
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.values import NAME_RULE, is_name, plural
 from ddpctl.stages.discover import Discovered, discover
 from ddpctl.stages.launch import launch_to_check
@@ -152,7 +152,7 @@ def _source(file: Path | None, line: list[str] | None) -> Imported:
     read = read_foreign(file) if file is not None else Imported("")
     if line is None:
         return read
-    return with_hostfile(merged(read, read_line(line)), Path.cwd())
+    return with_hostfile(merge_imported(read, read_line(line)), Path.cwd())
 
 
 def _draft(wishes: Wishes, source: Imported) -> Draft:
@@ -198,7 +198,7 @@ def _chosen(typed: tuple[str, ...], source: Imported, asks: bool) -> tuple[HostE
     """Return the file's hosts that --host names by name, range or Ansible group; without --host, all hosts."""
     if not typed and len(source.groups) > 1 and asks:
         groups = {name: names for name, names in source.groups.items() if names}
-        listed = [f"{name}: {fold(names)}" for name, names in groups.items()]
+        listed = [f"{name}: {fold_names(names)}" for name, names in groups.items()]
         number = _pick("Which hosts?", [f"all {len(source.hosts)} hosts", *listed])
         typed = (list(groups)[number - 1],) if number else ()
     if not typed:
@@ -210,7 +210,7 @@ def _chosen(typed: tuple[str, ...], source: Imported, asks: bool) -> tuple[HostE
         for name in names:
             if name not in by_name:
                 known = f"; its groups {', '.join(source.groups)}" if source.groups else ""
-                hint = f"its hosts are {fold(by_name)}{known}"
+                hint = f"its hosts are {fold_names(by_name)}{known}"
                 raise UsageError(f"--host {name}: the {source.kind} has no such host or group", hint=hint)
             found[name] = by_name[name]
     return tuple(found.values())
@@ -304,11 +304,11 @@ def _trusted(draft: Draft, wishes: Wishes) -> Draft:
 
 
 def _looked_at(draft: Draft, wishes: Wishes) -> tuple[Draft, Discovered]:
-    with session.at_work(_inventory(draft, wishes)) as (fleet, tell):
+    with session.working_fleet(_inventory(draft, wishes)) as (fleet, tell):
         seen = discover(fleet, tell)
     draft = _left_out(draft, seen.errors, wishes)
-    for count, names in by_value({name: seen.gpus.get(name, 0) for name in draft.names}):
-        typer.echo(f"{fold(names)}: {plural(count, 'GPU') if count else 'no GPUs'}")
+    for count, names in group_hosts_by_value({name: seen.gpus.get(name, 0) for name in draft.names}):
+        typer.echo(f"{fold_names(names)}: {plural(count, 'GPU') if count else 'no GPUs'}")
     return draft, seen
 
 
@@ -329,7 +329,7 @@ def _left_out(draft: Draft, lost: Mapping[str, DdpctlError], wishes: Wishes) -> 
     for name, error in lost.items():
         error.host = error.host or name
         prompt.show(f"{error}\n")
-    if not prompt.confirm(f"Leave {fold(lost)} out?"):
+    if not prompt.confirm(f"Leave {fold_names(lost)} out?"):
         raise failed
     return draft.without(tuple(lost))
 
@@ -345,7 +345,8 @@ def _with_python(draft: Draft, wishes: Wishes, seen: Discovered) -> tuple[Draft,
     options = choices(pythons)
     if options[0].install is not None and (modules := [name for name in seen.modules if name in draft.names]):
         typer.echo(
-            f"{fold(modules)}: has environment modules, which are not loaded for a command over SSH; if torch is in "
+            f"{fold_names(modules)}: has environment modules, which are not loaded for a command over SSH; "
+            "if torch is in "
             "one, name its interpreter with --python"
         )
     chosen = options[0]
@@ -389,7 +390,7 @@ def _faster(report: PreflightReport) -> dict[str, str]:
 def _preflight(inventory: Inventory) -> PreflightReport:
     job = next(iter(inventory.jobs.values()), None)
     launch = launch_to_check(inventory, job)
-    with session.at_work(inventory) as (fleet, tell):
+    with session.working_fleet(inventory) as (fleet, tell):
         return run_preflight(launch, fleet, tell)
 
 

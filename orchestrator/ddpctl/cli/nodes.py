@@ -27,11 +27,11 @@ from ddpctl.render.progress import ProgressView
 from ddpctl.render.push import gc_view, push_view, size
 from ddpctl.render.ran import output_lines
 from ddpctl.spec.command import Ran, display
-from ddpctl.spec.fold import by
+from ddpctl.spec.fold import group_by
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.values import plural
 from ddpctl.stages.execute import Sudo, execute
-from ddpctl.stages.gc import collect
+from ddpctl.stages.gc import collect_garbage
 from ddpctl.stages.launch import Launch, launch_of
 from ddpctl.stages.limits import GC_KEEP_DAYS
 from ddpctl.stages.push import push as push_stage
@@ -61,7 +61,7 @@ def exec(
         raise UsageError("no command to run", hint="name it after --: ddpctl exec -- nvidia-smi")
     where = session.load(inventory, option)
     hosts = _hosts(where, host)
-    with session.at_work(where, hosts) as (fleet, tell):
+    with session.working_fleet(where, hosts) as (fleet, tell):
         root = Sudo(session.sudo_password) if sudo else None
         outcome = execute(GLOBAL.script, hosts, fleet, tell, timeout=timeout, sudo=root)
     results = {host: outcome.results.get(host) or Ran(None, error=str(outcome.errors[host])) for host in hosts}
@@ -110,7 +110,7 @@ def push(
     launch = Launch(where, None, where.hosts)
     if job is not None or where.jobs:
         launch = launch_of(where, where.job(job), session.new_identity(where))
-    with session.at_work(where, launch.names) as (fleet, tell):
+    with session.working_fleet(where, launch.names) as (fleet, tell):
         outcome = push_stage(launch, fleet, tell, locked=locked)
     session.show(outcome, push_view, as_json=as_json)
     outcome.raise_for_errors()
@@ -130,13 +130,13 @@ def gc(
     On a terminal it asks first; without one, or with --json, it does not.
     """
     where = session.load(inventory, option)
-    with session.at_work(where) as (fleet, tell):
+    with session.working_fleet(where) as (fleet, tell):
         ask = can_ask() and not (yes or dry_run or as_json)
-        outcome = collect(where, where.hosts, fleet, tell, delete=not (dry_run or ask), days=days)
+        outcome = collect_garbage(where, where.hosts, fleet, tell, delete=not (dry_run or ask), days=days)
         if ask and outcome.bytes:
             session.print_view(gc_view(outcome))
             if confirm(f"remove these, {size(outcome.bytes)} in all?"):
-                outcome = collect(where, where.hosts, fleet, tell, delete=True, days=days)
+                outcome = collect_garbage(where, where.hosts, fleet, tell, delete=True, days=days)
     session.show(outcome, gc_view, as_json=as_json)
     outcome.raise_for_errors()
     return 0
@@ -215,7 +215,7 @@ def _write_down(unknown: list[KeyReport]) -> None:
     Raises:
         UsageError: a host has no such file, or the file cannot be written.
     """
-    by_file = by(lambda report: report.file, unknown)
+    by_file = group_by(lambda report: report.file, unknown)
     if without := by_file.get(""):
         raise UsageError(
             f"cannot save the key of {without[0].host}: ssh_config names no UserKnownHostsFile for it",

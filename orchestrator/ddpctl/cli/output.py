@@ -23,7 +23,7 @@ from ddpctl.spec.inventory import Inventory, suggestion
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages.checkpoints import fetch_checkpoint, list_checkpoints
-from ddpctl.stages.fetch import Brought, fetch_run, nowhere
+from ddpctl.stages.fetch import KeptFiles, fetch_run, missing_outputs
 from ddpctl.stages.fetch import watch as watch_outputs
 from ddpctl.stages.follow import Selection
 from ddpctl.stages.untracked import with_untracked
@@ -211,11 +211,11 @@ def fetch(
         _check(dest)
     if checkpoints:
         return _fetch_newest(inventory, job, dest)
-    with session.at_work(inventory) as (fleet, tell):
+    with session.working_fleet(inventory) as (fleet, tell):
         run = session.find_run(fleet, job, inventory)
         hosts = chosen_hosts(run, host, ranks)
         folder = dest if dest is not None else Path(RUNS_FOLDER, run.job, run.run)
-        kept: dict[str, Brought] | None = {} if watch else None
+        kept: dict[str, KeptFiles] | None = {} if watch else None
         if kept is not None:
             _watch(run, hosts, folder, fleet, tell, kept)
         outcome = fetch_run(
@@ -224,7 +224,7 @@ def fetch(
         run = with_untracked(fleet, run)
     for name, fetched in outcome.results.items():
         typer.echo(f"{folder / name}: {plural(len(fetched.files), 'file')}, {fetched.bytes} bytes")
-    for output in nowhere(outcome):
+    for output in missing_outputs(outcome):
         session.warn(f"warning: declared output {output} was not found on any node that answered")
     for line in untracked_lines(run.untracked):
         session.warn(line)
@@ -233,7 +233,9 @@ def fetch(
     return 0
 
 
-def _watch(run: RunStatus, hosts: list[str], folder: Path, fleet: Fleet, tell: Tell, kept: dict[str, Brought]) -> None:
+def _watch(
+    run: RunStatus, hosts: list[str], folder: Path, fleet: Fleet, tell: Tell, kept: dict[str, KeptFiles]
+) -> None:
     """Copy changed outputs until the run is over.
 
     Raises:
@@ -257,7 +259,7 @@ def _fetch_newest(inventory: Inventory, job: str, dest: Path | None) -> int:
         NoSuchJob: every host answered, and there is no complete checkpoint.
         HostsFailed: some hosts did not answer. The checkpoints of the other hosts have been copied.
     """
-    with session.at_work(inventory) as (fleet, tell):
+    with session.working_fleet(inventory) as (fleet, tell):
         found = list_checkpoints(fleet, job, inventory)
         total = plural(len(fleet.hosts), "host")
         if not found.resumed and not found.errors:

@@ -13,7 +13,7 @@ from ddpctl.render.console import stderr_console
 from ddpctl.render.html import preflight_html
 from ddpctl.render.preflight import report_view
 from ddpctl.render.ran import fixed_view, fixes_view
-from ddpctl.spec.autofix import Applied, Fix, automatic
+from ddpctl.spec.autofix import Applied, Fix, automatic_fixes
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
@@ -52,7 +52,7 @@ def preflight(
     options = Options(only=session.ids(only), skip=session.ids(skip), deep=deep, sudo=sudo)
     launch = launch_to_check(where, spec)
     done: list[Applied] = []
-    with session.at_work(where) as (fleet, tell):
+    with session.working_fleet(where) as (fleet, tell):
         report = run_preflight(launch, fleet, tell, options=options)
         if sudo is not None:
             if not as_json:
@@ -86,7 +86,7 @@ def _must_be_asked(fix: bool, yes: bool) -> None:
 
 def _confirmed(report: PreflightReport, yes: bool) -> tuple[Fix, ...]:
     """Show the fixes and ask; return the fixes to run, which is no fix after a no."""
-    found = automatic(report.findings)
+    found = automatic_fixes(report.findings)
     stderr_console().print(fixes_view(found))
     if found and (yes or confirm(f"run {'this' if len(found) == 1 else f'these {len(found)} commands'}?")):
         return found

@@ -24,7 +24,7 @@ import typer.core
 
 from ddpctl import __version__
 from ddpctl.cli.state import GLOBAL, show_debug_log
-from ddpctl.errors import DdpctlError, Interrupted, UsageError, as_fault
+from ddpctl.errors import DdpctlError, Interrupted, UsageError, to_ddpctl_error
 from ddpctl.render.clean import clean
 from ddpctl.render.errors import error_lines
 
@@ -229,7 +229,7 @@ def _fault(error: Exception) -> int:
         _trace(error)
         what = error.filename or "the output or a file on this machine"
         return _report(DdpctlError(f"could not write {what}: {error.strerror}", hint="make room, then run it again"))
-    return _report(as_fault(error))
+    return _report(to_ddpctl_error(error))
 
 
 def _drop_stdout() -> None:

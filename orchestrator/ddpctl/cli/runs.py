@@ -11,7 +11,7 @@ import typer
 
 from ddpctl.cli import session
 from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, Interrupted, UsageError
-from ddpctl.render.doctor import consultation_view
+from ddpctl.render.doctor import doctor_view
 from ddpctl.render.report import report_view
 from ddpctl.render.report_page import report_html
 from ddpctl.render.status import kill_view, removal_view, runs_table, status_view
@@ -19,9 +19,9 @@ from ddpctl.spec.event import Tell
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.kill import KillOutcome
 from ddpctl.spec.outcome import RunStatus
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.removal import RemovedRun, removal_document
-from ddpctl.stages.doctor import consult
+from ddpctl.stages.doctor import ask_doctor
 from ddpctl.stages.remove import remove_run
 from ddpctl.stages.report import make_report
 from ddpctl.stages.save import save_run
@@ -98,8 +98,8 @@ def doctor(
     """Say why a run is stuck or slow: where every rank is, and which one the others wait for."""
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
-        found = consult(fleet, job, inventory)
-    session.show(found, lambda consultation: consultation_view(consultation, stacks=stacks), as_json=as_json)
+        found = ask_doctor(fleet, job, inventory)
+    session.show(found, lambda consultation: doctor_view(consultation, stacks=stacks), as_json=as_json)
     return 0
 
 
@@ -119,7 +119,7 @@ def report(
     if html is not None:
         session.write_page(html, report_html(made))
     session.show(made, report_view, as_json=as_json)
-    session.tell_unheard(made.run)
+    session.warn_silent_hosts(made.run)
     for host, why in made.missing.items():
         if as_json:  # the view has it
             session.warn(f"{host}: {why}")
@@ -143,7 +143,7 @@ def kill(
 ) -> int:
     """End a run on every node and prove that nothing of it is left. Safe to repeat."""
     inventory = session.load(None, option, job=job)
-    with session.at_work(inventory) as (fleet, tell):
+    with session.working_fleet(inventory) as (fleet, tell):
         runs = live_runs(fleet, job, None if any_project else inventory)
         if not any_project:
             for run in runs:
@@ -154,7 +154,7 @@ def kill(
         for run in runs:
             saved = _saved(fleet, run, tell) if save else None
             seconds = run.grace if grace is None else grace
-            by, longer = session.me(), grace is not None
+            by, longer = session.author(), grace is not None
             stopped = stop_run(run.job, run.run, run.hosts, fleet, grace=seconds, by=by, longer=longer, tell=tell)
             outcomes.append(replace(stopped, asked_to_save=save, saved=saved))
     if as_json:
@@ -185,7 +185,8 @@ def _saved(fleet: Fleet, run: RunStatus, tell: Tell) -> str | None:
 def _which(job: str, runs: Sequence[RunStatus]) -> UsageError:
     several = len({run.job_id for run in runs}) > 1
     found = "; ".join(
-        f"{run.run}{f' of project {run.project}' if several else ''} on {fold(run.hosts)}, started {run.started or '-'}"
+        f"{run.run}{f' of project {run.project}' if several else ''} on {fold_names(run.hosts)}, "
+        f"started {run.started or '-'}"
         for run in runs
     )
     return UsageError(
@@ -212,10 +213,11 @@ def _require_answers(job: str, runs: Sequence[RunStatus]) -> None:
         ConnectError: a host did not answer, and no run was live on the hosts that did.
     """
     newest = runs[-1]
-    if newest.unheard and all(run.terminal for run in runs):
-        what = f"{newest.run} was over already, and {session.unheard(newest)}: another run of {newest.job} may be there"
-        raise ConnectError(what, hint=f"once they answer again: ddpctl kill {job}")
-    session.tell_unheard(newest)
+    if newest.silent_hosts and all(run.terminal for run in runs):
+        over = f"{newest.run} was over already, and {session.silent_hosts(newest)}"
+        message = f"{over}: another run of {newest.job} may be there"
+        raise ConnectError(message, hint=f"once they answer again: ddpctl kill {job}")
+    session.warn_silent_hosts(newest)
 
 
 RunsArgument = typer.Argument(

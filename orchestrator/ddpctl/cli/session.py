@@ -28,7 +28,7 @@ from ddpctl.spec.kill import KillOutcome
 from ddpctl.spec.origin import Origin
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import RunIdentity
-from ddpctl.spec.ranges import RangeFault, expand, fold, split
+from ddpctl.spec.ranges import RangeFault, expand, fold_names, split
 from ddpctl.spec.values import is_name, plural
 from ddpctl.stages import status as stage
 from ddpctl.transport.base import Fleet
@@ -115,7 +115,7 @@ def fleet_of(inventory: Inventory, hosts: Sequence[str] | None = None) -> Iterat
 
 
 @contextlib.contextmanager
-def at_work(inventory: Inventory, hosts: Sequence[str] | None = None) -> Iterator[tuple[Fleet, Tell]]:
+def working_fleet(inventory: Inventory, hosts: Sequence[str] | None = None) -> Iterator[tuple[Fleet, Tell]]:
     """Open a fleet, with a display of the stages' events on stderr."""
     with fleet_of(inventory, hosts) as fleet, ProgressView(stderr_console()) as view:
         yield fleet, view.tell
@@ -127,19 +127,19 @@ def find_run(fleet: Fleet, job: str, of: Inventory | None) -> RunStatus:
     ``of`` and errors: as ``stages.status.find_run``.
     """
     run = stage.find_run(fleet, job, of)
-    tell_unheard(run)
+    warn_silent_hosts(run)
     return run
 
 
-def tell_unheard(run: RunStatus) -> None:
+def warn_silent_hosts(run: RunStatus) -> None:
     """Warn that a host without an answer may have a newer run of this name."""
-    if run.unheard:
-        warn(f"{unheard(run)}: a newer run of {run.job} may be there; this is {run.run}")
+    if run.silent_hosts:
+        warn(f"{silent_hosts(run)}: a newer run of {run.job} may be there; this is {run.run}")
 
 
-def unheard(run: RunStatus) -> str:
+def silent_hosts(run: RunStatus) -> str:
     """Return a text such as ``node[2-4] did not answer``."""
-    return f"{fold(run.unheard)} did not answer"
+    return f"{fold_names(run.silent_hosts)} did not answer"
 
 
 def refuse_other_folder(run: RunStatus, word: str, inventory: Inventory) -> None:
@@ -176,7 +176,7 @@ def host_names(text: str) -> list[str]:
 def sudo_password(user: str, hosts: Sequence[str]) -> str | None:
     """Ask for the password of a login for sudo on these hosts; ``None`` without a terminal or an answer."""
     person = prompter()
-    return person.password(f"{user} for sudo on {fold(hosts)}", "") if person is not None else None
+    return person.password(f"{user} for sudo on {fold_names(hosts)}", "") if person is not None else None
 
 
 def ids(text: str | None) -> tuple[str, ...]:
@@ -260,7 +260,7 @@ def require_proof(outcome: KillOutcome) -> None:
         )
 
 
-def me() -> str:
+def author() -> str:
     """Return ``user@machine``, the author of an action in a record."""
     return f"{user_name()}@{socket.gethostname()}"
 

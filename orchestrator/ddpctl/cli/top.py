@@ -18,7 +18,7 @@ from ddpctl.cli import session
 from ddpctl.cli.limits import CONNECT_S, OPENED_LINES
 from ddpctl.errors import DdpctlError, HostsFailed
 from ddpctl.render.console import is_plain
-from ddpctl.render.doctor import consultation_view, stack_lines
+from ddpctl.render.doctor import doctor_view, stack_lines
 from ddpctl.render.errors import error_lines
 from ddpctl.render.status import kill_view
 from ddpctl.render.top import overview_view, run_view
@@ -27,10 +27,10 @@ from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.lines import Group as Lines
 from ddpctl.spec.noise import Held
 from ddpctl.spec.outcome import RunStatus
-from ddpctl.stages.doctor import consult
+from ddpctl.stages.doctor import ask_doctor
 from ddpctl.stages.follow import Selection, follow
 from ddpctl.stages.stop import stop_run
-from ddpctl.stages.top import HostWatch, look
+from ddpctl.stages.top import HostWatch, read_overview
 from ddpctl.transport.base import Fleet
 from ddpctl.transport.fleet import open_fleet
 from ddpctl.transport.prompts import Prompter
@@ -67,7 +67,7 @@ def _once(fleet: Fleet, job: str | None, inventory: Inventory) -> None:
         HostsFailed: a host did not answer. The page with the other hosts has been printed.
     """
     found = session.find_run(fleet, job, inventory) if job is not None else None
-    seen, outcome = look(fleet)
+    seen, outcome = read_overview(fleet)
     page = overview_view(seen) if found is None else run_view(seen, seen.run(found.run) or found)
     session.print_view(page)
     asked = fleet.hosts if found is None else found.hosts
@@ -84,7 +84,7 @@ def screen(fleet: Fleet, run: str | None = None, *, readonly: bool = False) -> I
     watch = HostWatch(fleet)
     actions = Actions(
         watch.overview,
-        doctor=lambda name: consultation_view(consult(fleet, name)),
+        doctor=lambda name: doctor_view(ask_doctor(fleet, name)),
         stacks=lambda name, rank: _stacks(fleet, name, rank),
         log=functools.partial(_log, fleet),
         kill=None if readonly else lambda run: _kill(fleet, run),
@@ -97,7 +97,7 @@ def screen(fleet: Fleet, run: str | None = None, *, readonly: bool = False) -> I
 
 
 def _stacks(fleet: Fleet, run: str, rank: int) -> RenderableType:
-    found = consult(fleet, run)
+    found = ask_doctor(fleet, run)
     lines = [line for seen in found.looks if seen["rank"] == rank for line in stack_lines(seen)]
     return Text("\n".join(lines or [f"nothing is known of rank {rank}: its host did not answer, or it has ended"]))
 
@@ -125,7 +125,7 @@ def _log(
 
 def _kill(fleet: Fleet, run: RunStatus) -> RenderableType:
     """Kill the run; return the page that `ddpctl kill` prints, with its error if there is no proof."""
-    outcome = stop_run(run.job, run.run, run.hosts, fleet, grace=run.grace, by=session.me())
+    outcome = stop_run(run.job, run.run, run.hosts, fleet, grace=run.grace, by=session.author())
     try:
         session.require_proof(outcome)
     except DdpctlError as error:

@@ -28,7 +28,7 @@ from ddpctl.spec.names import check_run_name
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.values import plural
-from ddpctl.stages.joining import joining
+from ddpctl.stages.joining import wait_for_ranks
 from ddpctl.stages.launch import Launch, launch_of
 from ddpctl.stages.preflight import Options
 from ddpctl.stages.restart import launch_again
@@ -200,7 +200,7 @@ def _undo(up: Up, *, interrupted: bool) -> None:
         Survivors, ConnectError: after an interrupt, and a node gave no proof.
     """
     try:
-        outcome = up.undo(by=session.me())
+        outcome = up.undo(by=session.author())
         if outcome is not None:
             session.require_proof(outcome)
     except DdpctlError as error:
@@ -236,7 +236,7 @@ def follow_up(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt
             if asked:
                 stderr_console().print("continuing; Ctrl-C asks again")
             try:
-                with joining(run, fleet, _tell_beside):
+                with wait_for_ranks(run, fleet, _tell_beside):
                     end = follow_run(run, fleet, to_stderr=as_json, interrupted=lambda: interrupts.pressed)
             except Interrupted:
                 pass
@@ -291,7 +291,7 @@ def _replace_broken_streams() -> None:
 
 def _kill(run: RunStatus, fleet: Fleet, *, as_json: bool) -> int:
     try:
-        outcome = stop_run(run.job, run.run, run.hosts, fleet, grace=run.grace, by=session.me())
+        outcome = stop_run(run.job, run.run, run.hosts, fleet, grace=run.grace, by=session.author())
     except KeyboardInterrupt:
         raise Interrupted("interrupted while killing the job", hint=f"run it again: ddpctl kill {run.run}") from None
     if as_json:

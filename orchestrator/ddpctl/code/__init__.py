@@ -5,8 +5,8 @@ job's program. Processes: git. Files: archives below the user's cache folder, in
 stand in ``limits``.
 """
 
-from ddpctl.code.archive import CodeArchive, pack, recall, receiving
+from ddpctl.code.archive import CodeArchive, find_archive, pack, receive_archive
 from ddpctl.code.imports import code_imports, code_mentions
 from ddpctl.code.listing import RUNS_FOLDER
 
-__all__ = ["RUNS_FOLDER", "CodeArchive", "code_imports", "code_mentions", "pack", "recall", "receiving"]
+__all__ = ["RUNS_FOLDER", "CodeArchive", "code_imports", "code_mentions", "find_archive", "pack", "receive_archive"]

@@ -86,7 +86,7 @@ def pack(
     raise AssertionError("not reached")
 
 
-def recall(sha256: str, *, cache: Path | None = None) -> Path | None:
+def find_archive(sha256: str, *, cache: Path | None = None) -> Path | None:
     """Return the archive of that hash if this machine has made or received it, and it is still whole."""
     for path in _cache(cache).glob(f"*.{sha256}.tar.gz"):
         if _hash_file(path) == sha256:
@@ -96,7 +96,7 @@ def recall(sha256: str, *, cache: Path | None = None) -> Path | None:
 
 
 @contextlib.contextmanager
-def receiving(sha256: str, *, cache: Path | None = None) -> Iterator[IO[bytes]]:
+def receive_archive(sha256: str, *, cache: Path | None = None) -> Iterator[IO[bytes]]:
     """Yield a file for the bytes of an archive, which ``recall`` finds afterwards.
 
     Raises:

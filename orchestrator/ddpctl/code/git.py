@@ -59,7 +59,7 @@ def list_files(folder: Path) -> list[str]:
     return [os.fsdecode(name) for name in out.split(b"\0") if name]
 
 
-def state(folder: Path) -> GitState:
+def read_state(folder: Path) -> GitState:
     """Return commit and dirty flag of the folder."""
     head = _run(folder, "rev-parse", "--verify", "--quiet", "HEAD")
     commit = head.stdout.decode("ascii").strip() if head.returncode == 0 else None

@@ -67,7 +67,7 @@ def list_code(folder: Path, exclude: Iterable[Path | str] = ()) -> Listing:
     if git.in_work_tree(folder):
         spec = GitIgnoreSpec.from_lines([".git", *ignored])
         names: Iterable[str] = (name for name in _git_names(folder, "", notes) if not spec.match_file(name))
-        state: git.GitState | None = git.state(folder)
+        state: git.GitState | None = git.read_state(folder)
     else:
         names = _walk(folder, GitIgnoreSpec.from_lines([*BUILTIN, *ignored]))
         state = None

@@ -25,9 +25,9 @@ from typing import Any
 from filelock import FileLock
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from ddpctl.environment.direct import FileSource, as_provision_error, hash_file, holdings, send_missing
+from ddpctl.environment.direct import FileSource, as_provision_error, ask_holdings, hash_file, send_missing
 from ddpctl.environment.limits import BUILD_ROUNDS, BUILD_S, BUILT_WHEEL_BYTES
-from ddpctl.environment.lock import Lock, SourcePackage, Wheel, built_before
+from ddpctl.environment.lock import Lock, SourcePackage, Wheel, find_built
 from ddpctl.environment.material import (
     EPOCH,
     BuildFailed,
@@ -36,7 +36,7 @@ from ddpctl.environment.material import (
     build_system,
     content_id,
     last_lines,
-    obtain,
+    obtain_source,
 )
 from ddpctl.environment.platforms import Platform
 from ddpctl.environment.resolve import LockRequest, resolve_one
@@ -118,7 +118,7 @@ class Builder:
         """
         if wheel.name != source.name or source.version not in ("", wheel.version):
             raise ProvisionError(f"{source} was built as {wheel.filename}", hint="pin another version of it")
-        before = built_before(lock.text).get(wheel.name)
+        before = find_built(lock.text).get(wheel.name)
         if self.locked and not source.folder and before not in (None, wheel.sha256):
             raise ProvisionError(
                 f"{wheel.filename} is not the build in the lock", hint="run ddpctl push without --locked"
@@ -167,7 +167,7 @@ class Builder:
             )
         with tempfile.TemporaryDirectory(prefix="ddpctl-build-") as name:
             scratch = Path(name).resolve()
-            what = obtain(source, self.wheelhouse, scratch)
+            what = obtain_source(source, self.wheelhouse, scratch)
             here: Path | None = None
             try:
                 here = build_here(what, "wheel", scratch / "wheel", self.request.origins)
@@ -231,7 +231,7 @@ class Builder:
         out = sdist.parent / "from-node"
 
         def work(transport: Transport) -> Path | list[str]:
-            known = holdings(transport, [file.sha256 for file in files])
+            known = ask_holdings(transport, [file.sha256 for file in files])
             missing = known.missing(files)
             send_missing(transport, files, known)
             sizes = [sum(file.size for file in some) for some in (files, missing)]

@@ -73,7 +73,7 @@ class Holdings:
         return [source for source in sources if source.sha256 not in self.have]
 
 
-def holdings(
+def ask_holdings(
     transport: Transport, hashes: Iterable[str], *, verify: bool = False, job: JobId | None = None
 ) -> Holdings:
     """Ask a node which files it has, and for the checkpoints of a job.
@@ -141,7 +141,7 @@ def deliver(stage: str, sources: Sequence[Source], fleet: Fleet, tell: Tell, hos
     needed = sum(source.size for source in sources)
 
     def work(transport: Transport) -> Traffic:
-        known = holdings(transport, [source.sha256 for source in sources])
+        known = ask_holdings(transport, [source.sha256 for source in sources])
         lacking = sum(source.size for source in known.missing(sources))
         count = 0
 

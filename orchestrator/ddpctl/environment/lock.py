@@ -206,20 +206,20 @@ def _with_built(text: str, built: Sequence[Wheel]) -> str:
     return text.partition(_BUILT)[0] + (_BUILT + rows if rows else "")
 
 
-def built_before(text: str) -> dict[str, str]:
+def find_built(text: str) -> dict[str, str]:
     """Return package -> SHA-256 of the wheels that were built for a lock."""
     tool = tomllib.loads(text).get("tool", {}).get("ddpctl", {}).get("built", {})
     return {str(canonicalize_name(name)): str(wheel["sha256"]) for name, wheel in tool.items()}
 
 
-def scrubbed(text: str, addresses: Sequence[str]) -> str:
+def scrub_logins(text: str, addresses: Sequence[str]) -> str:
     """Return a lock's text without the logins of these addresses."""
     for address in addresses:
         text = text.replace(address, without_login(address))
     return text
 
 
-def anchored(text: str, folder: PurePath) -> str:
+def anchor_paths(text: str, folder: PurePath) -> str:
     """Return a lock's text with absolute paths; relative paths count from ``folder``."""
     for path in _values(text, ("path",)):
         absolute = os.path.normpath(str(folder / path))

@@ -11,23 +11,23 @@ import platformdirs
 
 from ddpctl.environment.backend import candidates
 from ddpctl.environment.build import Builder
-from ddpctl.environment.direct import FileSource, as_provision_error, holdings
+from ddpctl.environment.direct import FileSource, as_provision_error, ask_holdings
 from ddpctl.environment.limits import INSTALL_S, PLATFORM_S
 from ddpctl.environment.lock import Lock, Wheel
 from ddpctl.environment.origins import origins, pip_settings
 from ddpctl.environment.platforms import QUESTIONS, NodePlatform, Platform, read_platform, same_python, targets
 from ddpctl.environment.resolve import FAMILY, LockRequest, backend_note, keep_built, lock_folder, locks_for, tool_for
-from ddpctl.environment.spread import Addresses, bring
+from ddpctl.environment.spread import Addresses, bring_files
 from ddpctl.environment.tools import UV
 from ddpctl.environment.wheelhouse import Counter, Wheelhouse
 from ddpctl.errors import DdpctlError, FileDamaged, ProvisionError, RemoteError
 from ddpctl.files.records import state_dir
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell, counting
-from ddpctl.spec.fold import by
+from ddpctl.spec.fold import group_by
 from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.spec.plan import Facts
 from ddpctl.spec.push import EnvironmentOutcome, NodeEnvironment, Traffic
-from ddpctl.spec.question import as_request
+from ddpctl.spec.question import probe_questions
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 
 STAGE = "environment"
@@ -47,7 +47,7 @@ class _Build:
     traffic: Traffic = field(default_factory=Traffic)
 
 
-def build(
+def build_environment(
     inventory: Inventory,
     hosts: Sequence[Host],
     facts: Facts,
@@ -120,7 +120,7 @@ def ask_platforms(fleet: Fleet, names: Sequence[str]) -> FleetOutcome[NodePlatfo
     """Ask every node for its platform."""
 
     def ask(transport: Transport) -> NodePlatform:
-        reply = transport.call("probe", {"questions": as_request(QUESTIONS)}, timeout=PLATFORM_S)
+        reply = transport.call("probe", {"questions": probe_questions(QUESTIONS)}, timeout=PLATFORM_S)
         return read_platform(transport.host, reply["answers"])
 
     return fleet.map(ask, names)
@@ -152,7 +152,7 @@ def _provide(state: _Build, lock: Lock, tool: Wheel, hosts: Sequence[str]) -> No
     if bad:
         state.tell(Note(f"changed on this machine since the lock was made: {', '.join(bad)}", "warning"))
     hashes = _hashes(lock, tool)
-    state.fleet.map(lambda transport: holdings(transport, hashes, verify=True), list(damaged))
+    state.fleet.map(lambda transport: ask_holdings(transport, hashes, verify=True), list(damaged))
     _try(state, lock, tool, list(damaged), last=True)
 
 
@@ -176,7 +176,7 @@ def _hashes(lock: Lock, tool: Wheel) -> list[str]:
 def _bring(state: _Build, lock: Lock, tool: Wheel, hosts: Sequence[str]) -> tuple[list[str], dict[str, DdpctlError]]:
     """Bring every file to every host. A file that every host has is not even looked for on this machine."""
     hashes = _hashes(lock, tool)
-    known = state.fleet.map(lambda transport: holdings(transport, hashes), hosts)
+    known = state.fleet.map(lambda transport: ask_holdings(transport, hashes), hosts)
     lacking = {sha256 for answer in known.results.values() for sha256 in hashes if sha256 not in answer.have}
     everywhere = sum(
         size for answer in known.results.values() for name, size in answer.have.items() if name not in lacking
@@ -188,7 +188,7 @@ def _bring(state: _Build, lock: Lock, tool: Wheel, hosts: Sequence[str]) -> tupl
         return [host for host in hosts if host in known.results], dict(known.errors)
     files = _files(state, lock, tool, lacking)
     state.tell(StageStarted(STAGE, sum(file.size for file in files), "bytes"))
-    delivery = bring(STAGE, files, state.fleet, state.tell, hosts, state.addresses, known)
+    delivery = bring_files(STAGE, files, state.fleet, state.tell, hosts, state.addresses, known)
     state.traffic += delivery.traffic
     state.tell(StageEnded(STAGE, delivery.ok, _sentence(delivery.traffic)))
     return list(delivery.done), dict(delivery.errors)
@@ -232,7 +232,7 @@ def _compare(state: _Build) -> None:
     """Compare torch, CUDA build and NCCL of all nodes, as reported after importing torch."""
     for name in ("torch", "cuda", "nccl"):
         versions = {host: node.versions.get(name) for host, node in state.nodes.items()}
-        found = by(versions.__getitem__, versions)
+        found = group_by(versions.__getitem__, versions)
         # Builds for two machine types may differ in the local version (2.13.0 and 2.13.0+cpu).
         if len({str(version).partition("+")[0] for version in found}) < 2:
             continue

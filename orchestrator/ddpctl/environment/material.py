@@ -17,7 +17,7 @@ from ddpctl.code import pack
 from ddpctl.environment.limits import BUILD_S, LINES_SHOWN
 from ddpctl.environment.lock import SourcePackage
 from ddpctl.environment.origins import Origins
-from ddpctl.environment.resolve import explanation, run, uv_environment
+from ddpctl.environment.resolve import explain_failure, run_program, uv_environment
 from ddpctl.environment.wheelhouse import Wheelhouse
 from ddpctl.errors import ProvisionError
 
@@ -62,7 +62,7 @@ def _folder(source: SourcePackage) -> Path:
     return Path(source.folder) / source.inside
 
 
-def obtain(source: SourcePackage, wheelhouse: Wheelhouse, scratch: Path) -> Path:
+def obtain_source(source: SourcePackage, wheelhouse: Wheelhouse, scratch: Path) -> Path:
     """Return the source distribution, or a folder that a build may write to; below ``scratch``, which is empty.
 
     Raises:
@@ -104,7 +104,7 @@ def _clone(source: SourcePackage, folder: Path) -> None:
         ["-C", str(folder), "submodule", "--quiet", "update", "--init", "--recursive"],
     ):
         try:
-            done = run(["git", *words], env, BUILD_S)
+            done = run_program(["git", *words], env, BUILD_S)
         except FileNotFoundError:
             raise ProvisionError(
                 f"{source} comes from {url}, but git is not installed here", hint="install git"
@@ -114,7 +114,7 @@ def _clone(source: SourcePackage, folder: Path) -> None:
                 f"{source}: cannot get {source.commit[:12]} of {url} within {BUILD_S:g} s", hint="try git clone there"
             ) from None
         if done.returncode != 0:
-            said = explanation(done.stderr, Origins())
+            said = explain_failure(done.stderr, Origins())
             raise ProvisionError(
                 f"{source}: cannot get {source.commit[:12]} of {url}: {said}", hint="try git clone there"
             )
@@ -132,7 +132,7 @@ def build_here(what: Path, kind: str, out: Path, origins: Origins) -> Path:
         command += ["--no-index"]
     try:
         env = uv_environment(origins) | EPOCH | {"GIT_OPTIONAL_LOCKS": "0"}
-        done = run(command, env, BUILD_S, out.parent, merge=True)
+        done = run_program(command, env, BUILD_S, out.parent, merge=True)
     except subprocess.TimeoutExpired as error:
         raise BuildFailed(f"it took longer than {BUILD_S:g} s") from error
     made = list(out.iterdir()) if out.is_dir() else []

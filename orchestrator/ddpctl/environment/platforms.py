@@ -12,7 +12,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from ddpctl.environment.tools import MACHINES, machine_type
 from ddpctl.errors import ProvisionError
 from ddpctl.spec import nvidia
-from ddpctl.spec.fold import by
+from ddpctl.spec.fold import group_by
 from ddpctl.spec.question import Question
 
 # Minor glibc versions of the manylinux platforms that uv supports; a node gets the newest that its C library allows.
@@ -160,7 +160,7 @@ def _column(answers: Mapping[str, Mapping[str, Any]], name: str) -> list[str]:
 
 def targets(platforms: Mapping[str, NodePlatform]) -> dict[Platform, list[str]]:
     """Return which hosts share a lock, in the order of the hosts."""
-    groups = by(lambda host: (platforms[host].machine, platforms[host].python), platforms)
+    groups = group_by(lambda host: (platforms[host].machine, platforms[host].python), platforms)
     return {
         Platform(machine, python, min(platforms[host].glibc for host in hosts)): hosts
         for (machine, python), hosts in groups.items()

@@ -22,7 +22,7 @@ import uv
 
 from ddpctl.environment.backend import CPU, candidates, is_build
 from ddpctl.environment.limits import RESOLVE_S
-from ddpctl.environment.lock import Lock, Wheel, addresses_in, anchored, read_lock, same_versions, scrubbed
+from ddpctl.environment.lock import Lock, Wheel, addresses_in, anchor_paths, read_lock, same_versions, scrub_logins
 from ddpctl.environment.origins import Origins
 from ddpctl.environment.platforms import NodePlatform, Platform, targets
 from ddpctl.environment.requirements import metadata_of, read_requirements, refuse_ignored, uv_settings
@@ -96,7 +96,7 @@ def resolve_one(request: LockRequest, target: Platform, backends: Sequence[str],
     """Return the lock for a kind of node. ``backends`` are tried in order; ``pins`` fix versions."""
     if request.pylock is not None:
         text = read_requirements(str(request.pylock))[0][1]
-        text = anchored(scrubbed(text, addresses_in(text)), request.pylock.resolve().parent)
+        text = anchor_paths(scrub_logins(text, addresses_in(text)), request.pylock.resolve().parent)
         return read_lock(text, target, str(request.pylock))
     problem: ProvisionError | None = None
     # The user's own sources come first: if they have the right torch, the index of the torch project need not be asked,
@@ -107,7 +107,7 @@ def resolve_one(request: LockRequest, target: Platform, backends: Sequence[str],
         except ProvisionError as error:
             problem = problem or error
             continue
-        if (mixed := strangers(lock)) is not None:
+        if (mixed := mixed_builds(lock)) is not None:
             problem = problem or ProvisionError(
                 f"builds of torch do not fit each other: {mixed}",
                 hint="put all of them into one index, or one folder of environment.find_links",
@@ -127,7 +127,7 @@ def _torch_fits(lock: Lock, backends: Sequence[str]) -> bool:
     return any(is_build(torch, backend, cuda) for backend in backends)
 
 
-def strangers(lock: Lock) -> str | None:
+def mixed_builds(lock: Lock) -> str | None:
     """Return a sentence if the torch family comes from several indexes: such builds do not fit each other.
 
     A server may spread an index over several names (download.pytorch.org, download-r2.pytorch.org).
@@ -163,7 +163,7 @@ def _compile(request: LockRequest, target: Platform, backend: str | None, pins: 
             command += ["--torch-backend", backend]
         refuse_ignored(_resolved(command, request.place, request.origins), request.environment.requirements)
         text = output.read_text(encoding="utf-8")
-        text = anchored(scrubbed(text, addresses_in(text)), folder)
+        text = anchor_paths(scrub_logins(text, addresses_in(text)), folder)
         return read_lock(text, target, "the resolved lock")
 
 
@@ -204,7 +204,7 @@ def uv_environment(origins: Origins) -> dict[str, str]:
     return env | origins.uv_env()
 
 
-def run(
+def run_program(
     command: Sequence[str], env: Mapping[str, str], timeout: float, folder: Path | None = None, *, merge: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Run a program on this machine, in ``folder``; with ``merge``, stderr goes to stdout.
@@ -230,20 +230,20 @@ def run(
 def _resolved(command: Sequence[str], folder: Path, origins: Origins) -> str:
     """Run uv and return its stderr."""
     try:
-        done = run(command, uv_environment(origins), RESOLVE_S, folder)
+        done = run_program(command, uv_environment(origins), RESOLVE_S, folder)
     except subprocess.TimeoutExpired as error:
         raise ProvisionError(
             f"resolving the packages took longer than {RESOLVE_S:g} s", hint="check the network to the package index"
         ) from error
     if done.returncode != 0:
         raise ProvisionError(
-            f"the packages cannot be resolved: {explanation(done.stderr, origins)}",
+            f"the packages cannot be resolved: {explain_failure(done.stderr, origins)}",
             hint="change environment.packages (or requirements, index_url, find_links) in the inventory",
         )
     return done.stderr
 
 
-def explanation(text: str, origins: Origins) -> str:
+def explain_failure(text: str, origins: Origins) -> str:
     """Return uv's explanation on one line, without any password."""
     for secret in sorted(origins.secrets(), key=len, reverse=True):
         text = text.replace(secret, REDACTED)

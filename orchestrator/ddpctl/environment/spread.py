@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpctl.environment.direct import Holdings, Source, as_provision_error, deliver, holdings
+from ddpctl.environment.direct import Holdings, Source, as_provision_error, ask_holdings, deliver
 from ddpctl.environment.limits import SPREAD_LEAST_BYTES, SPREAD_START_S, WANTS
 from ddpctl.errors import RemoteError
 from ddpctl.spec.event import Note, Progress, Tell
@@ -148,7 +148,7 @@ class Addresses:
     ports: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
-def bring(
+def bring_files(
     stage: str,
     sources: Sequence[Source],
     fleet: Fleet,
@@ -162,7 +162,7 @@ def bring(
     The Delivery names each host as done (complete and verified there) or with its error.
     """
     hashes = [source.sha256 for source in sources]
-    known = known or fleet.map(lambda transport: holdings(transport, hashes), hosts)
+    known = known or fleet.map(lambda transport: ask_holdings(transport, hashes), hosts)
     total = sum(source.size for source in sources)
     lacking = [host for host in hosts if host in known.results and known.results[host].missing(sources)]
     having = [host for host in hosts if host in known.results and host not in lacking]

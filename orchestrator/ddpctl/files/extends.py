@@ -29,14 +29,14 @@ def base_of(jobs: Mapping[str, Node], name: str) -> str | None:
     return base if isinstance(base, str) and base in jobs else None
 
 
-def inherited(root: Node, name: str, key: str) -> Node | None:
+def merge_job(root: Node, name: str, key: str) -> Node | None:
     """Return the value of a job's key: its own, or that of the job that it extends."""
     jobs = jobs_of(root)
     owners = [owner for owner in (name, base_of(jobs, name)) if owner is not None and owner in jobs]
     return next((node for owner in owners if (node := jobs[owner].child(key)) is not None), None)
 
 
-def extended(root: Node) -> tuple[Node, list[Fault]]:
+def resolve_extends(root: Node) -> tuple[Node, list[Fault]]:
     """Return the document with every job complete, and the faults in the names that jobs extend."""
     jobs = jobs_of(root)
     faults = [fault for name in jobs for fault in _wrong_base(jobs, name)]

@@ -13,10 +13,10 @@ from pydantic_core import ErrorDetails
 
 from ddpctl.errors import InventoryError, UsageError
 from ddpctl.files.document import apply_set, error_at, model_at
-from ddpctl.files.extends import extended, written_at
+from ddpctl.files.extends import resolve_extends, written_at
 from ddpctl.files.limits import YAML_BYTES
 from ddpctl.files.program import put_program
-from ddpctl.files.records import recorded
+from ddpctl.files.records import recorded_runs
 from ddpctl.files.resolve import resolve
 from ddpctl.files.tree import Node, decode, parse
 from ddpctl.spec.inventory import Inventory, InventoryFile, build, meant_key, nearest
@@ -68,7 +68,9 @@ def _recorded_inventory(job: str) -> Path | None:
     Raises:
         UsageError: these runs came from different files, because a job of that name is in several folders.
     """
-    runs = [run for run in recorded(job) if isinstance(run.get("inventory"), str) and Path(run["inventory"]).exists()]
+    runs = [
+        run for run in recorded_runs(job) if isinstance(run.get("inventory"), str) and Path(run["inventory"]).exists()
+    ]
     files = {run["inventory"] for run in runs}
     if len(files) > 1 and all(run["job"] == job for run in runs):
         places = ", ".join(sorted(str(home_of(file)) for file in files))
@@ -170,7 +172,7 @@ def _other_file(path: Path) -> str | None:
 
 
 def _validate(root: Node) -> InventoryFile:
-    complete, faults = extended(root)
+    complete, faults = resolve_extends(root)
     if faults:
         raise _report(root, faults)
     try:
@@ -191,7 +193,7 @@ def _report(root: Node, faults: Sequence[Fault]) -> InventoryError:
     first, *rest = (
         error for _, error in sorted(found, key=lambda each: (each[0], each[1].line or 0, each[1].column or 0))
     )
-    first.others = tuple(rest)
+    first.further = tuple(rest)
     return first
 
 

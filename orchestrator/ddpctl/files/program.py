@@ -7,7 +7,7 @@ from pathlib import Path
 
 import ddpctl
 from ddpctl.errors import InventoryError, UsageError
-from ddpctl.files.extends import inherited, jobs_of
+from ddpctl.files.extends import jobs_of, merge_job
 from ddpctl.files.limits import SCRIPT_BYTES
 from ddpctl.files.tree import Node
 from ddpctl.spec.inventory import nearest, suggestion
@@ -114,7 +114,7 @@ def put_program(root: Node, words: Sequence[str], *, job: str | None, here: Path
     jobs = _jobs(root)
     old = jobs.get(job) if job is not None else None
     if old is not None and isinstance(old.value, dict):
-        script = program if module else _from_code(program, inherited(root, str(job), "code"), here, base)
+        script = program if module else _from_code(program, merge_job(root, str(job), "code"), here, base)
         old.value.pop("args_extra", None)
         _put(old, {"script": None if module else script, "module": program if module else None, "args": args})
         return str(job)

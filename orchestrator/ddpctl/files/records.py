@@ -42,12 +42,12 @@ def save_run(job: str, run: str, data: Mapping[str, Any]) -> None:
         OSError: the folder cannot be written.
     """
     record = {**data, "job": job, "run": run}
-    write(_run_file(run), record)
-    write(_job_file(job, record), record)
+    write_record(_run_file(run), record)
+    write_record(_job_file(job, record), record)
     _forget_old()
 
 
-def recorded(word: str) -> list[dict[str, Any]]:
+def recorded_runs(word: str) -> list[dict[str, Any]]:
     """Return the records of the runs that ``word`` may mean, newest first.
 
     First choice: the last run of the job of that name, from each inventory file. Else the run of that id, or all runs
@@ -56,14 +56,14 @@ def recorded(word: str) -> list[dict[str, Any]]:
     if not is_name(word):
         return []
     paths = _job_files(word) or [_run_file(word)]
-    found = [record for record in map(read, paths) if record is not None]
+    found = [record for record in map(read_record, paths) if record is not None]
     if not found:
-        begun = (read(_run_file(run)) for run in _runs() if begins(run, word))
+        begun = (read_record(_run_file(run)) for run in _runs() if begins(run, word))
         found = [record for record in begun if record is not None]
     return sorted(found, key=lambda record: str(record.get("run")), reverse=True)  # run ids sort by time
 
 
-def forget(run: str) -> None:
+def forget_run(run: str) -> None:
     """Remove the records of ``run``. The newest remaining run of its job, from the same file, becomes the last run.
 
     Raises:
@@ -71,16 +71,16 @@ def forget(run: str) -> None:
     """
     if not is_name(run):
         raise ValueError(f"not the name of a run: {run!r}")
-    record = read(_run_file(run)) or {}
+    record = read_record(_run_file(run)) or {}
     _remove(run_dir(run))
     job = str(record.get("job", ""))
-    if not is_name(job) or (read(_job_file(job, record)) or {}).get("run") != run:
+    if not is_name(job) or (read_record(_job_file(job, record)) or {}).get("run") != run:
         return
-    rest = (read(_run_file(other)) for other in sorted(_runs(), reverse=True))
+    rest = (read_record(_run_file(other)) for other in sorted(_runs(), reverse=True))
     alike = (kept for kept in rest if kept is not None and _key(kept) == _key(record) and kept.get("job") == job)
     newest = next(alike, None)
     if newest is not None:
-        write(_job_file(job, record), newest)
+        write_record(_job_file(job, record), newest)
     else:
         _job_file(job, record).unlink(missing_ok=True)
 
@@ -92,12 +92,12 @@ def save_end(run: str, end: Mapping[str, Any]) -> None:
         OSError: the folder cannot be written.
     """
     if is_name(run) and not _end_file(run).exists():
-        write(_end_file(run), end)
+        write_record(_end_file(run), end)
 
 
 def last_end(run: str) -> dict[str, Any] | None:
     """Return the recorded end of ``run``, if there is a readable record."""
-    return read(_end_file(run)) if is_name(run) else None
+    return read_record(_end_file(run)) if is_name(run) else None
 
 
 def folder_of(run: str) -> Path:
@@ -141,7 +141,7 @@ def _job_files(job: str) -> list[Path]:
     return sorted((state_dir() / "last").glob(f"{job}@*.json"))
 
 
-def read(path: Path) -> dict[str, Any] | None:
+def read_record(path: Path) -> dict[str, Any] | None:
     """Return the record at ``path``, if it exists and is readable (the log tells about an unreadable record)."""
     try:
         record = json.loads(path.read_bytes())
@@ -153,7 +153,7 @@ def read(path: Path) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def write(path: Path, record: Mapping[str, Any]) -> None:
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """Write a temporary file, sync it, rename it, sync the folder: a reader sees the old record or the new record."""
     _made(path.parent)
     handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)  # mode 0600
@@ -203,7 +203,7 @@ def save_preflight(key: str, report: Mapping[str, Any]) -> None:
         OSError: the folder cannot be written.
     """
     path = _preflight_file(key)
-    write(path, {"saved": time.time(), "report": dict(report)})
+    write_record(path, {"saved": time.time(), "report": dict(report)})
     for old in path.parent.glob("*.json"):
         with contextlib.suppress(FileNotFoundError):  # another ddpctl was quicker
             if time.time() - old.stat().st_mtime > KEEP_PREFLIGHT_S:
@@ -215,7 +215,7 @@ def recent_preflight(key: str, seconds: float) -> tuple[dict[str, Any], float] |
 
     A record from the future (a clock was set back) does not count.
     """
-    found = read(_preflight_file(key))
+    found = read_record(_preflight_file(key))
     if found is None or not isinstance(found.get("saved"), float) or not isinstance(found.get("report"), dict):
         return None
     age = time.time() - found["saved"]

@@ -39,7 +39,7 @@ def resolve(inventory: Inventory, sources: Iterable[int]) -> tuple[Inventory | N
     return inventory.model_copy(update={**top, "hosts": tuple(hosts), "environment": environment, "jobs": jobs}), []
 
 
-def absolute(text: str, folder: Path) -> str:
+def absolute_path(text: str, folder: Path) -> str:
     """Return ``text`` as an absolute path, relative to ``folder``. Links are not followed."""
     try:
         expanded = Path(text).expanduser()
@@ -67,7 +67,7 @@ def _paths(
         if value is None:
             continue
         try:
-            found[key] = absolute(value, folder)
+            found[key] = absolute_path(value, folder)
         except _NoHome:
             faults.append(Fault((*where, key), _HOMELESS))
     return found
@@ -91,7 +91,7 @@ def _environment(environment: Environment, folder: Path, faults: list[Fault]) ->
     links = []
     for index, link in enumerate(environment.find_links):
         try:
-            links.append(link if "://" in link else absolute(link, folder))
+            links.append(link if "://" in link else absolute_path(link, folder))
         except _NoHome:
             faults.append(Fault(("environment", "find_links", index), _HOMELESS))
     return environment.model_copy(update={**update, "find_links": tuple(links)})

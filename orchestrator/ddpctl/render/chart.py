@@ -86,8 +86,8 @@ def curve_chart(lines: Sequence[Points], *, resumed: Sequence[float] = ()) -> st
         range=(0, 1),
         xrange=(0, 1),
     )
-    chart.x_labels = across.labels(short)
-    chart.y_labels = upward.labels(lambda value: short(value, thousands=1e3))
+    chart.x_labels = across.labels(short_number)
+    chart.y_labels = upward.labels(lambda value: short_number(value, thousands=1e3))
     for x in resumed:
         place = across.place(x)
         chart.add(None, [(place, 0), (place, 1)], show_dots=False, stroke_style={"dasharray": "4, 4"})
@@ -155,7 +155,7 @@ class Axis:
         return [number * step for number in range(first, last + 1)]
 
 
-def short(value: float, *, thousands: float = 1e4) -> str:
+def short_number(value: float, *, thousands: float = 1e4) -> str:
     """Return at most four digits: ``0.0312``, ``5120``, ``12.5k``, ``3.2M``, ``1e-05``.
 
     ``thousands``: the least value that gets a ``k``.

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from ddpctl.render.console import Whole, columns
 from ddpctl.render.push import size
-from ddpctl.render.status import ago, lag_text
+from ddpctl.render.status import age_text, lag_text
 from ddpctl.spec.checkpoints import JobCheckpoints
 
 MOST_MISSING = 3
@@ -22,7 +22,7 @@ def checkpoints_view(found: JobCheckpoints) -> RenderableType:
         step = "-" if saved.step is None else str(saved.step)
         state = Text("complete", style="green") if saved.complete else Text("not complete", style="yellow")
         hosts = Text(", ".join(saved.hosts) or "-")
-        table.add_row(Text(saved.entry), step, size(saved.size), ago(saved.time), hosts, state)
+        table.add_row(Text(saved.entry), step, size(saved.size), age_text(saved.time), hosts, state)
     lines = [Text(f"{saved.entry}: {_missing(saved.missing)}") for saved in found.saved if not saved.complete]
     lag = [lag_text(found.lag)] if found.lag else []
     return Group(Whole(table), *lines, *lag, *_without_copy(found))

@@ -10,12 +10,12 @@ from rich.text import Text
 
 from ddpctl.render.console import Whole, columns
 from ddpctl.render.status import slow_line
-from ddpctl.spec.doctor import Consultation, rank_json
+from ddpctl.spec.doctor import DoctorReport, rank_json
 from ddpctl_worker.rules import frames
 from ddpctl_worker.rules.verdict import numbers
 
 
-def consultation_view(found: Consultation, *, stacks: bool = False) -> RenderableType:
+def doctor_view(found: DoctorReport, *, stacks: bool = False) -> RenderableType:
     """Return the verdict, the ranks by place, a row for each rank, the evidence, and what is not known."""
     diagnosis = found.diagnosis
     style = "bold red" if diagnosis.suspects or diagnosis.stuck else ""
@@ -31,14 +31,14 @@ def consultation_view(found: Consultation, *, stacks: bool = False) -> Renderabl
     return Group(*parts)
 
 
-def _groups(found: Consultation) -> Any:
+def _groups(found: DoctorReport) -> Any:
     table = columns("RANKS", "WHERE")
     for group in found.diagnosis.groups:
         table.add_row(numbers(group["ranks"]), Text(str(group["where"])))
     return table
 
 
-def _ranks(found: Consultation) -> Any:
+def _ranks(found: DoctorReport) -> Any:
     table = columns("RANK", "HOST", "PID", "STATE", "CPU", "RSS", "OUTPUT", "COLLECTIVE")
     for look in sorted(found.looks, key=lambda look: int(look["rank"])):
         rank = rank_json(look)

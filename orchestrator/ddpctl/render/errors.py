@@ -9,7 +9,7 @@ import re
 from functools import partial
 
 from ddpctl.errors import DdpctlError, HostsFailed, Interrupted, InventoryError
-from ddpctl.spec.fold import blank, by, named, nameless, one_line, outside, together
+from ddpctl.spec.fold import blank_numbers, group_by, hosts_outside, join_steps, name_hosts, nameless, one_line
 
 _ADDRESS = re.compile(r"(?:\b\d{1,3}(?:\.\d{1,3}){3}\b|\[[0-9a-fA-F:]+\])(?::\d{1,5}\b)?")
 
@@ -25,11 +25,11 @@ def error_lines(error: DdpctlError) -> list[str]:
 
 def _parts(error: DdpctlError) -> tuple[list[str], str, str | None]:
     """Return the list (if there is more than one error), the failure, and the next step."""
-    if isinstance(error, InventoryError) and error.others:
-        return [str(each) for each in (error, *error.others)], error.what, error.hint
+    if isinstance(error, InventoryError) and error.further:
+        return [str(each) for each in (error, *error.further)], error.summary, error.hint
     if not isinstance(error, HostsFailed):
-        return [], error.what, error.hint
-    groups = by(lambda host: blank(_alike(_text(error.errors[host]), host)), error.errors)
+        return [], error.summary, error.hint
+    groups = group_by(lambda host: blank_numbers(_alike(_text(error.errors[host]), host)), error.errors)
     rows = [_row({host: error.errors[host] for host in hosts}) for hosts in groups.values()]
     if not rows:
         return [], error.message, error.hint
@@ -45,9 +45,9 @@ def _row(errors: dict[str, DdpctlError]) -> tuple[str, str | None]:
     """Return the common text of these hosts' errors, and the next step of each host."""
     hosts, first = list(errors), next(iter(errors.values()))
     if len({_text(error) for error in errors.values()}) == 1:
-        return f"{named(hosts)}: {one_line(first.message)}", first.hint and one_line(first.hint)
-    steps = [outside(one_line(error.hint or ""), partial(_alike, host=host)) for host, error in errors.items()]
-    return f"{named(hosts)}: {_alike(one_line(first.message), hosts[0])}", together(steps)
+        return f"{name_hosts(hosts)}: {one_line(first.message)}", first.hint and one_line(first.hint)
+    steps = [hosts_outside(one_line(error.hint or ""), partial(_alike, host=host)) for host, error in errors.items()]
+    return f"{name_hosts(hosts)}: {_alike(one_line(first.message), hosts[0])}", join_steps(steps)
 
 
 def _alike(text: str, host: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ddpctl.spec.finding import LEFT_OUT, Finding, Severity
-from ddpctl.spec.fold import by, named, one_line, together
+from ddpctl.spec.fold import group_by, join_steps, name_hosts, one_line
 from ddpctl.spec.mesh import OK, Link, Mesh, worst_hosts
 from ddpctl.spec.network import Network
 from ddpctl.spec.values import plural
@@ -39,8 +39,8 @@ class Group:
     @property
     def where(self) -> str:
         """``node3``, ``node[0-499] (500 hosts)``, ``node1 - node0``, or ``all`` for the whole cluster."""
-        where = named(self.hosts) or "all"
-        return f"{where} - {named(self.peers)}" if self.peers else where
+        where = name_hosts(self.hosts) or "all"
+        return f"{where} - {name_hosts(self.peers)}" if self.peers else where
 
     @property
     def message(self) -> str:
@@ -67,7 +67,7 @@ class Group:
         shared = tuple(dict.fromkeys(finding.nameless(text) for finding, text in texts))
         if len(shared) == 1:
             return shared
-        joined = together(each)
+        joined = join_steps(each)
         return (joined,) if joined is not None else shared
 
 
@@ -89,17 +89,17 @@ class HostRow:
 
     @property
     def result(self) -> str:
-        return counted(self.errors, self.warnings) or "ok"
+        return count_text(self.errors, self.warnings) or "ok"
 
 
-def counted(errors: int, warnings: int) -> str:
+def count_text(errors: int, warnings: int) -> str:
     """Return ``2 errors, 1 warning``; empty without either."""
     return ", ".join(plural(count, word) for count, word in ((errors, "error"), (warnings, "warning")) if count)
 
 
-def grouped(findings: Iterable[Finding]) -> tuple[Group, ...]:
+def group_findings(findings: Iterable[Finding]) -> tuple[Group, ...]:
     """Return the findings, worst first; findings of a check with equal texts (except numbers) are a group."""
-    same = by(lambda finding: (finding.severity, finding.check, finding.gist), findings)
+    same = group_by(lambda finding: (finding.severity, finding.check, finding.group_key), findings)
     made = []
     for members in same.values():
         texts = {one_line(finding.message) for finding in members}
@@ -107,13 +107,13 @@ def grouped(findings: Iterable[Finding]) -> tuple[Group, ...]:
     return tuple(sorted(made, key=lambda group: group.first.severity.order))
 
 
-def problems(findings: Iterable[Finding]) -> tuple[Group, ...]:
+def group_problems(findings: Iterable[Finding]) -> tuple[Group, ...]:
     """Return the errors and warnings, grouped."""
-    return grouped(f for f in findings if f.severity in PROBLEMS)
+    return group_findings(f for f in findings if f.severity in PROBLEMS)
 
 
 def of_severity(findings: Iterable[Finding], severity: Severity) -> tuple[Group, ...]:
-    return grouped(f for f in findings if f.severity is severity)
+    return group_findings(f for f in findings if f.severity is severity)
 
 
 def host_rows(hosts: Sequence[str], findings: Iterable[Finding]) -> tuple[HostRow, ...]:
@@ -142,7 +142,7 @@ class LeftOut:
     hosts: tuple[str, ...]
 
 
-def left_out(findings: Sequence[Finding], severity: Severity) -> tuple[LeftOut, ...]:
+def list_left_out(findings: Sequence[Finding], severity: Severity) -> tuple[LeftOut, ...]:
     """Return the skipped or unknown checks by reason and hosts, in the order of the findings."""
     every: dict[str, set[str]] = {}
     for finding in findings:

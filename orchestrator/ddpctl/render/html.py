@@ -9,7 +9,7 @@ from ddpctl.render import groups
 from ddpctl.render.groups import Group, Matrix
 from ddpctl.render.page import page
 from ddpctl.spec.finding import Severity
-from ddpctl.spec.fold import named
+from ddpctl.spec.fold import name_hosts
 from ddpctl.spec.mesh import OK, Link, Mesh
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.values import plural
@@ -24,7 +24,7 @@ def preflight_html(report: PreflightReport) -> str:
     """Return the page. Every text of the report is escaped, so that it cannot become markup."""
     parts = [
         _head(report),
-        _findings("What is wrong, and how to fix it", groups.problems(report.findings)),
+        _findings("What is wrong, and how to fix it", groups.group_problems(report.findings)),
         _findings("Not checked", groups.of_severity(report.findings, Severity.UNKNOWN)),
         _hosts(report),
         _mesh(report.mesh) if report.mesh is not None and len(report.mesh.hosts) > 1 else "",
@@ -37,7 +37,7 @@ def preflight_html(report: PreflightReport) -> str:
 def _head(report: PreflightReport) -> str:
     errors, warnings = report.count(Severity.ERROR), report.count(Severity.WARNING)
     kind = "error" if errors else "warning" if warnings else "ok"
-    verdict = groups.counted(errors, warnings) or "all checks passed"
+    verdict = groups.count_text(errors, warnings) or "all checks passed"
     passed = len({f.check for f in report.findings if f.severity is Severity.OK})
     facts = f"{plural(len(report.hosts), 'host')} · {report.duration_s:.1f} s · {passed} checks ok"
     return (
@@ -82,7 +82,7 @@ def _hosts(report: PreflightReport) -> str:
     rows = []
     for row in groups.host_rows(report.hosts, report.findings):
         cells = "".join(_subject(row.hosts, subject, worst, unreachable) for subject in subjects)
-        rows.append(f"<tr><th>{escape(named(row.hosts))}</th><td>{escape(row.result)}</td>{cells}</tr>")
+        rows.append(f"<tr><th>{escape(name_hosts(row.hosts))}</th><td>{escape(row.result)}</td>{cells}</tr>")
     return (
         '<section><h2>Hosts</h2><div class="wide"><table class="hosts"><thead><tr><th>host</th><th>result</th>'
         f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></section>"

@@ -10,7 +10,7 @@ from typing import Any
 from ddpctl.spec.draft import Draft, JobDraft
 from ddpctl.spec.host import HostEntry
 from ddpctl.spec.inventory import Environment
-from ddpctl.spec.ranges import RangeFault, expand, fold, split
+from ddpctl.spec.ranges import RangeFault, expand, fold_names, split
 from ddpctl.spec.values import plural
 
 COLUMN = 34  # the column where comments begin
@@ -114,7 +114,7 @@ def _entry(
 
 def _ranges(names: Sequence[str]) -> list[str]:
     """Return the names as ranges if these keep the order: the first host is the master."""
-    ranges = split(fold(names))
+    ranges = split(fold_names(names))
     try:
         same = [name for part in ranges for name in expand(part)] == list(names)
     except RangeFault:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, TextIO
 
 from ddpctl.spec.event import Line
 from ddpctl.spec.lines import Group
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.ranges import fold_names
 from ddpctl_worker.rules.phrases import numbers
 
 # ANSI foreground colours that read well on dark and light backgrounds; red is left for errors.
@@ -114,7 +114,7 @@ def where(group: Group) -> str:
 
 def _where(who: frozenset[_Who], attempt: int) -> str:
     ranks = [rank for _, rank in who if rank is not None]
-    words = f"{fold(sorted({host for host, _ in who}), least=2)}:{numbers(ranks).replace(' ', '') or '-'}"
+    words = f"{fold_names(sorted({host for host, _ in who}), least=2)}:{numbers(ranks).replace(' ', '') or '-'}"
     return words if attempt == 1 else f"{words}#{attempt}"
 
 

@@ -11,7 +11,7 @@ from ddpctl.render import groups
 from ddpctl.render.console import columns
 from ddpctl.render.groups import Group, LeftOut, Matrix
 from ddpctl.spec.finding import Severity
-from ddpctl.spec.fold import named
+from ddpctl.spec.fold import name_hosts
 from ddpctl.spec.mesh import OK, Mesh, slow_links
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.values import plural
@@ -29,10 +29,10 @@ STYLE = {
 def report_view(report: PreflightReport) -> RenderableType:
     """Return the whole report. Its texts are never read as markup."""
     parts: list[RenderableType] = [_head(report)]
-    found = groups.problems(report.findings)
+    found = groups.group_problems(report.findings)
     if found:
         parts += [Text(), _hosts(report), Text(), *(_finding(group) for group in found)]
-    unknown = groups.left_out(report.findings, Severity.UNKNOWN)
+    unknown = groups.list_left_out(report.findings, Severity.UNKNOWN)
     if unknown:
         parts += [Text(), *(_unknown(left) for left in unknown)]
     infos = groups.of_severity(report.findings, Severity.INFO)
@@ -48,7 +48,7 @@ def report_view(report: PreflightReport) -> RenderableType:
 
 def _head(report: PreflightReport) -> Text:
     errors, warnings = report.count(Severity.ERROR), report.count(Severity.WARNING)
-    verdict = groups.counted(errors, warnings) or "all checks passed"
+    verdict = groups.count_text(errors, warnings) or "all checks passed"
     style = "bold red" if errors else "yellow" if warnings else "bold green"
     again = f", measured {report.age_s:.0f} s ago" if report.age_s is not None else ""
     hosts = plural(len(report.hosts), "host")
@@ -62,7 +62,7 @@ def _hosts(report: PreflightReport) -> Table:
     for row in groups.host_rows(report.hosts, report.findings):
         style = STYLE[Severity.ERROR if row.errors else Severity.WARNING if row.warnings else Severity.OK]
         result = row.result if len(row.hosts) == 1 or row.result == "ok" else f"{row.result} each"
-        table.add_row(Text(named(row.hosts)), Text(result, style=style), Text(", ".join(row.checks) or "-"))
+        table.add_row(Text(name_hosts(row.hosts)), Text(result, style=style), Text(", ".join(row.checks) or "-"))
     return table
 
 
@@ -75,7 +75,7 @@ def _finding(group: Group) -> RenderableType:
 def _unknown(left: LeftOut) -> RenderableType:
     """Return a reason that keeps checks from examining hosts, once for all of these checks."""
     style = STYLE[Severity.UNKNOWN]
-    where = named(left.hosts) or "all"
+    where = name_hosts(left.hosts) or "all"
     return Text.assemble((f"{'unknown':<8}", style), (f"{', '.join(left.checks)}  ", "bold"), f"{where}: {left.why}")
 
 
@@ -83,7 +83,7 @@ def _fixes(fixes: list[tuple[Group, str]]) -> list[RenderableType]:
     """Return each fix on a line of its own, so that it can be copied whole."""
     lines: list[RenderableType] = []
     for number, (group, fix) in enumerate(fixes, 1):
-        lines.append(Text(f"{number:>3}. {named(group.hosts) or 'all'} ({group.first.check})", style="dim"))
+        lines.append(Text(f"{number:>3}. {name_hosts(group.hosts) or 'all'} ({group.first.check})", style="dim"))
         lines.append(Text(f"     {fix}"))
     return lines
 
@@ -96,8 +96,8 @@ def _rest(report: PreflightReport) -> list[Text]:
     if subjects:
         line.append(f" ({', '.join(subjects)})", style="dim")
     lines = [line]
-    for left in groups.left_out(report.findings, Severity.SKIPPED):
-        where = f" on {named(left.hosts)}" if left.hosts and len(left.hosts) < len(report.hosts) else ""
+    for left in groups.list_left_out(report.findings, Severity.SKIPPED):
+        where = f" on {name_hosts(left.hosts)}" if left.hosts and len(left.hosts) < len(report.hosts) else ""
         lines.append(Text(f"{left.why}{where}: {', '.join(left.checks)}", style="dim"))
     return lines
 

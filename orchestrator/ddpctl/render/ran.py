@@ -11,14 +11,14 @@ from rich.text import Text
 from ddpctl.render.clean import clean
 from ddpctl.spec.autofix import Applied, Fix
 from ddpctl.spec.command import Ran
-from ddpctl.spec.fold import by
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.fold import group_by
+from ddpctl.spec.ranges import fold_names
 
 
 def output_lines(results: Mapping[str, Ran]) -> Iterator[tuple[str, str]]:
     """Yield ("stdout" or "stderr", line) in the order of the hosts: ``node[0-2,5]: text``, without the line's end."""
-    for outputs, hosts in by(lambda host: (results[host].stdout, results[host].stderr), results).items():
-        where = fold(hosts)
+    for outputs, hosts in group_by(lambda host: (results[host].stdout, results[host].stderr), results).items():
+        where = fold_names(hosts)
         for stream, text in zip(("stdout", "stderr"), outputs, strict=True):
             for line in text.removesuffix("\n").split("\n") if text else ():
                 yield stream, f"{where}: {clean(line.removesuffix(chr(13)))}"

@@ -8,19 +8,19 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ddpctl.render.chart import short
+from ddpctl.render.chart import short_number
 from ddpctl.render.console import Whole, columns
 from ddpctl.render.groups import matrix, matrix_summary
 from ddpctl.render.push import size
-from ddpctl.render.status import aside_text, attempt_end, cause_view, slow_line, state_text, stuck_line
+from ddpctl.render.status import attempt_end, cause_view, set_aside_text, slow_line, state_text, stuck_line
 from ddpctl.spec.command import display
 from ddpctl.spec.curves import Curve
 from ddpctl.spec.gpuuse import GpuUse, least_busy_first, mean_use
 from ddpctl.spec.metrics import COUNTERS
 from ddpctl.spec.outcome import Attempt
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.report import RunReport
-from ddpctl.spec.times import elapsed, lasting
+from ddpctl.spec.times import duration_seconds, elapsed
 from ddpctl.spec.values import plural
 
 LESS_BUSY = 10.0  # percentage points: a GPU that is this much less busy than the mean is named
@@ -54,8 +54,8 @@ def shown_curves(curves: Sequence[Curve]) -> list[Curve]:
 def _attempts(report: RunReport) -> Table:
     table = columns("ATTEMPT", "HOSTS", "TOOK", "END")
     for attempt, end in attempt_ends(report):
-        end += f"; set aside: {aside_text(attempt)}" if attempt.set_aside else ""
-        table.add_row(str(attempt.number), Text(fold(attempt.hosts)), attempt_took(attempt, report), Text(end))
+        end += f"; set aside: {set_aside_text(attempt)}" if attempt.set_aside else ""
+        table.add_row(str(attempt.number), Text(fold_names(attempt.hosts)), attempt_took(attempt, report), Text(end))
     return table
 
 
@@ -69,7 +69,7 @@ def attempt_ends(report: RunReport) -> Iterator[tuple[Attempt, str]]:
 
 def attempt_took(attempt: Attempt, report: RunReport) -> str:
     took = elapsed(attempt.started, attempt.ended or report.run.ended or report.made.isoformat())
-    return "-" if took is None else lasting(max(0.0, took))
+    return "-" if took is None else duration_seconds(max(0.0, took))
 
 
 def _metrics(curves: Sequence[Curve]) -> Table:
@@ -79,7 +79,7 @@ def _metrics(curves: Sequence[Curve]) -> Table:
         if not values:
             table.add_row(Text(curve.name), "-", "-", "-", "-", Text(not_finite_text(curve), "red"))
             continue
-        figures = map(short, (values[0], values[-1], min(values), max(values)))
+        figures = map(short_number, (values[0], values[-1], min(values), max(values)))
         table.add_row(
             Text(curve.name), *figures, Text.assemble(sparkline(values), (f"  {not_finite_text(curve)}", "red"))
         )
@@ -90,7 +90,7 @@ def not_finite_text(curve: Curve) -> str:
     """Return ``10 values from step 2990 on are not finite``; empty if all values are finite."""
     if not curve.not_finite:
         return ""
-    at = "" if curve.not_finite_at is None else f" from {curve.axis} {short(curve.not_finite_at)} on"
+    at = "" if curve.not_finite_at is None else f" from {curve.axis} {short_number(curve.not_finite_at)} on"
     return f"{plural(curve.not_finite, 'value')}{at} {'is' if curve.not_finite == 1 else 'are'} not finite"
 
 
@@ -107,7 +107,7 @@ def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
 
 def _facts(report: RunReport) -> Iterator[str]:
     run = report.run
-    yield f"started  {who_and_when(report)}"
+    yield f"started  {origin_text(report)}"
     if report.code:
         yield f"code     {code_text(report)}"
     if versions := environments(report):
@@ -149,7 +149,7 @@ def network_text(report: RunReport) -> str:
     return matrix_summary(matrix(report.network)) if report.network else "not measured: preflight was skipped"
 
 
-def who_and_when(report: RunReport) -> str:
+def origin_text(report: RunReport) -> str:
     """Return ``2026-11-24 03:10:25 UTC from anna@desk:/home/anna/exp1``."""
     origin = report.run.origin
     return f"{clock(report.run.started)}{f' from {origin}' if origin else ''}"
@@ -178,4 +178,4 @@ def environments(report: RunReport) -> list[str]:
         if launch.get("torch"):
             where = f" in environment {launch['environment'][:12]}" if launch.get("environment") else ""
             found.setdefault(f"{launch['torch']}{where}", []).append(host)
-    return list(found) if len(found) < 2 else [f"{text} on {fold(hosts)}" for text, hosts in found.items()]
+    return list(found) if len(found) < 2 else [f"{text} on {fold_names(hosts)}" for text, hosts in found.items()]

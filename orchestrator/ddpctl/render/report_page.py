@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 
 import ddpctl
-from ddpctl.render.chart import curve_chart, short, use_picture
+from ddpctl.render.chart import curve_chart, short_number, use_picture
 from ddpctl.render.groups import matrix
 from ddpctl.render.html import HEAT_HOSTS, heat_map
 from ddpctl.render.page import page, table
@@ -21,19 +21,19 @@ from ddpctl.render.report import (
     environments,
     memory_text,
     not_finite_text,
+    origin_text,
     shown_curves,
-    who_and_when,
 )
-from ddpctl.render.status import aside_text, cause_line, fold_ranks, slow_line, stuck_line
+from ddpctl.render.status import cause_line, fold_ranks, set_aside_text, slow_line, stuck_line
 from ddpctl.spec.command import display
-from ddpctl.spec.curves import Curve, thinned
-from ddpctl.spec.gpuuse import GpuUse, least_busy_first, mean_use, over_time
+from ddpctl.spec.curves import Curve, thin_curve
+from ddpctl.spec.gpuuse import GpuUse, least_busy_first, mean_use, use_over_time
 from ddpctl.spec.limits import MOST_POINTS
 from ddpctl.spec.metrics import COMM_SHARE, SAMPLES
 from ddpctl.spec.outcome import Attempt, Cause
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.report import RunReport
-from ddpctl.spec.times import elapsed, lasting
+from ddpctl.spec.times import duration_seconds, elapsed
 from ddpctl.spec.values import plural
 from ddpctl_worker.wire import contract
 
@@ -138,7 +138,7 @@ def _head(report: RunReport) -> str:
         f'<div class="verdict"><span class="{kind_of(run.state)} badge">{escape(run.state)}</span>'
         f"<span>{escape(report.headline.removeprefix(run.state).strip())}</span></div>"
         f'<p class="soft">run {escape(run.run)} · cluster {escape(run.cluster)} · project {escape(run.project)} · '
-        f"started {escape(who_and_when(report))}</p></header>"
+        f"started {escape(origin_text(report))}</p></header>"
     )
 
 
@@ -178,14 +178,14 @@ def _tiles(report: RunReport) -> str:
     run = report.run
     took = report.duration_s
     tiles = [
-        ("duration", "-" if took is None else lasting(took)),
-        ("ranks", f"{run.world_size} on {plural(len(run.nodes_at_work), 'host')}"),
+        ("duration", "-" if took is None else duration_seconds(took)),
+        ("ranks", f"{run.world_size} on {plural(len(run.active_nodes), 'host')}"),
     ]
     if (use := mean_use(report.gpus)) is not None:
         tiles.append(("GPU use", f"{use:.0f} %"))
     for curve in [curve for curve in shown_curves(report.curves) if curve.lines][:MOST_TILES]:
         x, y = curve.points[-1]
-        tiles.append((f"{curve.name}, {curve.axis} {x:g}", short(y)))
+        tiles.append((f"{curve.name}, {curve.axis} {x:g}", short_number(y)))
     return f'<ul class="tiles">{"".join(map(_tile, tiles))}</ul>'
 
 
@@ -221,18 +221,18 @@ def _figure(curve: Curve) -> str:
     caption = f"<b>{escape(curve.name)}</b>{wrong}<span class='soft'>{escape(_summary(curve) + sampled)}</span>"
     resumed = [line.points[0][0] for line in curve.lines[1:]] if len(curve.lines) <= MOST_MARKS else []
     room = MOST_POINTS * 2 // len(curve.lines)
-    picture = curve_chart([thinned(line.points, room) for line in curve.lines], resumed=resumed)
+    picture = curve_chart([thin_curve(line.points, room) for line in curve.lines], resumed=resumed)
     return f"<figure><figcaption>{caption}</figcaption>{picture}</figure>"
 
 
 def _summary(curve: Curve) -> str:
     """Return ``2.31 → 0.0312 · lowest 0.0298 at step 900 · highest ...``."""
     points = curve.points
-    ends = f"{short(points[0][1])} → {short(points[-1][1])}"
+    ends = f"{short_number(points[0][1])} → {short_number(points[-1][1])}"
     low, high = min(points, key=lambda point: point[1]), max(points, key=lambda point: point[1])
     words = (("lowest", low), ("highest", high))
     extremes = [
-        f"{word} {short(point[1])} at {curve.axis} {point[0]:g}"
+        f"{word} {short_number(point[1])} at {curve.axis} {point[0]:g}"
         for word, point in words
         if point not in (points[0], points[-1])
     ]
@@ -268,13 +268,13 @@ def _kind(attempt: Attempt, report: RunReport) -> str:
 
 
 def _attempt(attempt: Attempt, end: str, report: RunReport) -> str:
-    where = f"{fold(attempt.hosts)} · {clock(attempt.started)} · {attempt_took(attempt, report)}"
+    where = f"{fold_names(attempt.hosts)} · {clock(attempt.started)} · {attempt_took(attempt, report)}"
     trace = attempt.cause.traceback if attempt.cause else None
     if attempt.number == report.run.attempts[-1].number:
         trace = None  # the top of the page shows it
     more = _folded("Traceback", trace) if trace else ""
     text = f"{end[:LONG]}…" if len(end) > LONG else end
-    aside = f"<p>{escape(f'set aside: {aside_text(attempt)}')}</p>" if attempt.set_aside else ""
+    aside = f"<p>{escape(f'set aside: {set_aside_text(attempt)}')}</p>" if attempt.set_aside else ""
     return (
         f"<li><b>{attempt.number}</b><div><p>{escape(text)}</p>{aside}"
         f'<p class="soft">{escape(where)}</p>{more}</div></li>'
@@ -307,7 +307,7 @@ def _gpus(report: RunReport) -> str:
 
 def _gpu(gpu: GpuUse, report: RunReport) -> str:
     began, took = report.run.started, report.duration_s
-    picture = use_picture(over_time(gpu, began, max(took, 1.0), GPU_COLUMNS)) if began and took is not None else ""
+    picture = use_picture(use_over_time(gpu, began, max(took, 1.0), GPU_COLUMNS)) if began and took is not None else ""
     use = "-" if gpu.use is None else f"{gpu.use:.0f} %"
     figures = (
         memory_text(gpu),
@@ -331,7 +331,7 @@ def _ranks(report: RunReport) -> str:
     shown = sorted(ranks, key=lambda entry: entry[2][COMM_SHARE])[:MOST_RANKS]
     rows = "".join(
         f"<tr><td>{rank}</td><td>{escape(host)}</td><td>{_bar(values[COMM_SHARE])}</td>"
-        f"<td>{short(values[SAMPLES]) if SAMPLES in values else '-'}</td></tr>"
+        f"<td>{short_number(values[SAMPLES]) if SAMPLES in values else '-'}</td></tr>"
         for host, rank, values in shown
     )
     more = (
@@ -386,9 +386,9 @@ def _what_ran(report: RunReport) -> str:
         facts.append(("code", escape(code_text(report))))
     if versions := environments(report):
         facts.append(("torch", escape("; ".join(versions))))
-    facts.append(("hosts", escape(fold(run.hosts))))
+    facts.append(("hosts", escape(fold_names(run.hosts))))
     facts.append(("world size", str(run.world_size)))
-    facts.append(("started", escape(who_and_when(report))))
+    facts.append(("started", escape(origin_text(report))))
     if run.ended:
         facts.append(("ended", escape(clock(run.ended))))
     if report.command:

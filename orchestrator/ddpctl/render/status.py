@@ -27,7 +27,7 @@ from ddpctl.spec.outcome import (
     no_majority,
 )
 from ddpctl.spec.plan import NodePlan, Plan
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.removal import RemovedRun
 from ddpctl.spec.values import plural
 from ddpctl_worker.wire import contract
@@ -98,11 +98,11 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     head = Text.assemble(f"{run.job}  ", state_text(run.state), f"  run {run.run}  world size {run.world_size}")
     head.append(f"\ncluster {run.cluster}  project {run.project}")
     if run.started:
-        head.append(f"  started {ago(run.started)}")
+        head.append(f"  started {age_text(run.started)}")
     if run.ended:
-        head.append(f"  ended {ago(run.ended)}, after {lasted(run.started, run.ended, live=False)}")
+        head.append(f"  ended {age_text(run.ended)}, after {duration_text(run.started, run.ended, live=False)}")
     table = columns("HOST", "NODE RANK", "RANKS", "STATE", "PID", "EXIT", "HEARTBEAT")
-    for node in run.nodes_at_work:
+    for node in run.active_nodes:
         table.add_row(
             Text(node.host),
             str(node.node_rank),
@@ -118,7 +118,7 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     parts += [Text(attempt_line(one), style="yellow") for one in run.attempts[:-1]]
     spares = [host for host in run.hosts if host not in run.attempts[-1].hosts]
     if spares:
-        parts.append(Text(f"not in use: {fold(spares)}"))
+        parts.append(Text(f"not in use: {fold_names(spares)}"))
     if run.metrics:
         parts.append(Text("  ".join(f"{name} {value:.6g}" for name, value in run.metrics.items())))
     if run.lag:
@@ -131,7 +131,7 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     if candidates and run.candidates:
         parts.append(Text("other possible causes, earliest first:", style="bold"))
         parts += [Text(f"{cause.time}  {cause_line(cause)}") for cause in run.candidates]
-    parts += [Text(left_line(node), style="yellow") for node in run.left]
+    parts += [Text(left_line(node), style="yellow") for node in run.departed_nodes]
     parts += [Text(f"{node.host}: {node.note}", style="yellow") for node in run.nodes if node.note]
     if run.record.get("restart") and not run.terminal:
         lost = [node.host for node in run.nodes if node.state == contract.LOST]
@@ -150,8 +150,8 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
 
 def attempt_line(attempt: Attempt) -> str:
     """Return ``attempt 1 on node[0-2], 3m ago: node1: node_lost: nothing was heard from node1; set aside: ...``."""
-    line = f"attempt {attempt.number} on {fold(attempt.hosts)}, {ago(attempt.ended)}: {attempt_end(attempt)}"
-    aside = aside_text(attempt)
+    line = f"attempt {attempt.number} on {fold_names(attempt.hosts)}, {age_text(attempt.ended)}: {attempt_end(attempt)}"
+    aside = set_aside_text(attempt)
     return f"{line}; set aside: {aside}" if aside else line
 
 
@@ -160,7 +160,7 @@ def attempt_end(attempt: Attempt) -> str:
     return cause_line(attempt.cause) if attempt.cause else "ended"
 
 
-def aside_text(attempt: Attempt) -> str:
+def set_aside_text(attempt: Attempt) -> str:
     """Return ``node1 (nothing was heard from it)``: the hosts that the next attempt leaves out."""
     return ", ".join(f"{host} ({why})" for host, why in attempt.set_aside)
 
@@ -181,7 +181,7 @@ def untracked_lines(found: Sequence[Untracked]) -> list[str]:
     """Return ``node0: 2 files that no output covers stay on the node: best.pth (15 kB), log.txt (80 B), ...``."""
     lines = [_untracked_line(files) for files in found[:MOST_UNTRACKED]]
     if len(found) > MOST_UNTRACKED:
-        lines.append(f"... and such files on {fold([files.host for files in found[MOST_UNTRACKED:]])}")
+        lines.append(f"... and such files on {fold_names([files.host for files in found[MOST_UNTRACKED:]])}")
     return lines
 
 
@@ -207,9 +207,9 @@ def stuck_line(run: RunStatus, now: datetime | None = None) -> str:
     """
     diagnosis = run.diagnosis or {}
     if run.terminal:
-        took = lasted(diagnosis["since"], run.ended or diagnosis["time"], live=False)
+        took = duration_text(diagnosis["since"], run.ended or diagnosis["time"], live=False)
         return f"was stuck for {took} when it ended: {diagnosis['verdict']}"
-    return f"stuck for {ago(diagnosis['since'], now).removesuffix(' ago')}: {diagnosis['verdict']}"
+    return f"stuck for {age_text(diagnosis['since'], now).removesuffix(' ago')}: {diagnosis['verdict']}"
 
 
 def strangers_line(nodes: Sequence[NodeStatus], now: datetime | None = None) -> str:
@@ -223,8 +223,8 @@ def strangers_line(nodes: Sequence[NodeStatus], now: datetime | None = None) -> 
     others = max(len(counts), *(seen["addresses"] for seen in strangers)) - 1
     source = first if others < 1 else f"{first} and {plural(others, 'other address')}"
     total, last = sum(seen["count"] for seen in strangers), max(seen["last"] for seen in strangers)
-    line = f"{total:,} connections by strangers from {source} to {fold([node.host for node in nodes])}"
-    return f"{line}, the last {ago(last, now)}: they were closed, and the run is not harmed"
+    line = f"{total:,} connections by strangers from {source} to {fold_names([node.host for node in nodes])}"
+    return f"{line}, the last {age_text(last, now)}: they were closed, and the run is not harmed"
 
 
 def end_line(run: RunStatus) -> str:
@@ -248,7 +248,7 @@ def cause_line(cause: Cause) -> str:
     return f"{cause.host}{rank}: {cause.reason}: {' '.join(cause.message.split())}"
 
 
-def lasted(start: str | None, end: str | None, *, live: bool, now: datetime | None = None) -> str:
+def duration_text(start: str | None, end: str | None, *, live: bool, now: datetime | None = None) -> str:
     """Return ``3m07s`` from start to end, or until now for a ``live`` run; ``-`` if a record lacks a time."""
     first = _moment(start)
     last = (now or datetime.now(timezone.utc)) if live else _moment(end)
@@ -268,7 +268,7 @@ def fold_ranks(ranks: Sequence[int]) -> str:
     return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
 
 
-def ago(time: str | None, now: datetime | None = None) -> str:
+def age_text(time: str | None, now: datetime | None = None) -> str:
     """Return ``2m ago`` for a time in ISO 8601 with its zone; ``-`` without a time, or if it is damaged."""
     then = _moment(time)
     return "-" if then is None else _age(((now or datetime.now(timezone.utc)) - then).total_seconds())
@@ -318,9 +318,9 @@ def _cells(run: RunStatus) -> dict[str, Text]:
         "PROJECT": Text(run.project),
         "RUN": Text(run.run),
         "STATE": state_text(run.state),
-        "STARTED": Text(ago(run.started)),
-        "TIME": Text(lasted(run.started, run.ended, live=not run.terminal)),
-        "HOSTS": Text(fold(run.hosts)),
+        "STARTED": Text(age_text(run.started)),
+        "TIME": Text(duration_text(run.started, run.ended, live=not run.terminal)),
+        "HOSTS": Text(fold_names(run.hosts)),
         "USER": Text(run.user or "-"),
         "CLUSTER": Text(run.cluster),
     }
@@ -362,14 +362,14 @@ def removal_view(runs: Sequence[RemovedRun]) -> RenderableType:
     lines = []
     for run in runs:
         gone = [part.host for part in run.hosts if part.error is None]
-        lines.append(Text(f"{run.job}  run {run.run}  removed from {fold(gone) if gone else 'no host'}"))
+        lines.append(Text(f"{run.job}  run {run.run}  removed from {fold_names(gone) if gone else 'no host'}"))
     return Group(*lines)
 
 
 def saved_view(saved: SavedOutcome) -> RenderableType:
     """Return ``train  saved step_120 (step 120, 3.2 MB) on node0, node1  4.1s``."""
     step = "" if saved.step is None else f"step {saved.step}, "
-    text = f"saved {saved.name} ({step}{size(saved.size)}) on {fold(saved.hosts)}  {saved.duration_s:.1f}s"
+    text = f"saved {saved.name} ({step}{size(saved.size)}) on {fold_names(saved.hosts)}  {saved.duration_s:.1f}s"
     return Text(f"{saved.job}  {text}")
 
 

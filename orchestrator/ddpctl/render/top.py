@@ -10,10 +10,10 @@ from rich.text import Text
 
 from ddpctl.render.clean import clean
 from ddpctl.render.console import Whole, columns
-from ddpctl.render.status import ago, attempt_line, cause_line, slow_line, state_text, stuck_line
-from ddpctl.spec.metrics import COUNTERS, SAMPLES, of_job
+from ddpctl.render.status import age_text, attempt_line, cause_line, slow_line, state_text, stuck_line
+from ddpctl.spec.metrics import COUNTERS, SAMPLES, job_metrics
 from ddpctl.spec.outcome import NodeStatus, RunStatus
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.top import GpuPulse, Holder, HostView, Overview, Pulse, RankPulse
 from ddpctl.spec.values import plural
 from ddpctl_worker.wire import contract
@@ -132,23 +132,23 @@ def _job_text(seen: Overview, run: RunStatus) -> str:
 
 
 def _run_row(seen: Overview, run: RunStatus) -> TopRow:
-    values = of_job(seen.metrics(run.run))
+    values = job_metrics(seen.metrics(run.run))
     return _row(
         run.run,
         _job_text(seen, run),
         state_text(run.state),
-        joined(run),
+        join_rows(run),
         _number(values.get("step"), "{:.0f}"),
         _rate(values.get(SAMPLES)),
-        ago(run.started),
+        age_text(run.started),
         run.run,
         Text("; ".join(notes(run)), "yellow"),
     )
 
 
-def joined(run: RunStatus) -> str:
+def join_rows(run: RunStatus) -> str:
     """Return ``4``, or ``1 of 4`` while some nodes have not joined yet."""
-    nodes = run.nodes_at_work
+    nodes = run.active_nodes
     there = sum(node.state == contract.RUNNING for node in nodes)
     return f"{there} of {len(nodes)}" if run.state in (contract.PENDING, contract.STARTING) else str(len(nodes))
 
@@ -160,7 +160,7 @@ def notes(run: RunStatus) -> list[str]:
         found.append(stuck_line(run))
     if not run.terminal:
         found += [slow_line(slow) for slow in run.slow]
-        found += [f"{node.host} is {node.state}" for node in run.nodes_at_work if node.state in _NO_ANSWER]
+        found += [f"{node.host} is {node.state}" for node in run.active_nodes if node.state in _NO_ANSWER]
         found += [attempt_line(attempt) for attempt in run.attempts[-2:-1]]
     return found
 
@@ -171,24 +171,24 @@ _NO_ANSWER = (contract.UNREACHABLE, contract.STALE)
 def run_head(seen: Overview, run: RunStatus) -> Text:
     """Return the lines above the ranks of a run."""
     head = Text.assemble(f"{run.job}  ", state_text(run.state), f"  run {run.run}  project {run.project}  ")
-    head.append(f"{plural(len(run.nodes_at_work), 'node')}  world size {run.world_size}")
+    head.append(f"{plural(len(run.active_nodes), 'node')}  world size {run.world_size}")
     if run.state in (contract.PENDING, contract.STARTING):
-        head.append(f"  {joined(run)} nodes have joined")
+        head.append(f"  {join_rows(run)} nodes have joined")
     if run.started:
-        head.append("\n" + "  ".join((f"started {ago(run.started)}", *_measured(seen, run))))
+        head.append("\n" + "  ".join((f"started {age_text(run.started)}", *_measured(seen, run))))
     for line in notes(run):
         head.append(f"\n{clean(' '.join(line.split()))}", "yellow")
     return head
 
 
 def _measured(seen: Overview, run: RunStatus) -> Iterator[str]:
-    for name, value in of_job(seen.metrics(run.run)).items():
+    for name, value in job_metrics(seen.metrics(run.run)).items():
         yield f"{name} {value:.0f}" if name in COUNTERS else f"{name} {_rate(value)}"
 
 
 def rank_rows(seen: Overview, run: RunStatus) -> list[TopRow]:
     """Return a row for each rank, in order."""
-    rows = {rank: _rank_row(seen, run, node, rank) for node in run.nodes_at_work for rank in node.ranks}
+    rows = {rank: _rank_row(seen, run, node, rank) for node in run.active_nodes for rank in node.ranks}
     return [rows[rank] for rank in sorted(rows)]
 
 
@@ -232,7 +232,7 @@ def summary(seen: Overview) -> Text:
     live = sum(not run.terminal for run in seen.runs)
     text = Text(plural(len(seen.hosts), "host"))
     if silent:
-        text.append(f", {len(silent)} without an answer ({fold(silent)})", "yellow")
+        text.append(f", {len(silent)} without an answer ({fold_names(silent)})", "yellow")
     if gpus:
         known = [gpu.use for gpu in gpus if gpu.use is not None]
         mean = f"{sum(known) / len(known):.0f}%" if known else UNKNOWN

@@ -23,7 +23,7 @@ from textual.css.query import NoMatches
 from textual.screen import Screen
 from textual.widgets import DataTable, Input, RichLog, Static
 
-from ddpctl.errors import as_fault
+from ddpctl.errors import to_ddpctl_error
 from ddpctl.render.clean import clean
 from ddpctl.render.errors import error_lines
 from ddpctl.render.lines import Bars, where
@@ -175,7 +175,7 @@ class TopView(Screen[None]):
             try:
                 page = work()
             except Exception as error:
-                page = Text("\n".join(error_lines(as_fault(error))), "bold red")
+                page = Text("\n".join(error_lines(to_ddpctl_error(error))), "bold red")
             app.hand_over(show, page)
 
         threading.Thread(target=at_work, name=title, daemon=True).start()
@@ -267,7 +267,7 @@ class Inside(TopView):
         try:
             self.app.actions.log(run, self._hear, self._show, self._left.is_set)
         except Exception as error:
-            self._new.append(Text(clean(str(as_fault(error))), "yellow"))
+            self._new.append(Text(clean(str(to_ddpctl_error(error))), "yellow"))
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Note):

@@ -70,7 +70,7 @@ class Applied:
         return {**vars(self.fix), "exit_code": self.ran.exit_code, "output": output}
 
 
-def automatic(findings: Iterable[Finding]) -> tuple[Fix, ...]:
+def automatic_fixes(findings: Iterable[Finding]) -> tuple[Fix, ...]:
     """Return the fixes of errors and warnings that may be run, each once per host, in the order of the findings."""
     found: dict[tuple[str, str], Fix] = {}
     for finding in findings:

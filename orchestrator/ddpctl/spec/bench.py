@@ -14,7 +14,7 @@ from typing import Any
 
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.limits import LATE_HOST_FACTOR, LEAST_COMPARED, SLOW_HOST_SHARE, WARM_UP_LINES
-from ddpctl.spec.metrics import COMM_SHARE, SAMPLES, Values, of_job
+from ddpctl.spec.metrics import COMM_SHARE, SAMPLES, Values, job_metrics
 from ddpctl_worker.wire.contract import SCHEMA
 
 
@@ -29,7 +29,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Measured:
+class RunFigures:
     """The figures of a run: samples per second of the whole job, and the mean share of time in communication.
 
     ``slowest``: the rank for which the other ranks wait; None: not known.
@@ -41,7 +41,7 @@ class Measured:
     devices: int | None = None  # devices of a single process that drives several (DataParallel)
 
 
-def measured(lines: Mapping[tuple[str, str], Sequence[Values]]) -> Measured | None:
+def measure_run(lines: Mapping[tuple[str, str], Sequence[Values]]) -> RunFigures | None:
     """Return the figures of a run from its metrics; None: no rank wrote samples per second.
 
     ``lines``: (host, rank) -> its metrics; the rank is "" if it is not known. A rank's value is the mean over its lines
@@ -51,14 +51,14 @@ def measured(lines: Mapping[tuple[str, str], Sequence[Values]]) -> Measured | No
     counted = {rank: values for rank, values in counted.items() if SAMPLES in values}
     if not counted:
         return None
-    total = of_job(list(counted.values()))
+    total = job_metrics(list(counted.values()))
     devices = total.get("devices")
     ranks = [
         Rank(host, int(rank), values.get(COMM_SHARE), values[SAMPLES])
         for (host, rank), values in counted.items()
         if rank
     ]
-    return Measured(
+    return RunFigures(
         samples_per_s=total[SAMPLES],
         comm_share=total.get(COMM_SHARE),
         slowest=_slowest(ranks),
@@ -92,7 +92,7 @@ class ScalingRow:
     nodes: int
     processes: int
     run: str
-    figures: Measured
+    figures: RunFigures
     parallel: str = "ddp"
 
     @property

@@ -8,7 +8,7 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from ddpctl.spec.limits import MOST_GRID_VALUES, MOST_POINTS
-from ddpctl.spec.metrics import RATE, together
+from ddpctl.spec.metrics import RATE, job_value
 from ddpctl_worker.rules.thinned import Thinned
 
 Points = Sequence[tuple[float, float]]
@@ -100,13 +100,13 @@ def _curve(name: str, ranks: Mapping[int, Sequence[Mapping[str, Any]]]) -> Curve
 def _of_job(name: str, ranks: Sequence[Points]) -> Iterator[Points]:
     """Yield the lines of an attempt: a single rank's lines as they are, or the lines of several ranks combined."""
     if len(ranks) == 1:
-        yield from growing(ranks[0])
+        yield from growing_curves(ranks[0])
         return
-    for parts in zip_longest(*(list(growing(points)) for points in ranks)):
-        yield combined(name, [part for part in parts if part])
+    for parts in zip_longest(*(list(growing_curves(points)) for points in ranks)):
+        yield combine_curves(name, [part for part in parts if part])
 
 
-def growing(points: Points) -> Iterator[Points]:
+def growing_curves(points: Points) -> Iterator[Points]:
     """Cut the points where x goes back: there a rank resumed from an earlier checkpoint."""
     cuts = [place for place, (before, after) in enumerate(pairwise(points), 1) if after[0] < before[0]]
     for begin, end in pairwise([0, *cuts, len(points)]):
@@ -114,7 +114,7 @@ def growing(points: Points) -> Iterator[Points]:
             yield [(x, y) for x, y in points[begin:end]]
 
 
-def combined(name: str, ranks: Sequence[Points]) -> Points:
+def combine_curves(name: str, ranks: Sequence[Points]) -> Points:
     """Return the curve of the job: at every x of any rank, the values of all ranks, combined by ``together``.
 
     Between two points of a rank its value is interpolated. Before its first and after its last point it is constant.
@@ -124,10 +124,10 @@ def combined(name: str, ranks: Sequence[Points]) -> Points:
     grid = sorted({x for points in ranks for x, _ in points})
     grid = grid[:: 1 + len(grid) * len(ranks) // MOST_GRID_VALUES]
     columns = zip(*(list(_at(points, grid)) for points in ranks), strict=True)
-    return thinned([(x, together(name, values)) for x, values in zip(grid, columns, strict=True)], MOST_POINTS)
+    return thin_curve([(x, job_value(name, values)) for x, values in zip(grid, columns, strict=True)], MOST_POINTS)
 
 
-def thinned(points: Points, most: int) -> Points:
+def thin_curve(points: Points, most: int) -> Points:
     """Return at most ``most`` of the points: both ends, and the extremes of every stretch."""
     kept = Thinned(most)
     for x, y in points:

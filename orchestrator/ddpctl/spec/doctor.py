@@ -14,7 +14,7 @@ from ddpctl_worker.wire import contract
 
 
 @dataclass(frozen=True)
-class Consultation:
+class DoctorReport:
     """One look at a run. ``looks`` has a dictionary for each rank, from the nodes (the worker's doctor/look.py)."""
 
     job: str

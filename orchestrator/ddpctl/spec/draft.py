@@ -221,7 +221,7 @@ def picked_hosts(answer: str, listed: Sequence[str]) -> tuple[HostEntry, ...]:
     return typed_hosts(" ".join(dict.fromkeys(chosen)))
 
 
-def merged(file: Imported, line: Imported) -> Imported:
+def merge_imported(file: Imported, line: Imported) -> Imported:
     """Merge a file and a command line; the values of the command line win."""
     of_file = {name: value for name, value in vars(file).items() if value}
     of_line = {name: value for name, value in vars(line).items() if value}
@@ -253,7 +253,7 @@ def cluster_name(hosts: Sequence[str]) -> str:
     return common if len(common) > 1 and is_name(common) else "cluster"
 
 
-def selected(hosts: Sequence[HostEntry], include: str | None, exclude: str | None) -> tuple[HostEntry, ...]:
+def filter_hosts(hosts: Sequence[HostEntry], include: str | None, exclude: str | None) -> tuple[HostEntry, ...]:
     """Return the hosts that DeepSpeed's ``--include`` or ``--exclude`` selects: ``worker-1@worker-2:0,2``.
 
     If the filter names GPUs of a host, that host runs as many processes, and they see these GPUs alone.

@@ -59,7 +59,7 @@ class Finding:
         return nameless(nameless(text, self.host, "HOST"), self.peer, "PEER")
 
     @property
-    def gist(self) -> str:
+    def group_key(self) -> str:
         """Return the message without names and numbers; findings with equal gists are folded."""
         return numberless(self.nameless(one_line(self.message)))
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ddpctl.spec.event import Line
 from ddpctl.spec.limits import FULL_BATCH, HOLD_S, LINE_TURN_S, LINES_AHEAD, MOST_WEIGHT, SILENT_HOST_S, SPARE_LINES
-from ddpctl.spec.lines import Group, Merge, fold, last_lines
+from ddpctl.spec.lines import Group, Merge, fold_lines, last_lines
 
 _EVER = float("inf")
 
@@ -159,7 +159,7 @@ class Flow:
         return Out(groups, self._drop(lines[:due], now))
 
     def _grouped(self, lines: Sequence[Line], due: int) -> list[Group]:
-        return fold(lines, due) if self._folded else [[line] for line in lines[:due]]
+        return fold_lines(lines, due) if self._folded else [[line] for line in lines[:due]]
 
     def _keep(self, lines: Sequence[Line]) -> None:
         assert self._last is not None

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.ranges import fold_names
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -16,7 +16,7 @@ _COMMAND = re.compile(r"`[^`]*`")
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
-def by(key: Callable[[T], K], items: Iterable[T]) -> dict[K, list[T]]:
+def group_by(key: Callable[[T], K], items: Iterable[T]) -> dict[K, list[T]]:
     """Group items by key; keys and items keep their order."""
     groups: dict[K, list[T]] = {}
     for item in items:
@@ -24,7 +24,7 @@ def by(key: Callable[[T], K], items: Iterable[T]) -> dict[K, list[T]]:
     return groups
 
 
-def by_value(values: Mapping[str, T]) -> list[tuple[T, list[str]]]:
+def group_hosts_by_value(values: Mapping[str, T]) -> list[tuple[T, list[str]]]:
     """Group hosts by value: (value, its hosts), the group with most hosts first, equal groups by their first host."""
     groups: list[tuple[T, list[str]]] = []
     for host, value in values.items():  # a value need not be hashable
@@ -36,7 +36,7 @@ def by_value(values: Mapping[str, T]) -> list[tuple[T, list[str]]]:
     return sorted(groups, key=lambda group: -len(group[1]))
 
 
-def by_culprit(pairs: Iterable[tuple[K, K]]) -> dict[K, list[tuple[K, K]]]:
+def group_pairs_by_culprit(pairs: Iterable[tuple[K, K]]) -> dict[K, list[tuple[K, K]]]:
     """Group pairs of hosts by a shared host, the host with most pairs first: a bad port damages all links of its host.
 
     Between hosts with equally many pairs, the host that is first in a pair wins.
@@ -56,9 +56,9 @@ def by_culprit(pairs: Iterable[tuple[K, K]]) -> dict[K, list[tuple[K, K]]]:
 # --- names in texts ---------------------------------------------------------------------------------------------------
 
 
-def named(hosts: Sequence[str]) -> str:
+def name_hosts(hosts: Sequence[str]) -> str:
     """Return the names as text: ``node3``, ``node[1-3] (3 hosts)``; an empty text without hosts."""
-    return "".join(hosts) if len(hosts) < 2 else f"{fold(hosts)} ({len(hosts)} hosts)"
+    return "".join(hosts) if len(hosts) < 2 else f"{fold_names(hosts)} ({len(hosts)} hosts)"
 
 
 def one_line(text: str) -> str:
@@ -79,20 +79,20 @@ def numberless(text: str) -> str:
 # --- next steps ------------------------------------------------------------------------------------------------------
 
 
-def blank(text: str) -> str:
+def blank_numbers(text: str) -> str:
     """Return a next step with empty commands: steps with equal results can be joined."""
     return _COMMAND.sub("``", text)
 
 
-def outside(text: str, change: Callable[[str], str]) -> str:
+def hosts_outside(text: str, change: Callable[[str], str]) -> str:
     """Apply ``change`` to ``text`` except to its commands."""
     parts = re.split(f"({_COMMAND.pattern})", text)
     return "".join(part if number % 2 else change(part) for number, part in enumerate(parts))
 
 
-def together(texts: Sequence[str]) -> str | None:
+def join_steps(texts: Sequence[str]) -> str | None:
     """Join next steps to one step that has all their commands; None: the steps differ in more than their commands."""
-    if len({blank(text) for text in texts}) != 1:
+    if len({blank_numbers(text) for text in texts}) != 1:
         return None
     columns = zip(*(_COMMAND.findall(text) for text in texts), strict=True)
     commands = iter([", ".join(dict.fromkeys(column)) for column in columns])

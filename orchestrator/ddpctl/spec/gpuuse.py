@@ -116,7 +116,7 @@ def least_busy_first(gpus: Sequence[GpuUse]) -> list[GpuUse]:
     return sorted(gpus, key=lambda gpu: (gpu.use is None, gpu.use or 0.0))
 
 
-def over_time(gpu: GpuUse, began: str, seconds: float, columns: int) -> list[float | None]:
+def use_over_time(gpu: GpuUse, began: str, seconds: float, columns: int) -> list[float | None]:
     """Divide the ``seconds`` from ``began`` on into ``columns`` parts, and return the use in each; None: not known."""
     sums = [0.0] * columns
     covered = [0.0] * columns

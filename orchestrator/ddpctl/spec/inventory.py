@@ -27,9 +27,9 @@ from ddpctl.spec.values import (
     PathText,
     Strict,
     Words,
-    bad,
+    make_fault,
     plural,
-    says,
+    with_message,
 )
 
 _PYLOCK = re.compile(r"pylock(\.[^.]+)?\.toml")
@@ -84,7 +84,7 @@ Mode = Literal["existing", "managed"]
 Backend = Annotated[
     str,
     Field(pattern=r"^(auto|cpu|xpu|cu\d{2,4}|rocm\d+(\.\d+)*)$"),
-    says("must be auto, cpu, or a build such as cu126, rocm6.3 or xpu"),
+    with_message("must be auto, cpu, or a build such as cu126, rocm6.3 or xpu"),
 ]
 
 
@@ -95,7 +95,7 @@ def _requirement(value: str) -> str:
     try:
         Requirement(value)
     except InvalidRequirement as error:
-        raise bad(f"is not a requirement: {str(error).splitlines()[0]}", _requirement_hint(value)) from None
+        raise make_fault(f"is not a requirement: {str(error).splitlines()[0]}", _requirement_hint(value)) from None
     return value
 
 
@@ -133,13 +133,13 @@ class Environment(Strict):
     @model_validator(mode="after")
     def _one_source(self) -> Environment:
         if self.packages and self.requirements:
-            raise bad("both packages and requirements are set", "write one of the two")
+            raise make_fault("both packages and requirements are set", "write one of the two")
         if self.mode == "managed" and not (self.packages or self.requirements or self.project):
-            raise bad("mode managed, but no packages", "add packages: [torch] or requirements: FILE")
+            raise make_fault("mode managed, but no packages", "add packages: [torch] or requirements: FILE")
         if self.mode == "existing" and self.project:
-            raise bad("project is set, but nothing is installed in mode existing", "write mode: managed")
+            raise make_fault("project is set, but nothing is installed in mode existing", "write mode: managed")
         if self.project and self.locked:
-            raise bad("requirements is a lock, and project cannot add to one", "put the project into the lock")
+            raise make_fault("requirements is a lock, and project cannot add to one", "put the project into the lock")
         return self
 
     @property
@@ -153,13 +153,13 @@ def _host_entry(value: Any) -> Any:
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, (Mapping, HostEntry)):
-        raise bad("must be a host's name or a mapping with a name", "quote it if it is a name")
+        raise make_fault("must be a host's name or a mapping with a name", "quote it if it is a name")
     return value
 
 
 def _not_empty(entries: tuple[HostEntry, ...]) -> tuple[HostEntry, ...]:
     if not entries:
-        raise bad("is empty", "add at least one host")
+        raise make_fault("is empty", "add at least one host")
     return entries
 
 

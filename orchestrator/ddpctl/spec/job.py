@@ -26,8 +26,8 @@ from ddpctl.spec.values import (
     PositiveSeconds,
     Seconds,
     Strict,
-    bad,
-    says,
+    make_fault,
+    with_message,
 )
 from ddpctl_worker.wire.contract import CODE_DIR_TOKEN, STOP_GRACE_S
 
@@ -45,7 +45,7 @@ SaveSignal = Literal["SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGTERM", "SIGA
 
 def _module(value: Any) -> str:
     if not isinstance(value, str) or not _MODULE.fullmatch(value):
-        raise bad("must be the dotted name of a Python module", "write pkg.train; a file goes to script:")
+        raise make_fault("must be the dotted name of a Python module", "write pkg.train; a file goes to script:")
     return value
 
 
@@ -53,11 +53,11 @@ def _inside(value: str) -> str:
     """Accept a path below the working folder, and return its shortest form."""
     path = posixpath.normpath(value)
     if path.startswith("/") or path == "." or ".." in path.split("/"):
-        raise bad("must be a path below the working folder", "write saved_models")
+        raise make_fault("must be a path below the working folder", "write saved_models")
     if any(part.startswith(".") for part in path.split("/")):
-        raise bad("must not be hidden: names with a leading dot count as temporary", "choose another name")
+        raise make_fault("must not be hidden: names with a leading dot count as temporary", "choose another name")
     if posixpath.splitext(path)[1] and not value.endswith("/"):
-        raise bad(
+        raise make_fault(
             "names a file, and only folders are kept",
             f"have the script save to a folder, and name that; if {path} is a folder: {path}/",
         )
@@ -69,7 +69,7 @@ def _apart(paths: tuple[str, ...]) -> tuple[str, ...]:
     folders = [f"{path.rstrip('/')}/" for path in paths]
     for outer in folders:
         if sum(inner.startswith(outer) for inner in folders) > 1:
-            raise bad("one of the paths is another, or inside it", "write each of them once")
+            raise make_fault("one of the paths is another, or inside it", "write each of them once")
     return paths
 
 
@@ -77,18 +77,18 @@ def _as_names(value: int | str | tuple[str, ...]) -> int | str | tuple[str, ...]
     return (value,) if isinstance(value, str) and value != "all" else value
 
 
-_Count = Annotated[int, Field(ge=1, le=MAX_NODES), says(f"must be a whole number from 1 to {MAX_NODES}")]
-_Restarts = Annotated[int, Field(ge=0, le=1000), says("must be a whole number from 0 to 1000")]
-_Spares = Annotated[int, Field(ge=0, le=MAX_NODES), says(f"must be a whole number from 0 to {MAX_NODES}")]
-Kept = Annotated[int, Field(ge=0, le=100_000), says("must be null or a whole number from 0 to 100000")]
-_Replicas = Annotated[int, Field(ge=0, le=MAX_NODES), says(f"must be a whole number from 0 to {MAX_NODES}")]
-_Kept = Annotated[int, Field(ge=1, le=1000), says("must be a whole number from 1 to 1000")]
+_Count = Annotated[int, Field(ge=1, le=MAX_NODES), with_message(f"must be a whole number from 1 to {MAX_NODES}")]
+_Restarts = Annotated[int, Field(ge=0, le=1000), with_message("must be a whole number from 0 to 1000")]
+_Spares = Annotated[int, Field(ge=0, le=MAX_NODES), with_message(f"must be a whole number from 0 to {MAX_NODES}")]
+Kept = Annotated[int, Field(ge=0, le=100_000), with_message("must be null or a whole number from 0 to 100000")]
+_Replicas = Annotated[int, Field(ge=0, le=MAX_NODES), with_message(f"must be a whole number from 0 to {MAX_NODES}")]
+_Kept = Annotated[int, Field(ge=1, le=1000), with_message("must be a whole number from 1 to 1000")]
 _PathsInside = Annotated[tuple[Annotated[PathText, AfterValidator(_inside)], ...], AsTuple, AfterValidator(_apart)]
 Module = Annotated[str, BeforeValidator(_module)]
 Nodes = Annotated[
     Annotated[int, Field(ge=1, le=MAX_NODES)] | Filled | Annotated[tuple[Filled, ...], AsTuple, Field(min_length=1)],
     AfterValidator(_as_names),
-    says(f"must be all, a number from 1 to {MAX_NODES}, or names of hosts", "write [node0, 'node[2-3]']"),
+    with_message(f"must be all, a number from 1 to {MAX_NODES}, or names of hosts", "write [node0, 'node[2-3]']"),
 ]
 
 
@@ -102,7 +102,7 @@ class Elastic(Strict):
     @model_validator(mode="after")
     def _ordered(self) -> Elastic:
         if self.max_nodes < self.min_nodes:
-            raise bad("max_nodes is smaller than min_nodes")
+            raise make_fault("max_nodes is smaller than min_nodes")
         return self
 
 
@@ -159,7 +159,7 @@ def _doctor(value: Any) -> Any:
         return None
     if value is None or isinstance(value, (dict, Doctor)):
         return value
-    raise bad("must be off, or a mapping with stall", "write off, or {stall: 30}")
+    raise make_fault("must be off, or a mapping with stall", "write off, or {stall: 30}")
 
 
 OptionalDoctor = Annotated[Doctor | None, BeforeValidator(_doctor), _Off()]
@@ -220,9 +220,9 @@ class JobKeys(Strict):
     @model_validator(mode="after")
     def _restartable(self) -> JobKeys:
         if self.rendezvous != "static" and (self.restarts or self.spares):
-            raise bad("restarts and spares need static rendezvous", "with c10d: elastic.max_restarts")
+            raise make_fault("restarts and spares need static rendezvous", "with c10d: elastic.max_restarts")
         if self.spares and not self.most_restarts:
-            raise bad("spares is set, and restarts is not", "write restarts: 3, or leave spares out")
+            raise make_fault("spares is set, and restarts is not", "write restarts: 3, or leave spares out")
         return self
 
     @property
@@ -236,7 +236,7 @@ class JobKeys(Strict):
     def _one_program(self) -> JobKeys:
         if (self.script is None) == (self.module is None):
             what = "both script and module are set" if self.script else "neither script nor module is set"
-            raise bad(what, "write exactly one of the two")
+            raise make_fault(what, "write exactly one of the two")
         return self
 
     @model_validator(mode="after")
@@ -244,7 +244,7 @@ class JobKeys(Strict):
         """Refuse ``checkpoint.paths`` outside sent code: links are made in the run's copy of the code alone."""
         elsewhere = self.workdir is not None and not self.workdir.startswith(CODE_DIR_TOKEN)
         if self.checkpoint.paths and (self.code is None or elsewhere):
-            raise bad(
+            raise make_fault(
                 "checkpoint.paths needs code that ddpctl sends, and no other workdir",
                 "remove it, and save to $DDPCTL_CHECKPOINT_DIR",
             )

@@ -78,7 +78,7 @@ class Merge:
         return {host: (count, self._hosts[host].drop(count)) for host, count in counts.items()}
 
 
-def fold(lines: Sequence[Line], due: int) -> list[Group]:
+def fold_lines(lines: Sequence[Line], due: int) -> list[Group]:
     """Fold equal lines of different ranks into groups.
 
     The groups hold the first ``due`` lines, and as many lines after them as their groups need: no line between the

@@ -16,13 +16,13 @@ SAMPLES = "samples_per_s"
 COMM_SHARE = "comm_share"  # the share of the time in communication, 0 to 1
 
 
-def of_job(ranks: Sequence[Values]) -> dict[str, float]:
+def job_metrics(ranks: Sequence[Values]) -> dict[str, float]:
     """Return the job's values; ``ranks`` has the values of each rank that wrote any."""
     names = dict.fromkeys(name for values in ranks for name in values)
-    return {name: together(name, [values[name] for values in ranks if name in values]) for name in names}
+    return {name: job_value(name, [values[name] for values in ranks if name in values]) for name in names}
 
 
-def together(name: str, values: Sequence[float]) -> float:
+def job_value(name: str, values: Sequence[float]) -> float:
     """Return the job's value of ``name``: the sum of rates, the maximum of counters, else the mean."""
     if len(values) == 1:
         return values[0]

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, model_validator
 
 from ddpctl.spec.command import REDACTED
-from ddpctl.spec.values import ENV_NAME_PATTERN, AsTuple, LiteralText, Strict, bad, says
+from ddpctl.spec.values import ENV_NAME_PATTERN, AsTuple, LiteralText, Strict, make_fault, with_message
 
 _HOST = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?"
 _URL = rf"https?://{_HOST}([/?][!-~]*)?"
@@ -24,7 +24,7 @@ URL_RULE = "must be an http:// or https:// address of printable ASCII characters
 
 def _webhook(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(f"{_URL}|{_REFERENCE}", value):
-        raise bad(URL_RULE, "or write ${NAME}, with the address in the job's env_file")
+        raise make_fault(URL_RULE, "or write ${NAME}, with the address in the job's env_file")
     return value
 
 
@@ -33,7 +33,7 @@ Argv = Annotated[
     tuple[LiteralText, ...],
     AsTuple,
     Field(min_length=1),
-    says("must be a list", "write the program and its arguments: [mail, -s, done, me@example.org]"),
+    with_message("must be a list", "write the program and its arguments: [mail, -s, done, me@example.org]"),
 ]
 
 
@@ -50,7 +50,7 @@ class Notifier(Strict):
     @model_validator(mode="after")
     def _one(self) -> Notifier:
         if (self.command is None) == (self.webhook is None):
-            raise bad("must have either command or webhook", "write {command: [mail, ...]} or {webhook: URL}")
+            raise make_fault("must have either command or webhook", "write {command: [mail, ...]} or {webhook: URL}")
         return self
 
     def resolved(self, secrets: Mapping[str, str]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Notifier(Strict):
         return {"webhook": address}
 
 
-def shown(notifier: Mapping[str, Any]) -> dict[str, Any]:
+def shown_target(notifier: Mapping[str, Any]) -> dict[str, Any]:
     """Return a resolved notifier without its secret part, for plans, records and logs."""
     if "webhook" not in notifier:
         return dict(notifier)

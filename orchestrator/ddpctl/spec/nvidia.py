@@ -140,7 +140,7 @@ def read(answer: Answer) -> Smi:
     if first["timed_out"]:
         return Smi(HUNG, f"no answer within {first['seconds']:.0f} s", seconds=first["seconds"], evidence=value)
     text = (first["stdout"] + first["stderr"]).strip()
-    failed = failure(text)
+    failed = find_failure(text)
     if first["code"] != 0 or failed:
         return Smi(failed or FAILED, one_line(text)[:SMI_MESSAGE_LETTERS], seconds=first["seconds"], evidence=value)
     return Smi(
@@ -160,7 +160,7 @@ def _program(path: str | None) -> str:
     return "nvidia-smi" if usual else str(path)
 
 
-def failure(text: str) -> str | None:
+def find_failure(text: str) -> str | None:
     """Return the state that the error message means; None: an unknown message, or no error."""
     return next((state for pattern, state in _FAILURES if pattern.search(text)), None)
 
@@ -225,7 +225,7 @@ def least_driver(cuda: str) -> str | None:
     return _LEAST_DRIVER.get(cuda.split(".")[0]) or _LEAST_DRIVER.get(".".join(cuda.split(".")[:2]))
 
 
-def older(driver: str, least: str) -> bool:
+def is_older(driver: str, least: str) -> bool:
     """Return whether version ``driver`` is below version ``least``, compared number by number."""
     return numbers(driver) < numbers(least)
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from ddpctl.spec.limits import SAVE_S, SURVIVED
-from ddpctl.spec.metrics import Values, of_job
+from ddpctl.spec.metrics import Values, job_metrics
 from ddpctl.spec.origin import JobId, Origin
 from ddpctl_worker.wire import contract
 
@@ -192,8 +192,8 @@ class RunStatus:
     cluster: str
     nodes: tuple[NodeStatus, ...]
     record: Mapping[str, Any] = field(default_factory=dict)
-    seen: End | None = None
-    unheard: tuple[str, ...] = ()
+    remembered_end: End | None = None
+    silent_hosts: tuple[str, ...] = ()
     untracked: tuple[Untracked, ...] = ()
 
     @property
@@ -217,11 +217,11 @@ class RunStatus:
 
     @property
     def state(self) -> str:
-        if self.seen:
-            return self.seen.state
+        if self.remembered_end:
+            return self.remembered_end.state
         if self._final_end:
             return str(self._final_end["state"])
-        state = run_state([self._state_of(node) for node in self.taking_part])
+        state = run_state([self._state_of(node) for node in self.deciding_nodes])
         if state not in contract.TERMINAL or not self._may_go_on:
             return state
         return contract.RUNNING if state == contract.SUCCEEDED else contract.STARTING  # as between two attempts
@@ -251,7 +251,7 @@ class RunStatus:
         if len(silent) >= majority_of(len(self.nodes)):
             return True
         attempt_is_known = all(node.agreed for node in answering)  # a host without its copy may have missed an attempt
-        attempt_is_silent = all(node in silent for node in self.nodes_at_work)
+        attempt_is_silent = all(node in silent for node in self.active_nodes)
         return 2 * len(silent) >= len(self.nodes) and (attempt_is_silent or not attempt_is_known)
 
     @property
@@ -261,14 +261,14 @@ class RunStatus:
         return bool(self.record.get("restart")) and len(self.nodes) - lost < majority_of(len(self.nodes))
 
     @property
-    def taking_part(self) -> Sequence[NodeStatus]:
+    def deciding_nodes(self) -> Sequence[NodeStatus]:
         """Return the nodes that decide on the state of the run: usually all nodes of the newest attempt.
 
         In an elastic run with at least ``min_nodes`` nodes left, the nodes that are gone do not count: torch's elastic
         agent continues without them. A node that fails after another node has succeeded does count.
         """
         least = self.record.get("min_nodes")
-        nodes = self.nodes_at_work
+        nodes = self.active_nodes
         rest = [node for node in nodes if node.state not in _GONE]
         if least is None or len(rest) < least:
             return nodes
@@ -277,10 +277,10 @@ class RunStatus:
         return self.nodes if late else rest
 
     @property
-    def left(self) -> Sequence[NodeStatus]:
+    def departed_nodes(self) -> Sequence[NodeStatus]:
         """Return the nodes that have left an elastic run, and that the run continues without."""
-        staying = self.taking_part
-        return [node for node in self.nodes_at_work if node not in staying]
+        staying = self.deciding_nodes
+        return [node for node in self.active_nodes if node not in staying]
 
     def _state_of(self, node: NodeStatus) -> str:
         """Return the state of a node; killed instead of failed where the node lost its peer to a kill by the user.
@@ -297,8 +297,10 @@ class RunStatus:
     @property
     def end(self) -> End | None:
         """Return the end to record on this machine; None: some node has not reported the end yet."""
-        if self.seen or (not self._final_end and any(node.state not in contract.TERMINAL for node in self.nodes)):
-            return self.seen
+        if self.remembered_end or (
+            not self._final_end and any(node.state not in contract.TERMINAL for node in self.nodes)
+        ):
+            return self.remembered_end
         return End(self.state, self.ended, self.cause)
 
     @property
@@ -313,8 +315,8 @@ class RunStatus:
         2. Else the earliest cause other than a lost node: a lost node is what the peers of the culprit report.
         3. Else, with lost nodes only, the node that most nodes report. A node that was cut off reports another node.
         """
-        if self.seen:
-            return self.seen.cause
+        if self.remembered_end:
+            return self.remembered_end.cause
         if self._final_end:
             return Cause.from_json(self._final_end["cause"]) if self._final_end["cause"] else None
         causes = self._without_survived([node.cause for node in self._deciding if node.cause])
@@ -361,7 +363,7 @@ class RunStatus:
         return max(copies, key=_mark, default=None)
 
     @property
-    def unfit(self) -> Mapping[str, str]:
+    def excluded_hosts(self) -> Mapping[str, str]:
         """Return the hosts that this run must not use again, each with why: broken hardware, or a stuck host."""
         return dict((self._agreed or {}).get("set_aside") or {})
 
@@ -388,8 +390,8 @@ class RunStatus:
 
     @property
     def ended(self) -> str | None:
-        if self.seen or not self.terminal:
-            return self.seen.ended if self.seen else None
+        if self.remembered_end or not self.terminal:
+            return self.remembered_end.ended if self.remembered_end else None
         host = self.cause.host if self.cause else None
         # A node that was cut off ends on its own, maybe long after the run.
         ends = (node.ended for node in self._deciding if node.ended and not node.cut_off_from(host))
@@ -403,7 +405,7 @@ class RunStatus:
         power loss for example, finds its processes gone. Its record then describes that node alone.
         """
         if self.state not in (contract.FAILED, contract.KILLED):
-            return self.taking_part
+            return self.deciding_nodes
         return [node for node in self.nodes if node.state == self.state] or self.nodes
 
     @property
@@ -412,7 +414,7 @@ class RunStatus:
         cause = self.cause
         kept = {(cause.host, cause.rank, cause.reason): cause} if cause else {}
         for node in self.nodes:
-            own = [node.cause] if node.cause and node in self.left else []
+            own = [node.cause] if node.cause and node in self.departed_nodes else []
             for found in (*own, *node.candidates):
                 kept.setdefault((found.host, found.rank, found.reason), found)
         return tuple(sorted((found for found in kept.values() if found is not cause), key=lambda found: found.time))
@@ -420,7 +422,7 @@ class RunStatus:
     @property
     def metrics(self) -> dict[str, float]:
         """Return the last values that the job measured of itself."""
-        return of_job([values for node in self.nodes for values in node.metrics.values()])
+        return job_metrics([values for node in self.nodes for values in node.metrics.values()])
 
     @property
     def diagnosis(self) -> Mapping[str, Any] | None:
@@ -440,7 +442,7 @@ class RunStatus:
 
         Keys: name, saved_s, kept_s, behind_s, late, copies. None: no rank has saved in this attempt.
         """
-        lags = [node.lag for node in self.nodes_at_work if node.lag is not None]
+        lags = [node.lag for node in self.active_nodes if node.lag is not None]
         return max(lags, key=lambda lag: (lag["behind_s"] or 0.0, lag["kept_s"] or 0.0), default=None)
 
     @property
@@ -456,8 +458,8 @@ class RunStatus:
         That is the node with node rank 0, which decides on both. If it does not answer, it is the node that has its
         newest report.
         """
-        reporting = [node for node in self.nodes_at_work if node.reported]
-        return max(reporting, key=lambda node: (node is self.nodes_at_work[0], node.reported), default=None)
+        reporting = [node for node in self.active_nodes if node.reported]
+        return max(reporting, key=lambda node: (node is self.active_nodes[0], node.reported), default=None)
 
     @property
     def grace(self) -> float:
@@ -478,12 +480,12 @@ class RunStatus:
     @property
     def copies(self) -> bool:
         """Return whether another host gets a copy of each checkpoint."""
-        return bool((self.record.get("checkpoint") or {}).get("replicas")) and len(self.nodes_at_work) > 1
+        return bool((self.record.get("checkpoint") or {}).get("replicas")) and len(self.active_nodes) > 1
 
     @property
     def world_size(self) -> int:
         if len(self.own_attempts) > 1:
-            return sum(len(node.ranks) for node in self.nodes_at_work)
+            return sum(len(node.ranks) for node in self.active_nodes)
         return int(self.record.get("world_size") or sum(len(node.ranks) for node in self.nodes))
 
     @property
@@ -491,7 +493,7 @@ class RunStatus:
         return tuple(node.host for node in self.nodes)
 
     @property
-    def nodes_at_work(self) -> tuple[NodeStatus, ...]:
+    def active_nodes(self) -> tuple[NodeStatus, ...]:
         """Return the nodes of the newest attempt in the order of their node ranks, without spares and lost hosts."""
         if not self._agreed:
             return self.nodes
@@ -526,7 +528,7 @@ class RunStatus:
             "started": self.started,
             "ended": self.ended,
             "world_size": self.world_size,
-            "nodes": [node.to_json() for node in self.nodes_at_work],
+            "nodes": [node.to_json() for node in self.active_nodes],
             "cause": cause.to_json() if cause else None,
             "candidates": [candidate.to_json() for candidate in self.candidates],
             "metrics": self.metrics,

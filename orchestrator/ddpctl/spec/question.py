@@ -38,11 +38,11 @@ class Answer:
     seconds: float = 0.0
 
 
-def as_request(asked: Iterable[Question]) -> list[dict[str, Any]]:
+def probe_questions(asked: Iterable[Question]) -> list[dict[str, Any]]:
     """Return the argument ``questions`` of the verb ``probe``."""
     return [{"id": q.key, "name": q.name, "params": dict(q.params), "deadline": q.deadline} for q in asked]
 
 
-def as_answers(reply: Mapping[str, Any]) -> dict[str, Answer]:
+def probe_answers(reply: Mapping[str, Any]) -> dict[str, Answer]:
     """Return the answers in a reply of ``probe``, by the keys of the questions."""
     return {key: Answer(**answer) for key, answer in reply["answers"].items()}

@@ -79,7 +79,7 @@ def _check_size(text: str) -> None:
             raise RangeFault(f"more than {MAX_HOSTS} hosts in one range")
 
 
-def fold(names: Iterable[str], least: int = 3) -> str:
+def fold_names(names: Iterable[str], least: int = 3) -> str:
     """Return the shortest text for these names: ``node[0-2,7]`` for node0 node1 node2 node7.
 
     Fewer than ``least`` names become a plain list.

@@ -14,7 +14,7 @@ from ddpctl.spec.gpuuse import GpuUse
 from ddpctl.spec.metrics import Values
 from ddpctl.spec.network import Network
 from ddpctl.spec.outcome import SLOW, Attempt, RunStatus
-from ddpctl.spec.times import elapsed, lasting
+from ddpctl.spec.times import duration_seconds, elapsed
 from ddpctl.spec.values import plural
 from ddpctl_worker.rules.unite import Saved
 from ddpctl_worker.wire import contract
@@ -75,7 +75,7 @@ class RunReport:
         """Return the verdict: ``succeeded after 12 min, in attempt 3 after 2 failures``."""
         run, took, number = self.run, self.duration_s, self.run.attempts[-1].number
         word = "after" if run.terminal else "for"
-        text = run.state if took is None else f"{run.state} {word} {lasting(took)}"
+        text = run.state if took is None else f"{run.state} {word} {duration_seconds(took)}"
         text += f", in attempt {number}" if number > 1 else ""
         return f"{text} after {plural(len(self.failures), 'failure')}" if self.failures else text
 
@@ -84,7 +84,7 @@ class RunReport:
         """Return the last values of every rank that wrote metrics: host, rank, values."""
         found = [
             (node.host, int(rank), values)
-            for node in self.run.nodes_at_work
+            for node in self.run.active_nodes
             for rank, values in node.metrics.items()
             if rank
         ]

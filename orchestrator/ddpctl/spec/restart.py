@@ -83,7 +83,7 @@ class Earlier:
         return {"run": self.run, "attempts": [dict(attempt) for attempt in self.attempts]}
 
 
-def told(attempts: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+def recorded_attempts(attempts: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """Return the newest attempts without tracebacks: a record must stay small, as it goes to every node repeatedly."""
     short = [
         {**attempt, "cause": {**attempt["cause"], "traceback": None} if attempt["cause"] else None}
@@ -93,7 +93,7 @@ def told(attempts: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True)
-class Seats:
+class ChosenHosts:
     """The hosts of a continued run: ``hosts`` in the order of node ranks; the last ``spares`` of them are spares."""
 
     hosts: tuple[str, ...]
@@ -104,24 +104,24 @@ class Seats:
         return self.hosts[: len(self.hosts) - self.spares]
 
 
-def seats(settings: Settings, job: JobSpec, known: Sequence[str], usable: Collection[str]) -> Seats | None:
+def choose_hosts(settings: Settings, job: JobSpec, known: Sequence[str], usable: Collection[str]) -> ChosenHosts | None:
     """Choose the hosts of a continued run among the ``usable`` hosts; None: there are too few.
 
     The hosts of the ended run come first. A job with spares may then use any other host of ``known``.
     """
     further = [host for host in known if host not in settings.hosts] if job.spares else []
     there = [host for host in (*settings.hosts, *further) if host in usable]
-    if len(there) < least(settings, job):
+    if len(there) < least_hosts(settings, job):
         return None
     chosen = there[: settings.nodes + job.spares]
-    return Seats(tuple(chosen), max(0, len(chosen) - settings.nodes))
+    return ChosenHosts(tuple(chosen), max(0, len(chosen) - settings.nodes))
 
 
-def least(settings: Settings, job: JobSpec) -> int:
+def least_hosts(settings: Settings, job: JobSpec) -> int:
     """Return the lowest number of hosts that the job may run on."""
     return min(job.elastic.min_nodes, settings.nodes) if job.elastic else settings.nodes
 
 
-def without(settings: Settings, hosts: Collection[str]) -> Settings:
+def without_hosts(settings: Settings, hosts: Collection[str]) -> Settings:
     """Return the settings without ``hosts``, which must not be used again."""
     return replace(settings, hosts=tuple(host for host in settings.hosts if host not in hosts))

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from ddpctl.spec.origin import Origin
-from ddpctl.spec.times import elapsed, lasting
+from ddpctl.spec.times import duration_seconds, elapsed
 from ddpctl_worker.rules.entries import step_of
 from ddpctl_worker.rules.order import oldest_first, when_of
 
@@ -44,12 +44,12 @@ class Resumed:
         step = step_of(self.entry)
         age = elapsed(self.time, now.isoformat())
         words = [] if step is None else [f"step {step}"]
-        saved = "saved" if age is None else f"saved {lasting(max(0.0, age))} ago"
+        saved = "saved" if age is None else f"saved {duration_seconds(max(0.0, age))} ago"
         words.append(f"{saved} by run {self.start.run}" if self.start else saved)
         return f"resumes from {self.entry} ({', '.join(words)}); `ddpctl up --fresh` starts without it"
 
 
-def newest(rows: Mapping[str, Sequence[Row]], starts: Mapping[str, Sequence[Start]]) -> Resumed | None:
+def newest_resumed(rows: Mapping[str, Sequence[Row]], starts: Mapping[str, Sequence[Start]]) -> Resumed | None:
     """Return the newest checkpoint that any host has; None if there is no checkpoint. Both arguments are by host."""
     every = [row for of_host in rows.values() for row in of_host]
     if not every:

@@ -14,7 +14,7 @@ def elapsed(begin: str | None, end: str | None) -> float | None:
         return None
 
 
-def lasting(took: float) -> str:
+def duration_seconds(took: float) -> str:
     """Return a duration in seconds as text: ``8.3 s``, ``3 min 12 s``, ``2 h 5 min``, ``3 d 4 h``."""
     if took < 59.95:
         return f"{took:.1f} s" if took < 10 else f"{took:.0f} s"

@@ -76,12 +76,12 @@ def is_env_name(text: str) -> bool:
     return _ENV_NAME.fullmatch(text) is not None
 
 
-def bad(message: str, hint: str | None = None) -> PydanticCustomError:
+def make_fault(message: str, hint: str | None = None) -> PydanticCustomError:
     """Return an error for a validator to raise; its context holds the hint."""
     return PydanticCustomError("fault", "{message}", {"message": message, "hint": hint})
 
 
-def says(message: str, hint: str | None = None) -> WrapValidator:
+def with_message(message: str, hint: str | None = None) -> WrapValidator:
     """Replace all of pydantic's messages about a value by this message; an error made with :func:`bad` stays."""
 
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -90,31 +90,31 @@ def says(message: str, hint: str | None = None) -> WrapValidator:
         except ValidationError as error:
             if error.errors()[0]["type"] == "fault":
                 raise
-            raise bad(message, hint) from None
+            raise make_fault(message, hint) from None
 
     return WrapValidator(check)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise bad("must be text", "quote it")
+        raise make_fault("must be text", "quote it")
     return _clean(value)
 
 
 def _clean(value: str) -> str:
     if "\0" in value:
-        raise bad("holds a NUL character, which cannot be passed to a process")
+        raise make_fault("holds a NUL character, which cannot be passed to a process")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise bad("is not valid Unicode (half of a surrogate pair)") from None
+        raise make_fault("is not valid Unicode (half of a surrogate pair)") from None
     return value
 
 
 def _filled(value: Any) -> str:
     text = _text(value)
     if not text.strip():
-        raise bad("is empty")
+        raise make_fault("is empty")
     return text
 
 
@@ -131,9 +131,9 @@ def _word(value: Any) -> str:
     """Accept a word for a command line or a configuration: no blanks, no control characters, no option."""
     text = _filled(value)
     if text.startswith("-"):
-        raise bad("must not start with '-'")
+        raise make_fault("must not start with '-'")
     if any(character.isspace() or not character.isprintable() for character in text):
-        raise bad("must not hold blanks or control characters")
+        raise make_fault("must not hold blanks or control characters")
     return text
 
 
@@ -148,16 +148,16 @@ def _address(value: Any) -> str:
     """Accept a host name or an IP address, without user and port."""
     text = _word(value)
     if "@" in text:
-        raise bad("must be a name or an IP address alone", "the login name goes to user:")
+        raise make_fault("must be a name or an IP address alone", "the login name goes to user:")
     if _WITH_PORT.fullmatch(text):
-        raise bad("must be a name or an IP address alone", "the port goes to port:")
+        raise make_fault("must be a name or an IP address alone", "the port goes to port:")
     return _without(text, _NO_HOST)
 
 
 def _login(value: Any) -> str:
     text = _without(_word(value), _NO_LOGIN)
     if text.endswith("\\"):
-        raise bad("must not end with a backslash")
+        raise make_fault("must not end with a backslash")
     return text
 
 
@@ -172,16 +172,18 @@ def _jump(value: Any) -> str:
 
 def _without(text: str, letters: frozenset[str]) -> str:
     if found := sorted(letters.intersection(text)):
-        raise bad(f"must not hold {' '.join(found)}")
+        raise make_fault(f"must not hold {' '.join(found)}")
     return text
 
 
 def _env_name(value: Any) -> str:
     text = _text(value)
     if not is_env_name(text):
-        raise bad("is not a name for an environment variable", "letters, digits and '_', not starting with a digit")
+        raise make_fault(
+            "is not a name for an environment variable", "letters, digits and '_', not starting with a digit"
+        )
     if text in LAUNCHER_OWNED or text.startswith(("DDPCTL_", "PET_")):
-        raise bad("is set by the launcher in every process and cannot be chosen here", "remove it")
+        raise make_fault("is set by the launcher in every process and cannot be chosen here", "remove it")
     return text
 
 
@@ -199,23 +201,26 @@ Text = Annotated[str, BeforeValidator(_text)]
 Filled = Annotated[str, Field(min_length=1), BeforeValidator(_filled)]
 LiteralText = Annotated[str, BeforeValidator(_literal_text), WithJsonSchema({"type": ["string", "number"]})]
 Name = Annotated[
-    str, Field(pattern=f"^{NAME_PATTERN}$"), BeforeValidator(_text), says(f"is not a valid name: {NAME_RULE}")
+    str, Field(pattern=f"^{NAME_PATTERN}$"), BeforeValidator(_text), with_message(f"is not a valid name: {NAME_RULE}")
 ]
 Word = Annotated[str, Field(pattern=r"^[^\s-]\S*$"), BeforeValidator(_word)]
 Address = Annotated[str, Field(pattern=r"^[^\s@-][^\s@]*$"), BeforeValidator(_address)]
 Login = Annotated[str, Field(pattern=r"^[^\s-]\S*$"), BeforeValidator(_login)]
 Jump = Annotated[str, Field(pattern=r"^[^\s-]\S*$"), BeforeValidator(_jump)]
 PathText = Annotated[
-    str, Field(pattern=r"^[^-]"), BeforeValidator(_filled), says("must not start with '-'", "write ./ before it")
+    str,
+    Field(pattern=r"^[^-]"),
+    BeforeValidator(_filled),
+    with_message("must not start with '-'", "write ./ before it"),
 ]
 EnvName = Annotated[str, Field(pattern=f"^{ENV_NAME_PATTERN}$"), BeforeValidator(_env_name)]
-Seconds = Annotated[float, Field(ge=0, le=10_000_000), says("must be a number of seconds, 0 or more")]
-PositiveSeconds = Annotated[float, Field(gt=0, le=10_000_000), says("must be a number of seconds, more than 0")]
-Port = Annotated[int, Field(ge=1, le=65535), says("must be a whole number from 1 to 65535")]
-AutoPort = Annotated[Literal["auto"] | Port, says("must be auto or a whole number from 1 to 65535")]
+Seconds = Annotated[float, Field(ge=0, le=10_000_000), with_message("must be a number of seconds, 0 or more")]
+PositiveSeconds = Annotated[float, Field(gt=0, le=10_000_000), with_message("must be a number of seconds, more than 0")]
+Port = Annotated[int, Field(ge=1, le=65535), with_message("must be a whole number from 1 to 65535")]
+AutoPort = Annotated[Literal["auto"] | Port, with_message("must be auto or a whole number from 1 to 65535")]
 AutoCount = Annotated[
     Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_COUNT)],
-    says(f"must be auto or a whole number from 1 to {MAX_COUNT}"),
+    with_message(f"must be auto or a whole number from 1 to {MAX_COUNT}"),
 ]
 
 AsTuple = Field(strict=False)  # the file has lists: they become tuples, and no other conversion exists

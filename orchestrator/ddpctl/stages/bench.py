@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ddpctl.errors import HostsFailed, JobFailed, Survivors
-from ddpctl.spec.bench import Measured, measured
+from ddpctl.spec.bench import RunFigures, measure_run
 from ddpctl.spec.event import Event, Note, Tell
 from ddpctl.spec.limits import WARM_UP_LINES
 from ddpctl.spec.lines import Group
@@ -71,7 +71,7 @@ class MetricsReader:
         return any(found["lines"] for found in ranks.values())
 
 
-def measure(launch: Launch, fleet: Fleet, tell: Tell, *, seconds: float, by: str) -> tuple[RunStatus, Measured]:
+def measure(launch: Launch, fleet: Fleet, tell: Tell, *, seconds: float, by: str) -> tuple[RunStatus, RunFigures]:
     """Run a job until its metrics cover ``seconds`` after the warm-up, or until it is over; then stop it.
 
     Raises:
@@ -82,7 +82,7 @@ def measure(launch: Launch, fleet: Fleet, tell: Tell, *, seconds: float, by: str
         reader = MetricsReader(run, fleet)
         end = _watch(run, reader, fleet, seconds)
     _raise_for(end)
-    found = measured(reader.lines)
+    found = measure_run(reader.lines)
     if found is None:
         raise JobFailed(f"{run.job} wrote no {SAMPLES} to $DDPCTL_METRICS", hint=HOW_TO_REPORT)
     return run, found

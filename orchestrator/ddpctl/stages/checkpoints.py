@@ -22,7 +22,7 @@ from ddpctl.spec.origin import JobId
 from ddpctl.spec.values import is_name, plural
 from ddpctl.stages.fetch import Receiver
 from ddpctl.stages.limits import CHECKPOINTS_S, COPY_LATE_S, FETCH_S, HASH_BLOCK_BYTES
-from ddpctl.stages.status import ask_runs, live_runs_of, merged, others_alone
+from ddpctl.stages.status import ask_runs, live_runs_of, merge_statuses, only_other_projects
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker.rules.entries import METADATA
 from ddpctl_worker.rules.order import moment_of
@@ -41,7 +41,7 @@ def list_checkpoints(fleet: Fleet, name: str, of: Inventory) -> JobCheckpoints:
         NoSuchJob: every host answered, and no host has a run or a checkpoint of the job.
         HostsFailed: no host that answered has a run or a checkpoint of the job, and further hosts did not answer.
     """
-    reported = merged(ask_runs(fleet, name))
+    reported = merge_statuses(ask_runs(fleet, name))
     begun = [run for run in reported if contract.begins(run.run, name)]
     alike = [run for run in reported if run.job == name]
     named = [run for run in reported if run.run == name] or [run for run in alike if run.job_id == of.job_id(name)]
@@ -62,7 +62,7 @@ def list_checkpoints(fleet: Fleet, name: str, of: Inventory) -> JobCheckpoints:
         )
         raise HostsFailed(f"{message} answer", found.errors)
     if alike:
-        raise others_alone(name, of, alike)
+        raise only_other_projects(name, of, alike)
     raise NoSuchJob(
         f"no job, run or checkpoint of {job.job!r} on {plural(len(fleet.hosts), 'host')}",
         hint="`ddpctl ps --all` lists every run",

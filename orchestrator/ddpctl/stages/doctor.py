@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpctl.errors import DdpctlError
-from ddpctl.spec.doctor import Consultation
+from ddpctl.spec.doctor import DoctorReport
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.stages.limits import DOCTOR_LOOK_S
@@ -18,7 +18,7 @@ from ddpctl_worker.rules.verdict import Diagnosis
 from ddpctl_worker.wire import contract
 
 
-def consult(fleet: Fleet, job: str, of: Inventory | None = None) -> Consultation:
+def ask_doctor(fleet: Fleet, job: str, of: Inventory | None = None) -> DoctorReport:
     """Return the state of every rank of ``job``, with the diagnosis. A host that does not answer is in ``missing``.
 
     ``of``: as for ``find_run``.
@@ -31,7 +31,7 @@ def consult(fleet: Fleet, job: str, of: Inventory | None = None) -> Consultation
     def look(transport: Transport) -> dict[str, Any]:
         return transport.call("doctor", {"run": run.run}, timeout=DOCTOR_LOOK_S)
 
-    at_work = [node.host for node in run.nodes_at_work]
+    at_work = [node.host for node in run.active_nodes]
     hosts = [host for host in at_work if host in fleet.hosts]
     answers = fleet.together(look, hosts)  # the looks are compared as a single moment
     looks = [found for answer in answers.results.values() for found in _looks(answer, run)]
@@ -42,7 +42,7 @@ def consult(fleet: Fleet, job: str, of: Inventory | None = None) -> Consultation
     if run.terminal:
         found = _after_the_end(run, found)
     found = found._replace(missing=[_why(line, answers.errors) for line in found.missing])
-    return Consultation(
+    return DoctorReport(
         run.job, run.run, run.state, found, looks, tuple(slow), ended=run.terminal, errors=answers.errors
     )
 
@@ -61,9 +61,9 @@ def _looks(answer: dict[str, Any], run: RunStatus) -> list[dict[str, Any]]:
 
 def _expected(run: RunStatus, absent: Sequence[str]) -> dict[int, str]:
     """Return each rank with its host. Before all nodes have started their ranks, and after the end, return no rank."""
-    if run.terminal or any(node.state in (contract.PENDING, contract.STARTING) for node in run.nodes_at_work):
+    if run.terminal or any(node.state in (contract.PENDING, contract.STARTING) for node in run.active_nodes):
         return {}
-    hosts = {rank: node.host for node in run.nodes_at_work for rank in node.ranks}
+    hosts = {rank: node.host for node in run.active_nodes for rank in node.ranks}
     return {**dict.fromkeys(range(run.world_size), absent[0]), **hosts} if absent else hosts
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ddpctl.errors import RemoteError
 from ddpctl.spec.command import Ran
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
-from ddpctl.spec.fold import by
+from ddpctl.spec.fold import group_by
 from ddpctl.stages.limits import SUDO_PROBE_S
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 from ddpctl.transport.bootstrap import last_line
@@ -46,7 +46,7 @@ class Sudo:
         for host, ran in outcome.results.items():
             self._sudo_kind[host] = last_line(ran.stdout.encode()).strip()  # a shell profile may print lines before it
         asking = [host for host in new if self._sudo_kind.get(host) == "asks"]
-        for user, group in by(lambda host: fleet.transport(host).user, asking).items():
+        for user, group in group_by(lambda host: fleet.transport(host).user, asking).items():
             password = self._password(fleet.transport(group[0]), user, group)
             self._passwords.update(dict.fromkeys(group, password))
 

@@ -22,7 +22,7 @@ from typing import IO, Any
 from ddpctl.errors import DdpctlError, HostsFailed
 from ddpctl.spec.event import Event, Note, Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.outcome import RunStatus
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.values import plural
 from ddpctl.stages.limits import FETCH_CLEANUP_S, FETCH_KNOWN_FILES, FETCH_S, FETCH_WATCH_S
 from ddpctl.stages.status import not_listed, read_run
@@ -31,7 +31,7 @@ from ddpctl.transport.pipe import garbled
 
 
 @dataclass(frozen=True)
-class Known:
+class KeptFile:
     """The part of a file that is here already and need not be sent again."""
 
     size: int
@@ -39,12 +39,12 @@ class Known:
     digest: Any  # of hashlib; the next bytes continue it
 
 
-class Brought:
+class KeptFiles:
     """The files of a host in ``folder``, kept from call to call."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.files: dict[str, Known] = {}
+        self.files: dict[str, KeptFile] = {}
 
     def request(self) -> dict[str, list[int | str]]:
         """Return the size, time and hash of each file that is still here, as the node takes them."""
@@ -52,7 +52,7 @@ class Brought:
         newest = sorted(here.items(), key=lambda item: item[1].mtime_ns)[-FETCH_KNOWN_FILES:]
         return {name: [file.size, file.mtime_ns, file.digest.hexdigest()] for name, file in newest}
 
-    def _is_here(self, name: str, known: Known) -> bool:
+    def _is_here(self, name: str, known: KeptFile) -> bool:
         try:
             found = (self.folder / name).lstat()
         except OSError:
@@ -69,7 +69,7 @@ class Fetched:
     missing: tuple[str, ...] = ()
 
 
-def nowhere(outcome: FleetOutcome[Fetched]) -> tuple[str, ...]:
+def missing_outputs(outcome: FleetOutcome[Fetched]) -> tuple[str, ...]:
     """Return the declared outputs that no node has. A single node is enough for an output that only rank 0 writes."""
     answers = list(outcome.results.values())
     return (
@@ -88,7 +88,7 @@ def fetch_run(
     *,
     ranks: Sequence[int] | None = None,
     outputs_only: bool = False,
-    kept: dict[str, Brought] | None = None,
+    kept: dict[str, KeptFiles] | None = None,
 ) -> FleetOutcome[Fetched]:
     """Write every host's files to ``dest/<host>/``; each file appears under its name only when it is whole.
 
@@ -100,7 +100,7 @@ def fetch_run(
 
     def fetch(transport: Transport) -> Fetched:
         host = transport.host
-        earlier = kept.setdefault(host, Brought(dest / host)) if kept is not None else None
+        earlier = kept.setdefault(host, KeptFiles(dest / host)) if kept is not None else None
         receiver = Receiver(dest / host, lambda done: tell(Progress("fetch", done, None, host)), earlier)
         receivers.append(receiver)
         have = earlier.request() if earlier is not None else {}
@@ -134,7 +134,7 @@ def watch(
     dest: Path,
     fleet: Fleet,
     tell: Tell,
-    kept: dict[str, Brought],
+    kept: dict[str, KeptFiles],
     pause: float = FETCH_WATCH_S,
 ) -> None:
     """Copy the changed outputs until the run is over. A host that does not answer is asked again."""
@@ -156,7 +156,7 @@ def _tell_news(outcome: FleetOutcome[Fetched], tell: Tell, silent: set[str]) -> 
     came = {host: fetched for host, fetched in outcome.results.items() if fetched.files}
     if came:
         files = plural(sum(len(fetched.files) for fetched in came.values()), "file")
-        tell(Note(f"{files}, {sum(fetched.bytes for fetched in came.values())} bytes from {fold(came)}"))
+        tell(Note(f"{files}, {sum(fetched.bytes for fetched in came.values())} bytes from {fold_names(came)}"))
     for host, error in outcome.errors.items():
         if host not in silent:
             tell(Note(f"{error}; trying again", "warning", host))
@@ -171,7 +171,7 @@ class Receiver:
     ``folder``, and never through a symlink.
     """
 
-    def __init__(self, folder: Path, tell: Callable[[int], None], kept: Brought | None = None) -> None:
+    def __init__(self, folder: Path, tell: Callable[[int], None], kept: KeptFiles | None = None) -> None:
         self.fetched = Fetched()
         self.closed = threading.Event()
         self._kept = kept
@@ -182,7 +182,7 @@ class Receiver:
         self._parent = -1  # descriptor of the file's folder
         self._part = self._name = ""
         self._left = self._mode = 0
-        self._known = Known(0, 0, hashlib.sha256())  # the state of the file once it is whole
+        self._known = KeptFile(0, 0, hashlib.sha256())  # the state of the file once it is whole
 
     def frame(self, frame: Frame) -> None:
         if "file" in frame.data:
@@ -190,7 +190,7 @@ class Receiver:
             info = frame.data["file"]
             self._open(info["path"], info["size"], info.get("offset", 0))
             self._mode = info.get("mode", 0o600)
-            self._known = Known(info["size"], info.get("mtime_ns", 0), self._known.digest)
+            self._known = KeptFile(info["size"], info.get("mtime_ns", 0), self._known.digest)
         elif self._file is None or len(frame.raw) > self._left:
             raise garbled("more bytes of a file than were announced")
         else:
@@ -222,12 +222,12 @@ class Receiver:
         if before is not None:  # the file grows in place
             self._file = os.fdopen(os.open(self._name, flags | os.O_NONBLOCK, dir_fd=self._parent), "wb")
             self._file.seek(offset)
-            self._known = Known(0, 0, before.digest.copy())
+            self._known = KeptFile(0, 0, before.digest.copy())
             return
         self._part = f".{secrets.token_hex(8)}.part"
         flags |= os.O_CREAT | os.O_EXCL
         self._file = os.fdopen(os.open(self._part, flags, 0o600, dir_fd=self._parent), "wb")
-        self._known = Known(0, 0, hashlib.sha256())
+        self._known = KeptFile(0, 0, hashlib.sha256())
 
     def _finish(self) -> None:
         assert self._file is not None

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ddpctl.checks.firewall import readable
+from ddpctl.checks.firewall import is_readable
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.autofix import Applied, Fix
 from ddpctl.spec.command import Ran
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
-from ddpctl.spec.fold import by
+from ddpctl.spec.fold import group_by
 from ddpctl.stages.execute import Sudo
 from ddpctl.stages.limits import FIX_S, ROOT_FIREWALL_S
 from ddpctl.transport.base import Fleet, Transport
@@ -27,7 +27,7 @@ def apply(fixes: Sequence[Fix], fleet: Fleet, tell: Tell, sudo: Sudo) -> list[Ap
     Raises:
         RemoteError: no valid password for sudo was given; no host was changed.
     """
-    by_host = by(lambda fix: fix.host, fixes)
+    by_host = group_by(lambda fix: fix.host, fixes)
     sudo.prepare(fleet, {fix.host for fix in fixes if fix.wants_root})
     tell(StageStarted("fix", len(by_host)))
     outcome = fleet.map(
@@ -61,7 +61,7 @@ def read_closed(
     dumps: Mapping[str, Mapping[str, Any]], fleet: Fleet, sudo: Sudo | None
 ) -> dict[str, Mapping[str, Any]]:
     """Return ``dumps`` with rules that only root may read, read again with ``sudo`` if its password is given."""
-    closed = [host for host, dump in dumps.items() if dump.get("uid") != 0 and not readable(dump)]
+    closed = [host for host, dump in dumps.items() if dump.get("uid") != 0 and not is_readable(dump)]
     if sudo is None or not closed:
         return dict(dumps)
 

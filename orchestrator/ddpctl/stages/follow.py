@@ -25,7 +25,7 @@ from ddpctl.errors import (
     Interrupted,
     RemoteError,
     Unreachable,
-    as_fault,
+    to_ddpctl_error,
 )
 from ddpctl.spec.checkpoints import lag_line
 from ddpctl.spec.event import Line, Note, Tell
@@ -217,7 +217,7 @@ class _Stream:
         try:
             end = self._read()
         except Exception as error:  # an error here must not end the other readers
-            end = _Ended(self.host, as_fault(error, self.host))
+            end = _Ended(self.host, to_ddpctl_error(error, self.host))
             log.debug("%s: its output cannot be read on", self.host, exc_info=error)
         finally:
             self.out.put(end)

@@ -12,7 +12,7 @@ from ddpctl.stages.limits import GC_KEEP_DAYS, GC_S
 from ddpctl.transport.base import Fleet, Transport
 
 
-def collect(
+def collect_garbage(
     inventory: Inventory,
     hosts: Sequence[Host],
     fleet: Fleet,

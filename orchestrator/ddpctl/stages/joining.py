@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.outcome import RunStatus
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.ranges import fold_names
 from ddpctl.stages.limits import JOINING_POLL_S, JOINING_QUIET_S
 from ddpctl.stages.status import read_run
 from ddpctl.transport.base import Fleet
@@ -19,7 +19,7 @@ _COMING = frozenset({contract.PENDING, contract.STARTING})
 
 
 @contextlib.contextmanager
-def joining(run: RunStatus, fleet: Fleet, tell: Tell, *, patience: float = JOINING_QUIET_S) -> Iterator[None]:
+def wait_for_ranks(run: RunStatus, fleet: Fleet, tell: Tell, *, patience: float = JOINING_QUIET_S) -> Iterator[None]:
     """While the body runs, report from a thread how far the start is, until every node runs its ranks."""
     over = threading.Event()
     watching = threading.Thread(target=_watch, args=(run, fleet, tell, over, patience), name="joining", daemon=True)
@@ -42,7 +42,7 @@ def _watch(run: RunStatus, fleet: Fleet, tell: Tell, over: threading.Event, pati
         if over.is_set():
             return
         if text is None:
-            if reported is not None and all(node.state == contract.RUNNING for node in now.nodes_at_work):
+            if reported is not None and all(node.state == contract.RUNNING for node in now.active_nodes):
                 tell(Note("ranks run on every node"))
             return
         if text != reported:
@@ -55,17 +55,17 @@ def _waiting(run: RunStatus) -> str | None:
 
     Nodes without a launcher come first: with static rendezvous no launcher starts ranks before all launchers have met.
     """
-    nodes = run.nodes_at_work
+    nodes = run.active_nodes
     coming = [node for node in nodes if node.state in _COMING]
     if run.terminal or not coming or any(node.state in contract.TERMINAL for node in nodes):
         return None
     without = [node.host for node in coming if node.pid is None]
     if without:
         launched = sum(node.pid is not None for node in nodes)
-        return f"launchers run on {launched} of {len(nodes)} nodes; waiting for {fold(without)}"
+        return f"launchers run on {launched} of {len(nodes)} nodes; waiting for {fold_names(without)}"
     if len(coming) == len(nodes):
         if len(nodes) == 1:
             return "the launcher runs: no rank has started yet"
         return "launchers run on every node and wait for each other: no rank has started yet"
     running = sum(node.state == contract.RUNNING for node in nodes)
-    return f"ranks run on {running} of {len(nodes)} nodes; waiting for {fold(node.host for node in coming)}"
+    return f"ranks run on {running} of {len(nodes)} nodes; waiting for {fold_names(node.host for node in coming)}"

@@ -16,7 +16,7 @@ from ddpctl.files.program import inspect_script
 from ddpctl.spec.imports import Imports
 from ddpctl.spec.inventory import Host, Inventory, job_hosts, spare_hosts
 from ddpctl.spec.job import JobSpec
-from ddpctl.spec.notify import shown
+from ddpctl.spec.notify import shown_target
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.plan import CodeRef, Facts, Plan, RunIdentity
 from ddpctl.spec.planning import make_plan
@@ -104,7 +104,7 @@ class Launch:
             local_rank_arg=settings.local_rank_arg,
             start=settings.start,
             secret_names=sorted(self.secrets),
-            notify=[shown(notifier) for notifier in self.notify],
+            notify=[shown_target(notifier) for notifier in self.notify],
             nproc=self.nproc,
             spares=self.spares,
         )
@@ -145,7 +145,7 @@ def launch_of(
         spares=len(spares),
         nproc=nproc,
         identity=identity,
-        archive=packed(job),
+        archive=pack_code(job),
         script=script,
         secrets=secrets,
         notify=notifiers_of(job, secrets),
@@ -174,10 +174,10 @@ def launch_to_check(inventory: Inventory, job: JobSpec | None) -> Launch:
     script = None
     with contextlib.suppress(InventoryError):
         script = inspect_script(job)
-    return Launch(inventory, job, job_hosts(inventory, job, "all"), archive=packed(job), script=script)
+    return Launch(inventory, job, job_hosts(inventory, job, "all"), archive=pack_code(job), script=script)
 
 
-def packed(job: JobSpec) -> CodeArchive | None:
+def pack_code(job: JobSpec) -> CodeArchive | None:
     """Pack the job's code without its env_file: secrets are sent separately."""
     if job.code is None:
         return None

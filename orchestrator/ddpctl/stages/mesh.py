@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ddpctl.errors import DdpctlError, RemoteError, as_fault
+from ddpctl.errors import DdpctlError, RemoteError, to_ddpctl_error
 from ddpctl.spec.event import Progress, StageStarted, Tell
 from ddpctl.spec.fabric import HostNetwork, candidates, choose_fabric, other_addresses
 from ddpctl.spec.limits import NOISY_MBIT
@@ -197,7 +197,7 @@ def _listeners(plan: MeshPlan, fleet: Fleet) -> Iterator[_Listening]:
             if not ended.is_set():
                 with changed:
                     listening.ready.pop(transport.host, None)
-                    listening.errors[transport.host] = as_fault(error, transport.host)
+                    listening.errors[transport.host] = to_ddpctl_error(error, transport.host)
                     changed.notify_all()
 
     thread = threading.Thread(target=fleet.together, args=(listen, plan.hosts), name="mesh-listeners", daemon=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ddpctl.checks import deep, judge
-from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.base import Check, Requirements, Target, View
 from ddpctl.checks.catalogue import CATALOGUE, MESH_IDS
 from ddpctl.checks.fabric import networks_of
 from ddpctl.checks.gpu.in_use import devices
@@ -45,7 +45,7 @@ from ddpctl.stages.limits import FIREWALL_S, FREE_PORT_S, PORT_PAIRS
 from ddpctl.stages.mesh import STAGE as MESH_STAGE
 from ddpctl.stages.mesh import MeshPlan, run_mesh
 from ddpctl.stages.probe import Probed, probe
-from ddpctl.stages.recall import key_of, remember, remembered, still_holds
+from ddpctl.stages.recall import find_remembered, key_of, remember, still_holds
 from ddpctl.stages.rehearse import run_rehearsal
 from ddpctl.transport.base import Fleet, Frame, Transport
 from ddpctl.transport.pipe import is_garbled
@@ -93,7 +93,7 @@ def run_preflight(
     """
     options = options or Options()
     key = key_of(launch)
-    earlier = remembered(key) if options.may_reuse else None
+    earlier = find_remembered(key) if options.may_reuse else None
     if earlier is not None:
         meanwhile(earlier)
         if still_holds(earlier, launch.names[0], fleet):
@@ -108,10 +108,10 @@ def run_preflight(
 def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> PreflightReport:
     begin = time.monotonic()
     cluster = launch.inventory.cluster
-    checks, left_out = judge.chosen(CATALOGUE, options.only, options.skip)
+    checks, left_out = judge.choose_checks(CATALOGUE, options.only, options.skip)
     targets = Target.all(launch.hosts, launch.job, launch.nproc)
     names = tuple(target.name for target in targets)
-    want = Want.of(launch.inventory, launch.job, launch.hosts, launch.imports, launch.script)
+    want = Requirements.of(launch.inventory, launch.job, launch.hosts, launch.imports, launch.script)
     tell(StageStarted(STAGE, len(targets)))
     probed, ports = _probe(checks, targets, want, cluster, fleet, tell)
     view = View(targets, want, probed.answers, probed.errors, probed.timings)
@@ -122,7 +122,7 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
         view = _with_mesh(view, networks, ports, cluster, fleet, tell, options.sudo)
     fabric = view.mesh.fabric if view.mesh else choose_fabric(networks, ())
     facts = _facts(view, fabric, want, ports)
-    findings = judge.verdicts(checks, view, left_out)
+    findings = judge.judge_checks(checks, view, left_out)
     if view.mesh is not None:
         tell(
             _ended(
@@ -135,7 +135,7 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
             findings += (Finding(deep.REHEARSAL.id, Severity.SKIPPED, f"no rehearsal: {reason}"),)
         else:
             answers = run_rehearsal(launch, facts, fleet, tell)
-            findings += judge.verdicts(deep.CHECKS, replace(view, rehearsal=answers))
+            findings += judge.judge_checks(deep.CHECKS, replace(view, rehearsal=answers))
     report = PreflightReport(
         cluster=cluster,
         hosts=names,
@@ -160,7 +160,7 @@ def _ended(stage: str, findings: Sequence[Finding], *, whole: bool = True) -> St
 
 def with_rehearsal(report: PreflightReport, answers: Mapping[str, Mapping[str, Any]]) -> PreflightReport:
     """Return ``report`` with the verdict on the ``answers`` of ``run_rehearsal``, which came after the report."""
-    findings = judge.verdicts(deep.CHECKS, View((), Want(), {}, rehearsal=answers))
+    findings = judge.judge_checks(deep.CHECKS, View((), Requirements(), {}, rehearsal=answers))
     return with_findings(report, {check.id for check in deep.CHECKS}, findings)
 
 
@@ -191,7 +191,7 @@ def second_look(
     return with_findings(now, checks, [finding for finding in second.findings if finding.check in checks])
 
 
-def _no_rehearsal(findings: Sequence[Finding], want: Want) -> str | None:
+def _no_rehearsal(findings: Sequence[Finding], want: Requirements) -> str | None:
     """The reason against a rehearsal, or ``None``."""
     if want.managed:
         return "the environment may not be on the nodes yet; `ddpctl up --deep` rehearses once it is there"
@@ -205,14 +205,16 @@ def _with_facts_on_nodes(view: View, job: JobSpec | None) -> View:
     if job is None or not texts:
         return view
     facts = read_script(texts[0]).named(posixpath.basename(job.script or ""))
-    return replace(view, want=replace(view.want, **Want.of_script(job, facts, len(view.targets))))
+    return replace(
+        view, requirements=replace(view.requirements, **Requirements.of_script(job, facts, len(view.targets)))
+    )
 
 
 # --- the probe -------------------------------------------------------------------------------------------------------
 
 
 def _probe(
-    checks: Sequence[Check], targets: Sequence[Target], want: Want, cluster: str, fleet: Fleet, tell: Tell
+    checks: Sequence[Check], targets: Sequence[Target], want: Requirements, cluster: str, fleet: Fleet, tell: Tell
 ) -> tuple[Probed, tuple[int, ...]]:
     """Return the answers to all checks' questions, and the ports that the master picked (empty after a failure)."""
     questions = {target.name: _questions(checks, target, want) for target in targets}
@@ -226,13 +228,13 @@ def _probe(
     return probed, tuple(ports)
 
 
-def _questions(checks: Sequence[Check], target: Target, want: Want) -> list[Question]:
-    asked = judge.questions(checks, target, want)
+def _questions(checks: Sequence[Check], target: Target, want: Requirements) -> list[Question]:
+    asked = judge.collect_questions(checks, target, want)
     keys = {question.key for question in asked}
     return [*asked, *(question for question in _facts_questions(target, want) if question.key not in keys)]
 
 
-def _facts_questions(target: Target, want: Want) -> tuple[Question, ...]:
+def _facts_questions(target: Target, want: Requirements) -> tuple[Question, ...]:
     """The questions of the plan, which are asked even if no selected check asks them."""
     script = script_question(target, want)
     counted = want.job is not None and target.nproc is None  # as many processes as torch sees GPUs
@@ -240,7 +242,7 @@ def _facts_questions(target: Target, want: Want) -> tuple[Question, ...]:
     return (network_question(target, want), versions_question(target, want), *live, *((script,) if script else ()))
 
 
-def _pick_ports(transport: Transport, want: Want, cluster: str) -> tuple[int, ...]:
+def _pick_ports(transport: Transport, want: Requirements, cluster: str) -> tuple[int, ...]:
     """Return the master port (from the job, or a free port) and a free port for the gang.
 
     Each job starts looking at its own pair of ports, computed from its name: a job gets the same ports every time while
@@ -268,8 +270,8 @@ def _with_mesh(
 ) -> View:
     """Return the view with the mesh, and with the firewall rules of each host at which a connection failed."""
     hosts = {network.host for network in networks}
-    master = view.want.master if view.want.master in hosts else networks[0].host
-    plan = MeshPlan(networks, str(master), ports[0], ports[1], cluster, agents=view.want.agents)
+    master = view.requirements.master if view.requirements.master in hosts else networks[0].host
+    plan = MeshPlan(networks, str(master), ports[0], ports[1], cluster, agents=view.requirements.agents)
     mesh, errors = run_mesh(plan, fleet, tell)
     suspected = hosts_to_read(mesh)
     firewalls: dict[str, Mapping[str, Any]] = {}
@@ -308,7 +310,7 @@ def _open_ports(mesh: Mesh | None) -> dict[str, tuple[int, ...]]:
 # --- the facts of a plan ---------------------------------------------------------------------------------------------
 
 
-def _facts(view: View, fabric: Mapping[str, Fabric], want: Want, ports: tuple[int, ...]) -> Facts:
+def _facts(view: View, fabric: Mapping[str, Fabric], want: Requirements, ports: tuple[int, ...]) -> Facts:
     nodes = {target.name: _node_facts(view, target, fabric.get(target.name)) for target in view.targets}
     return Facts(
         nodes=nodes,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ddpctl.checks.base import Timing
 from ddpctl.errors import DdpctlError
-from ddpctl.spec.question import Answer, Question, as_answers, as_request
+from ddpctl.spec.question import Answer, Question, probe_answers, probe_questions
 from ddpctl.stages.limits import PROBE_SLACK_S
 from ddpctl.transport.base import Fleet, Transport
 
@@ -36,10 +36,10 @@ def probe(
         own = questions[transport.host]
         deadline = max((question.deadline for question in own), default=0.0)
         start = time.time()
-        reply = transport.call("probe", {"questions": as_request(own)}, timeout=deadline + PROBE_SLACK_S)
+        reply = transport.call("probe", {"questions": probe_questions(own)}, timeout=deadline + PROBE_SLACK_S)
         probed.timings[transport.host] = Timing(start, reply["received"], reply["sent"], time.time())
         also(transport)
-        return as_answers(reply)
+        return probe_answers(reply)
 
     outcome = fleet.map(ask, list(questions), on_done=on_done)
     probed.answers, probed.errors = dict(outcome.results), dict(outcome.errors)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ddpctl.environment.direct import Source
-from ddpctl.environment.spread import bring
+from ddpctl.environment.spread import bring_files
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.event import StageEnded, StageStarted, Tell
 from ddpctl.spec.inventory import Host
@@ -67,9 +67,11 @@ def provision(
         nodes = {host.name: NodeEnvironment(host.name, host.python) for host in launch.hosts}
         return EnvironmentOutcome("existing", nodes)
     # Only a managed environment pays for the resolver's and the downloader's libraries.
-    from ddpctl.environment.managed import build
+    from ddpctl.environment.managed import build_environment
 
-    return build(launch.inventory, launch.hosts, facts, fleet, tell, locked=locked, open_ports=open_ports or {})
+    return build_environment(
+        launch.inventory, launch.hosts, facts, fleet, tell, locked=locked, open_ports=open_ports or {}
+    )
 
 
 def _with_versions(environment: EnvironmentOutcome, fleet: Fleet, hosts: Sequence[str]) -> EnvironmentOutcome:
@@ -78,11 +80,11 @@ def _with_versions(environment: EnvironmentOutcome, fleet: Fleet, hosts: Sequenc
     nodes = dict(environment.nodes)
     for host, answers in found.answers.items():
         answer = answers[VERSIONS.key]
-        nodes[host] = replace(nodes[host], versions=installed(answer.value) if answer.ok else {})
+        nodes[host] = replace(nodes[host], versions=ask_installed(answer.value) if answer.ok else {})
     return replace(environment, nodes=nodes, errors={**environment.errors, **found.errors})
 
 
-def installed(value: Mapping[str, Any]) -> dict[str, str]:
+def ask_installed(value: Mapping[str, Any]) -> dict[str, str]:
     """Return package versions of a worker's answer, under the names that a managed environment uses."""
     packages = {name: value[name]["version"] for name in ("torch", "torchvision") if value.get(name)}
     cuda = (value.get("torch") or {}).get("cuda")
@@ -109,6 +111,6 @@ def push_code(archive: Source, fleet: Fleet, tell: Tell, hosts: Sequence[str]) -
     The Delivery has an error for each host without the code. On every other host the code is complete and verified.
     """
     tell(StageStarted("code", archive.size, "bytes"))
-    delivery = bring("code", [archive], fleet, tell, hosts)
+    delivery = bring_files("code", [archive], fleet, tell, hosts)
     tell(StageEnded("code", delivery.ok, f"{delivery.traffic.sent_by_controller} bytes sent"))
     return delivery

@@ -8,7 +8,7 @@ from ddpctl.environment.direct import FileSource
 from ddpctl.environment.tools import MACHINES, PY_SPY, machine_type, own_program, runs_there
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.event import Note, Tell
-from ddpctl.spec.fold import by
+from ddpctl.spec.fold import group_by
 from ddpctl.spec.plan import Facts
 from ddpctl.stages.launch import Launch
 
@@ -23,7 +23,7 @@ def py_spy_for(launch: Launch, facts: Facts, tell: Tell) -> dict[str, FileSource
     if launch.job is None or launch.job.doctor is None:
         return {}
     found: dict[str, FileSource] = {}
-    for machine, hosts in by(lambda host: facts.node(host).machine, launch.names).items():
+    for machine, hosts in group_by(lambda host: facts.node(host).machine, launch.names).items():
         try:
             source = _file(launch, machine)
         except (DdpctlError, OSError) as error:

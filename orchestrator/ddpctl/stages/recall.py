@@ -33,7 +33,7 @@ def key_of(launch: Launch) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def remembered(key: str) -> PreflightReport | None:
+def find_remembered(key: str) -> PreflightReport | None:
     """Return the clean report of the last PREFLIGHT_FRESH_S seconds, or ``None``; no host is contacted."""
     found = recent_preflight(key, PREFLIGHT_FRESH_S)
     if found is None:

@@ -6,9 +6,9 @@ import logging
 from typing import Any
 
 from ddpctl.errors import DdpctlError, UsageError
-from ddpctl.files.records import forget
+from ddpctl.files.records import forget_run
 from ddpctl.spec.outcome import RunStatus
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.removal import RemovedPart, RemovedRun
 from ddpctl.stages.limits import REMOVE_S
 from ddpctl.stages.status import not_listed
@@ -27,7 +27,9 @@ def remove_run(run: RunStatus, fleet: Fleet) -> RemovedRun:
     """
     live = [node.host for node in run.nodes if node.state not in _NOT_LIVE]
     if live:
-        raise UsageError(f"run {run.run} of {run.job} is live on {fold(live)}", hint=f"end it: ddpctl kill {run.run}")
+        raise UsageError(
+            f"run {run.run} of {run.job} is live on {fold_names(live)}", hint=f"end it: ddpctl kill {run.run}"
+        )
 
     def remove(transport: Transport) -> dict[str, Any]:
         return transport.call("remove", {"run": run.run}, timeout=REMOVE_S)
@@ -48,6 +50,6 @@ def _part(host: str, answer: dict[str, Any] | None, error: DdpctlError | None) -
 
 def _forget(run: str) -> None:
     try:
-        forget(run)
+        forget_run(run)
     except OSError as error:
         _log.warning("run %s stays in the records of this machine: %s", run, error)

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpctl.code import CodeArchive, recall, receiving
-from ddpctl.environment.direct import holdings
+from ddpctl.code import CodeArchive, find_archive, receive_archive
+from ddpctl.environment.direct import ask_holdings
 from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, NoSuchJob, ProvisionError, UsageError
 from ddpctl.files.env_file import read_env_file
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
@@ -20,10 +20,18 @@ from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.outcome import RunStatus, end_and_continue, no_majority
 from ddpctl.spec.plan import CodeRef, RunIdentity
-from ddpctl.spec.ranges import fold
-from ddpctl.spec.restart import Earlier, Seats, Settings, least, seats, told, without
+from ddpctl.spec.ranges import fold_names
+from ddpctl.spec.restart import (
+    ChosenHosts,
+    Earlier,
+    Settings,
+    choose_hosts,
+    least_hosts,
+    recorded_attempts,
+    without_hosts,
+)
 from ddpctl.spec.values import plural
-from ddpctl.stages.launch import Launch, notifiers_of, packed
+from ddpctl.stages.launch import Launch, notifiers_of, pack_code
 from ddpctl.stages.status import ask_runs
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
@@ -50,7 +58,7 @@ def launch_again(fleet: Fleet, inventory: Inventory, run: RunStatus, identity: R
         )
     heard = ask_runs(fleet, run.run)
     record = _recorded(run, heard)
-    settings = without(Settings.from_json(record["settings"]), run.unfit)
+    settings = without_hosts(Settings.from_json(record["settings"]), run.excluded_hosts)
     own = run.job_id == inventory.job_id(run.job)
     job_now = inventory.jobs.get(settings.job) if own else None
     inventory = inventory.model_copy(update={"cluster": run.cluster, "project": run.project})
@@ -90,7 +98,7 @@ def require_ended(run: RunStatus) -> None:
             return
         gone = "; if they are gone for good, `ddpctl up` starts a new run on other hosts, from the same checkpoints"
         raise ConnectError(
-            f"whether {run.job} (run {run.run}) has ended on {fold(silent)} is not known: no answer"
+            f"whether {run.job} (run {run.run}) has ended on {fold_names(silent)} is not known: no answer"
             + ("; they may have continued it" if restarts else ""),
             hint=f"once {'enough of them answer' if restarts else 'it answers'} again: ddpctl restart {run.run}"
             + (gone if restarts else ""),
@@ -104,7 +112,7 @@ def require_ended(run: RunStatus) -> None:
     by_itself = "its hosts restart it by themselves when it fails or a host is lost"
     what = by_itself if restarts else "only a run that has ended can be restarted"
     raise UsageError(
-        f"{run.job} is {run.state} (run {run.run} on {fold(run.hosts)}); {what}",
+        f"{run.job} is {run.state} (run {run.run} on {fold_names(run.hosts)}); {what}",
         hint=f"follow it: ddpctl attach {run.run}; end it: ddpctl kill {run.run}",
     )
 
@@ -125,7 +133,7 @@ def _recorded(run: RunStatus, heard: FleetOutcome[dict[str, Any]]) -> dict[str, 
     odd = [host for host, other in others if other != record]
     if odd:
         raise DdpctlError(
-            f"{fold(odd)} and {first} have different records of what {run.run} ran", hint=f"look there; {NEW_RUN}"
+            f"{fold_names(odd)} and {first} have different records of what {run.run} ran", hint=f"look there; {NEW_RUN}"
         )
     if record["settings"] is None:
         raise UsageError(
@@ -140,8 +148,8 @@ def _unusable(
     """Return the hosts of the run that cannot take part any more, each with the reason."""
     found: dict[str, DdpctlError] = {}
     for host in dict.fromkeys((*run.hosts, *settings.hosts)):
-        if host in run.unfit:
-            found[host] = DdpctlError(f"it was set aside: {run.unfit[host]}", host=host)
+        if host in run.excluded_hosts:
+            found[host] = DdpctlError(f"it was set aside: {run.excluded_hosts[host]}", host=host)
         elif host in heard.errors:
             found[host] = heard.errors[host]
         elif host not in inventory.names:
@@ -156,12 +164,12 @@ def _chosen_hosts(
     listed: Sequence[str],
     usable: Collection[str],
     missing: Mapping[str, DdpctlError],
-) -> Seats:
+) -> ChosenHosts:
     """Raises HostsFailed: there are too few hosts; the error has the reason for each missing host."""
-    chosen = seats(settings, job, listed, usable)
+    chosen = choose_hosts(settings, job, listed, usable)
     if chosen is not None:
         return chosen
-    need, have = least(settings, job), len([host for host in settings.hosts if host in usable])
+    need, have = least_hosts(settings, job), len([host for host in settings.hosts if host in usable])
     error = HostsFailed(f"{run.job} needs {plural(need, 'host')}, and {have} can be used; nothing was started", missing)
     error.exit_code = ConnectError.exit_code
     raise error
@@ -179,11 +187,11 @@ def _attempts(run: RunStatus, missing: Mapping[str, DdpctlError]) -> tuple[Mappi
     last["ended"] = last["ended"] or run.ended
     last["cause"] = last["cause"] or run.to_json()["cause"]
     last["set_aside"] += [{"host": host, "why": " ".join(missing[host].message.split())} for host in absent]
-    return told([*others, last])
+    return recorded_attempts([*others, last])
 
 
 def _tell_changes(
-    settings: Settings, job_now: JobSpec | None, chosen: Seats, same_code: bool, inventory: Inventory, tell: Tell
+    settings: Settings, job_now: JobSpec | None, chosen: ChosenHosts, same_code: bool, inventory: Inventory, tell: Tell
 ) -> None:
     """Note each difference that may surprise: the new run takes the ended run's settings, not the inventory's."""
     changed = settings.changed(job_now) if job_now is not None else []
@@ -195,7 +203,7 @@ def _tell_changes(
         what = f"{inventory.file} has no job {settings.job}"
         tell(Note(f"{what}, so nobody will be notified of this run", level="warning"))
     if len(chosen.active) < settings.nodes:
-        where = f"on {fold(chosen.active)}"
+        where = f"on {fold_names(chosen.active)}"
         tell(Note(f"{len(chosen.active)} of {settings.nodes} hosts can be used: it continues {where}", level="warning"))
 
 
@@ -234,13 +242,13 @@ def _code(
     if here is not None and here.sha256 == code["hash"]:
         return here
     wanted = CodeRef(code["hash"], code["size"], code.get("git_commit"), code.get("dirty"))
-    path = recall(wanted.sha256) or from_a_host(run.run, wanted, fleet, hosts, tell)
+    path = find_archive(wanted.sha256) or from_a_host(run.run, wanted, fleet, hosts, tell)
     return CodeArchive(path, wanted.sha256, wanted.size, files=0, git_commit=wanted.git_commit, dirty=wanted.dirty)
 
 
 def _packed_here(job_now: JobSpec | None) -> CodeArchive | None:
     with contextlib.suppress(DdpctlError):  # the folder may have moved, or be on another machine
-        return packed(job_now) if job_now is not None else None
+        return pack_code(job_now) if job_now is not None else None
     return None
 
 
@@ -250,7 +258,7 @@ def from_a_host(run: str, wanted: CodeRef, fleet: Fleet, hosts: Sequence[str], t
     Raises:
         ProvisionError: no host has it. HostsFailed: no host that may have it could send it.
     """
-    held = fleet.map(lambda transport: holdings(transport, [wanted.sha256]), hosts)
+    held = fleet.map(lambda transport: ask_holdings(transport, [wanted.sha256]), hosts)
     having = [host for host in hosts if host in held.results and wanted.sha256 in held.results[host].have]
     errors: dict[str, DdpctlError] = dict(held.errors)
     tell(StageStarted(STAGE, wanted.size, "bytes"))
@@ -261,14 +269,15 @@ def from_a_host(run: str, wanted: CodeRef, fleet: Fleet, hosts: Sequence[str], t
             errors[host] = error
             continue
         tell(StageEnded(STAGE, True, f"that of {run}, from {host}"))
-        found = recall(wanted.sha256)
+        found = find_archive(wanted.sha256)
         assert found is not None
         return found
     tell(StageEnded(STAGE, False))
     if errors:
         raise HostsFailed(f"the code of {run} could not be had", errors)
     raise ProvisionError(
-        f"the code of {run} is not on {fold(hosts)} any more, and the code on this machine is different", hint=NEW_RUN
+        f"the code of {run} is not on {fold_names(hosts)} any more, and the code on this machine is different",
+        hint=NEW_RUN,
     )
 
 
@@ -279,7 +288,7 @@ def receive(transport: Transport, wanted: CodeRef, tell: Tell, *, cache: Path | 
         DdpctlError: the host did not send it, or sent other bytes.
     """
     done = 0
-    with receiving(wanted.sha256, cache=cache) as file:
+    with receive_archive(wanted.sha256, cache=cache) as file:
 
         def take(frame: Frame) -> None:
             nonlocal done

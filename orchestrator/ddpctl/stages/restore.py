@@ -15,13 +15,13 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
-from ddpctl.environment.direct import Holdings, holdings
+from ddpctl.environment.direct import Holdings, ask_holdings
 from ddpctl.environment.spread import Addresses, Feed, new_credentials
 from ddpctl.errors import DdpctlError, HostsFailed, ProvisionError, RemoteError, UsageError
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.origin import JobId
-from ddpctl.spec.ranges import fold
-from ddpctl.spec.resuming import Resumed, Start, newest, start_of
+from ddpctl.spec.ranges import fold_names
+from ddpctl.spec.resuming import Resumed, Start, newest_resumed, start_of
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.limits import RESTORE_MANIFESTS
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
@@ -38,7 +38,7 @@ def ask_held(launch: Launch, fleet: Fleet, hosts: Sequence[str]) -> FleetOutcome
     """Ask these hosts for the job's checkpoints, in short; an empty outcome where the launch has no job."""
     if launch.job is None or launch.own_checkpoints:
         return FleetOutcome()
-    return fleet.map(lambda transport: holdings(transport, [], job=launch.job_id), hosts)
+    return fleet.map(lambda transport: ask_holdings(transport, [], job=launch.job_id), hosts)
 
 
 def refuse_others(launch: Launch, held: FleetOutcome[Holdings]) -> None:
@@ -47,7 +47,7 @@ def refuse_others(launch: Launch, held: FleetOutcome[Holdings]) -> None:
     Raises:
         UsageError: the newest checkpoint is of such a run.
     """
-    found = newest({host: answer.checkpoints for host, answer in held.results.items()}, _starts(held))
+    found = newest_resumed({host: answer.checkpoints for host, answer in held.results.items()}, _starts(held))
     assert launch.identity is not None or found is None
     if found is None or found.start is None or found.start.origin is None or launch.identity is None:
         return
@@ -83,7 +83,7 @@ def restore(
         return {}
     silent = [host for host in held.errors if host not in launch.names]
     if silent:
-        text = f"{fold(silent)} could not be asked for checkpoints of {launch.job.name}: newer ones may lie there"
+        text = f"{fold_names(silent)} could not be asked for checkpoints of {launch.job.name}: newer ones may lie there"
         tell(Note(text, "warning"))
     others = {host: found.checkpoints for host, found in held.results.items() if host not in launch.names}
     having = {host: rows for host, rows in others.items() if rows}
@@ -91,7 +91,7 @@ def restore(
         {**row, "writer": ""} for rows in having.values() for row in rows
     ]  # their writers take no part in this run
     if listed.keys() >= set(launch.names) and all_have({host: [*listed[host], *foreign] for host in launch.names}):
-        _tell_resumed(newest(listed, _starts(held)), tell)
+        _tell_resumed(newest_resumed(listed, _starts(held)), tell)
         return {}
     restoring = Restoring(launch.job_id, launch.names, tell, addresses, tuple(having))
     errors = restoring.run(fleet)
@@ -116,7 +116,9 @@ def next_serial(launch: Launch, known: Mapping[str, int], fleet: Fleet, others: 
     """
     if launch.job is None:
         return 1
-    asked = fleet.map(lambda transport: holdings(transport, [], job=launch.job_id), set(launch.names) - known.keys())
+    asked = fleet.map(
+        lambda transport: ask_holdings(transport, [], job=launch.job_id), set(launch.names) - known.keys()
+    )
     if asked.errors:
         text = f"the earlier runs of {launch.job.name} are not known; nothing was started"
         raise HostsFailed(text, asked.errors)

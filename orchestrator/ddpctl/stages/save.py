@@ -142,7 +142,7 @@ def _ask(fleet: Fleet, run: RunStatus, *, send: bool) -> Mapping[str, dict[str, 
     def ask(transport: Transport) -> dict[str, Any]:
         return transport.call("ask_checkpoint", request, timeout=SAVE_ASK_S)
 
-    outcome = fleet.together(ask, [node.host for node in run.nodes_at_work])
+    outcome = fleet.together(ask, [node.host for node in run.active_nodes])
     if outcome.errors:
         what = "not every host could be asked" if send else "not every host could be asked, so no rank was"
         raise HostsFailed(f"no checkpoint of {run.run}: {what}", outcome.errors)

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpctl.environment.direct import FileSource, Holdings, Source, holdings
-from ddpctl.environment.spread import bring
+from ddpctl.environment.direct import FileSource, Holdings, Source, ask_holdings
+from ddpctl.environment.spread import bring_files
 from ddpctl.environment.tools import PY_SPY, as_tool
 from ddpctl.errors import DdpctlError, ProvisionError
 from ddpctl.spec.event import Note, StageEnded, StageStarted, Tell
-from ddpctl.spec.fold import by
+from ddpctl.spec.fold import group_by
 from ddpctl.spec.plan import Facts
 from ddpctl.spec.push import Delivery
 from ddpctl.stages.launch import Launch
@@ -51,7 +51,7 @@ def send(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> Sent:
     checkpoints: dict[str, Sequence[Mapping[str, Any]]] = {}
     serials: dict[str, int] = {}
     count = 0
-    for tool, hosts in by(tools.get, launch.names).items():
+    for tool, hosts in group_by(tools.get, launch.names).items():
         sources: list[Source] = [source for source in (archive, tool) if source is not None]
         held = _ask_held(launch, sources, fleet, hosts)
         checkpoints.update({host: found.checkpoints for host, found in held.results.items()})
@@ -70,7 +70,7 @@ def _ask_held(launch: Launch, sources: Sequence[Source], fleet: Fleet, hosts: Se
     """Ask the hosts for these files and for the job's checkpoints in the same call, which saves a round trip."""
     job = launch.job_id if launch.job is not None else None
     hashes = [source.sha256 for source in sources]
-    return fleet.map(lambda transport: holdings(transport, hashes, job=job), hosts)
+    return fleet.map(lambda transport: ask_holdings(transport, hashes, job=job), hosts)
 
 
 def _send(
@@ -89,7 +89,7 @@ def _send(
     sources: list[Source] = [source for source in (archive, tool) if source is not None]
     if not sources:
         return Delivery(done=tuple(hosts)), frozenset()
-    both = bring(stage, sources, fleet, tell, hosts, known=known)
+    both = bring_files(stage, sources, fleet, tell, hosts, known=known)
     if tool is None:
         return both, frozenset()
     failed = [host for host, error in both.errors.items() if archive is None or isinstance(error, ProvisionError)]
@@ -97,7 +97,7 @@ def _send(
         return both, frozenset()
     for host in failed:
         tell(Note(f"no py-spy: {both.errors[host].message}", "warning", host))
-    again = bring(stage, [archive], fleet, tell, failed) if archive is not None else Delivery(done=tuple(failed))
+    again = bring_files(stage, [archive], fleet, tell, failed) if archive is not None else Delivery(done=tuple(failed))
     return _replaced(both, again), frozenset(failed)
 
 

@@ -90,7 +90,7 @@ def start(
 def _raise_taken(plan: Plan, errors: Mapping[str, DdpctlError]) -> None:
     for error in errors.values():
         if isinstance(error, RemoteError) and error.kind == contract.LIVE:
-            raise name_taken(plan.job, error.what) from error
+            raise name_taken(plan.job, error.summary) from error
 
 
 def _warn_beside(plan: Plan, answers: Mapping[str, Mapping[str, Any]], tell: Tell) -> None:

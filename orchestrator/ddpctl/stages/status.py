@@ -15,7 +15,7 @@ from typing import Any
 from ddpctl.errors import DdpctlError, HostsFailed, NoSuchJob, RemoteError, Unreachable, UsageError
 from ddpctl.files.records import last_end, save_end
 from ddpctl.spec.inventory import Inventory
-from ddpctl.spec.merge import current, merge_runs
+from ddpctl.spec.merge import current_attempt, merge_runs
 from ddpctl.spec.names import ambiguous
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.outcome import End, RunStatus
@@ -41,7 +41,7 @@ def ask_runs(
     return fleet.map(ask, hosts)
 
 
-def merged(outcome: FleetOutcome[dict[str, Any]]) -> list[RunStatus]:
+def merge_statuses(outcome: FleetOutcome[dict[str, Any]]) -> list[RunStatus]:
     """Return the runs that the hosts report, oldest first."""
     return merge_runs({host: answer["runs"] for host, answer in outcome.results.items()}, outcome.errors)
 
@@ -52,8 +52,8 @@ def all_runs(fleet: Fleet, *, everything: bool = False) -> tuple[list[RunStatus]
     Without ``everything``: the runs that are not over, and the newest run of every job.
     """
     outcome = ask_runs(fleet, everything=everything)
-    runs = [settled(run) for run in merged(outcome)]
-    return runs if everything else current(runs), outcome
+    runs = [with_remembered_end(run) for run in merge_statuses(outcome)]
+    return runs if everything else current_attempt(runs), outcome
 
 
 def find_run(fleet: Fleet, job: str, of: Inventory | None = None, *, hosts: Collection[str] | None = None) -> RunStatus:
@@ -69,8 +69,8 @@ def find_run(fleet: Fleet, job: str, of: Inventory | None = None, *, hosts: Coll
     """
     found = _named(fleet, job, of, hosts)
     if len({run.job_id for run in found}) > 1:
-        raise UsageError(f"{job} is a job of several projects: {owners(found)}", hint="name the run by its id")
-    return settled(max(found, key=lambda run: run.run))  # run ids sort by time
+        raise UsageError(f"{job} is a job of several projects: {find_owners(found)}", hint="name the run by its id")
+    return with_remembered_end(max(found, key=lambda run: run.run))  # run ids sort by time
 
 
 def live_runs(fleet: Fleet, job: str, of: Inventory | None = None) -> list[RunStatus]:
@@ -79,18 +79,18 @@ def live_runs(fleet: Fleet, job: str, of: Inventory | None = None) -> list[RunSt
     Without a live run, return the newest run. Arguments and errors are as for ``find_run``, but ``job`` may mean jobs
     of several projects.
     """
-    runs = [settled(run) for run in _named(fleet, job, of)]
+    runs = [with_remembered_end(run) for run in _named(fleet, job, of)]
     return [run for run in runs if _lives(run, fleet.hosts)] or runs[-1:]
 
 
 def live_runs_of(fleet: Fleet, job: JobId) -> tuple[list[RunStatus], Mapping[str, DdpctlError]]:
     """Return the job's runs that are live on hosts that answered, and the errors of the hosts that did not."""
     outcome = ask_runs(fleet, job.job)
-    runs = [settled(run) for run in merged(outcome) if run.job_id == job]
+    runs = [with_remembered_end(run) for run in merge_statuses(outcome) if run.job_id == job]
     return [run for run in runs if _lives(run, outcome.results)], outcome.errors
 
 
-def owners(runs: Collection[RunStatus]) -> str:
+def find_owners(runs: Collection[RunStatus]) -> str:
     """Return the newest run of each job in words: ``run R of project exp1, started from ann@laptop:/home/ann/exp1``."""
     newest = {run.job_id: run for run in sorted(runs, key=lambda run: run.run)}
     clusters = len({job.cluster for job in newest}) > 1
@@ -111,10 +111,12 @@ def _lives(run: RunStatus, hosts: Collection[str]) -> bool:
 
 def _named(fleet: Fleet, job: str, of: Inventory | None, hosts: Collection[str] | None = None) -> list[RunStatus]:
     outcome = ask_runs(fleet, job, hosts=hosts)
-    found = merged(outcome)
+    found = merge_statuses(outcome)
     if runs := [run for run in found if run.run == job]:
         return runs
-    found = [replace(run, unheard=tuple(host for host in outcome.errors if host not in run.hosts)) for run in found]
+    found = [
+        replace(run, silent_hosts=tuple(host for host in outcome.errors if host not in run.hosts)) for run in found
+    ]
     alike = [run for run in found if run.job == job]
     if runs := [run for run in alike if of is None or run.job_id == of.job_id(job)]:
         return runs
@@ -130,16 +132,16 @@ def _named(fleet: Fleet, job: str, of: Inventory | None, hosts: Collection[str] 
         )
     if alike:
         assert of is not None
-        raise others_alone(job, of, alike)
+        raise only_other_projects(job, of, alike)
     raise NoSuchJob(
         f"no job or run {job!r} on {plural(len(fleet.hosts), 'host')}", hint="`ddpctl ps --all` lists every run"
     )
 
 
-def others_alone(job: str, of: Inventory, alike: Collection[RunStatus]) -> NoSuchJob:
+def only_other_projects(job: str, of: Inventory, alike: Collection[RunStatus]) -> NoSuchJob:
     """Return the error for a job name that only other projects have."""
     return NoSuchJob(
-        f"project {of.project} on cluster {of.cluster} has no job {job!r}; others have: {owners(alike)}",
+        f"project {of.project} on cluster {of.cluster} has no job {job!r}; others have: {find_owners(alike)}",
         hint="name the run by its id; kill, rm and restart also take --any-project",
     )
 
@@ -189,11 +191,11 @@ def is_no_such_run(error: DdpctlError) -> bool:
     return isinstance(error, RemoteError) and error.kind == contract.NO_SUCH_RUN
 
 
-def settled(run: RunStatus) -> RunStatus:
+def with_remembered_end(run: RunStatus) -> RunStatus:
     """Return the run with its remembered end where not all nodes can report the end now."""
     if run.end is not None:
         with contextlib.suppress(OSError):  # without a writable home only the nodes remember the end
             save_end(run.run, asdict(run.end))
         return run
     seen = last_end(run.run)
-    return replace(run, seen=End.from_json(seen)) if seen and "state" in seen else run
+    return replace(run, remembered_end=End.from_json(seen)) if seen and "state" in seen else run

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpctl.errors import ConnectError, DdpctlError, Interrupted, as_fault
-from ddpctl.spec.merge import current, merge_runs
+from ddpctl.errors import ConnectError, DdpctlError, Interrupted, to_ddpctl_error
+from ddpctl.spec.merge import current_attempt, merge_runs
 from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.top import HostView, Overview, Pulse
 from ddpctl.stages.limits import TOP_ONCE_S, TOP_SILENT_S
-from ddpctl.stages.status import settled
+from ddpctl.stages.status import with_remembered_end
 from ddpctl.transport import limits
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 
@@ -97,14 +97,14 @@ class HostWatch:
             except Interrupted:
                 return
             except Exception as raised:  # an error here must not end the watch of other hosts
-                error = as_fault(raised, name)
+                error = to_ddpctl_error(raised, name)
                 log.debug("%s: cannot be watched", name, exc_info=raised)
             host.fail(error)
             pause = limits.RETRY_FIRST_S if host.at > before else min(limits.RETRY_MOST_S, pause * 2)
             self._cancelled.wait(pause)
 
 
-def look(fleet: Fleet) -> tuple[Overview, FleetOutcome[None]]:
+def read_overview(fleet: Fleet) -> tuple[Overview, FleetOutcome[None]]:
     """Ask every host for a single pulse; the outcome has the hosts that did not answer."""
     hosts = {name: _Host() for name in fleet.hosts}
 
@@ -125,5 +125,5 @@ def _merged(hosts: Mapping[str, _Host]) -> tuple[RunStatus, ...]:
         for name, host in hosts.items()
         if name not in errors and host.pulse is not None
     }
-    runs = current([settled(run) for run in merge_runs(answers, errors)])
+    runs = current_attempt([with_remembered_end(run) for run in merge_runs(answers, errors)])
     return tuple(sorted(runs, key=lambda run: run.run, reverse=True))

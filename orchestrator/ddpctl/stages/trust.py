@@ -94,7 +94,7 @@ def _report(hop: Hop, key: Key | None, error: DdpctlError | None) -> KeyReport:
     if key is None:
         problem = error or Unreachable("shows no key", host=hop.label)
         return KeyReport(hop.label, hop.address, hop.port, "", "", UNREACHABLE, problem, hop.key_name)
-    verdict, entries = known_hosts.load(hop.known_hosts).judge(hop.key_name, hop.key_port, key)
+    verdict, entries = known_hosts.load(hop.known_hosts).judge_key(hop.key_name, hop.key_port, key)
     state = {Verdict.KNOWN: KNOWN, Verdict.UNKNOWN: UNKNOWN}.get(verdict, CHANGED)
     places = () if state == KNOWN else tuple(entry.place for entry in entries)
     file = next((file for file in hop.user_known_hosts if file != os.devnull), "")
@@ -143,7 +143,7 @@ def add(reports: Sequence[KeyReport], known_hosts_path: str | Path) -> list[str]
 def _still_unknown(there: known_hosts.KnownHosts, report: KeyReport) -> bool:
     if report.state != UNKNOWN:
         return False
-    verdict, _ = there.judge(report.name, report.key_port, Key(report.key_type, report.blob))
+    verdict, _ = there.judge_key(report.name, report.key_port, Key(report.key_type, report.blob))
     return verdict is Verdict.UNKNOWN
 
 

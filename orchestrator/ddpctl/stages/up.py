@@ -23,7 +23,7 @@ from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import Facts, NodeFacts, Plan
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.push import EnvironmentOutcome
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.ranges import fold_names
 from ddpctl.stages.checkpoints import set_aside
 from ddpctl.stages.imports import try_imports
 from ddpctl.stages.launch import Launch
@@ -113,7 +113,7 @@ class Up:
         name = self._launch.job.name
         live, errors = live_runs_of(self._fleet, self._launch.job_id)
         if live:
-            raise name_taken(name, "; ".join(f"run {run.run} on {fold(run.hosts)}" for run in live))
+            raise name_taken(name, "; ".join(f"run {run.run} on {fold_names(run.hosts)}" for run in live))
         for host in (host for host in errors if host not in self._launch.names):  # preflight reports the launch's own
             self._tell(Note(f"it could not be asked whether a run of the name {name} is live there", "warning", host))
 
@@ -154,7 +154,7 @@ class Up:
 
     def _try_imports(self, report: PreflightReport, environment: EnvironmentOutcome) -> PreflightReport:
         """Raises PreflightFailed: an import of the script fails on some host."""
-        checks, _ = judge.chosen(CATALOGUE, self._options.only, self._options.skip)
+        checks, _ = judge.choose_checks(CATALOGUE, self._options.only, self._options.skip)
         if IMPORTS not in checks:
             return report
         found = try_imports(self._launch, environment, self._fleet, self._tell)

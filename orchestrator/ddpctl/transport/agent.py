@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ddpctl.errors import AgentSilent
-from ddpctl.transport.certificates import Fields, packed
+from ddpctl.transport.certificates import Fields, pack_strings
 from ddpctl.transport.limits import AGENT_BYTES, AGENT_LIST_S, AGENT_SIGN_S, CLOSE_S
 
 _LIST, _LISTED, _SIGN, _SIGNED = 11, 12, 13, 14
@@ -82,7 +82,7 @@ class Agent:
             raise AgentBusy(self)
         try:
             flags = _FLAGS.get(algorithm.partition("-cert-")[0], 0)
-            request = bytes([_SIGN]) + packed(blob) + packed(data) + flags.to_bytes(4, "big")
+            request = bytes([_SIGN]) + pack_strings(blob) + pack_strings(data) + flags.to_bytes(4, "big")
             answer = Fields(
                 self._ask(request, AGENT_SIGN_S, "does not sign; is a key waiting for a touch or a confirmation?")
             )
@@ -113,7 +113,7 @@ class Agent:
             if self._sock is None:
                 self._sock = _connected(self.path, patience)
             self._sock.settimeout(patience)
-            self._sock.sendall(packed(request))
+            self._sock.sendall(pack_strings(request))
             size = int.from_bytes(self._read(4, until), "big")
             if size > AGENT_BYTES:
                 raise ConnectionError("the agent's answer is too long")

@@ -83,7 +83,7 @@ FRAMES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def result(verb: str, data: Mapping[str, Any], host: str, args: Mapping[str, Any]) -> dict[str, Any]:
+def check_result(verb: str, data: Mapping[str, Any], host: str, args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the validated result of ``verb``, as ``host`` sent it for a call with ``args``.
 
     Raises:
@@ -93,7 +93,7 @@ def result(verb: str, data: Mapping[str, Any], host: str, args: Mapping[str, Any
     return found
 
 
-def frame(verb: str, received: Frame, host: str, args: Mapping[str, Any]) -> Frame:
+def check_frame(verb: str, received: Frame, host: str, args: Mapping[str, Any]) -> Frame:
     """Return a validated frame that came before the result.
 
     Raises:

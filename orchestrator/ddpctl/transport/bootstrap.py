@@ -148,7 +148,7 @@ def last_line(*outputs: bytes) -> str:
     return ""
 
 
-def too_old(version: str, python: str) -> PythonMissing:
+def old_python_error(version: str, python: str) -> PythonMissing:
     """Return the error for an interpreter that answers but is too old for the worker."""
     want = ".".join(str(part) for part in MIN_PYTHON)
     return PythonMissing(
@@ -158,7 +158,7 @@ def too_old(version: str, python: str) -> PythonMissing:
     )
 
 
-def no_interpreter(python: str, missing: bool, quoted: str) -> PythonMissing:
+def no_interpreter_error(python: str, missing: bool, quoted: str) -> PythonMissing:
     """Return the error for an interpreter that does not exist (``missing``) or cannot be executed.
 
     ``quoted`` is the message of the shell or of the system.
@@ -168,7 +168,7 @@ def no_interpreter(python: str, missing: bool, quoted: str) -> PythonMissing:
     return PythonMissing(f"{what}{quoted}", kind="python_missing", hint=hint)
 
 
-def no_banner(python: str, exit_code: int, stdout: bytes, stderr: bytes) -> RemoteError | ShellBroken:
+def no_banner_error(python: str, exit_code: int, stdout: bytes, stderr: bytes) -> RemoteError | ShellBroken:
     """Return the error for a command that ended without a banner.
 
     Causes: there is no interpreter, it is older than Python 3.4, or the login shell does not run the command.
@@ -176,9 +176,9 @@ def no_banner(python: str, exit_code: int, stdout: bytes, stderr: bytes) -> Remo
     said = last_line(stderr, stdout)
     quoted = f": {said}" if said else ""
     if exit_code in (126, 127):
-        return no_interpreter(python, exit_code == 127, quoted)
+        return no_interpreter_error(python, exit_code == 127, quoted)
     if exit_code == 2 and b"-I" in stderr and b"nknown option" in stderr:
-        return too_old("2", python)
+        return old_python_error("2", python)
     how = f"exit status {exit_code}" if exit_code >= 0 else "no exit status"
     return ShellBroken(
         f"the login shell ended before it ran {python} ({how}){quoted}",

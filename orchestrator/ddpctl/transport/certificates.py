@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import paramiko
 
-from ddpctl.transport.ssh_words import compiled
+from ddpctl.transport.ssh_words import compile_pattern
 
 TAIL = "-cert-v01@openssh.com"
 _USER, _HOST = 1, 2
@@ -59,7 +59,7 @@ class Certificate:
             return "it is not valid yet"
         if self.expired(now):
             return "it has expired"
-        if self.principals and not any(compiled(each).fullmatch(name.lower()) for each in self.principals):
+        if self.principals and not any(compile_pattern(each).fullmatch(name.lower()) for each in self.principals):
             return f"it is for {', '.join(self.principals)}"
         if self.critical:
             return "it has a critical option that ddpctl does not know"
@@ -104,7 +104,7 @@ def parse(blob: bytes) -> Certificate:
     signature = fields.string()
     if fields.at != len(blob):
         raise ValueError("something follows the certificate")
-    key = b"".join(packed(part) for part in (base.encode(), *own))
+    key = b"".join(pack_strings(part) for part in (base.encode(), *own))
     names = Fields(principals).all_texts()
     return Certificate(base, key, role, key_id, names, after, before, critical, authority, signature, signed)
 
@@ -114,7 +114,7 @@ def wire_type(blob: bytes) -> str:
     return Fields(blob).text()
 
 
-def packed(data: bytes) -> bytes:
+def pack_strings(data: bytes) -> bytes:
     """Return ``data`` as a string of RFC 4251: length, then bytes."""
     return len(data).to_bytes(4, "big") + data
 

@@ -57,7 +57,7 @@ class Worker:
             return contract.READY in said and not self._unread and self.pipe.recv(0.0) is None
         return False
 
-    def converse(self, watch: Watch, package: Payload, request: Request, on_frame: OnFrame) -> dict[str, Any]:
+    def serve(self, watch: Watch, package: Payload, request: Request, on_frame: OnFrame) -> dict[str, Any]:
         """Send a request and return its result; pass the frames before it to ``on_frame``.
 
         The first request of a worker is preceded by the header, the banner, and the package where the node lacks it.
@@ -85,7 +85,7 @@ class Worker:
         word, rest = self._banner(watch, nonce)
         self._unread.extend(self._frames.feed(rest))
         if word.startswith(contract.OLD):
-            raise bootstrap.too_old(word[len(contract.OLD) :].strip(), self._python)
+            raise bootstrap.old_python_error(word[len(contract.OLD) :].strip(), self._python)
         if word == contract.NEED:
             self._write(watch, package.data)
         elif word not in (contract.HAVE, contract.FAIL):
@@ -104,7 +104,7 @@ class Worker:
                 view = view[taken:]
                 watch.heard()
             elif watch.silence > contract.LINK_DEAD_S:
-                raise silent(watch.silence)
+                raise connection_silent(watch.silence)
 
     def _banner(self, watch: Watch, nonce: str) -> tuple[str, bytes]:
         reader = bootstrap.BannerReader(nonce)
@@ -118,7 +118,7 @@ class Worker:
                     watch.heard()
                     return word, reader.rest
             elif data is not None:
-                raise bootstrap.no_banner(
+                raise bootstrap.no_banner_error(
                     self._python, self.pipe.exit_code(EXIT_CODE_S), reader.noise, self.pipe.stderr()
                 )
             if time.monotonic() > until:
@@ -135,7 +135,7 @@ class Worker:
             if "ok" in frame.data:
                 return outcome(frame.data)
             if contract.READY in frame.data:
-                raise died("its process ended")
+                raise worker_died("its process ended")
             on_frame(frame)
 
     def _next(self, watch: Watch, sender: Sender | None) -> Frame:
@@ -157,16 +157,16 @@ class Worker:
             elif data is not None:
                 raise self._ended()
             elif watch.silence > contract.LINK_DEAD_S:
-                raise silent(watch.silence)
+                raise connection_silent(watch.silence)
 
     def _ended(self) -> RemoteError:
         """Return the error for a stream without a result: the worker died. (A dead link raises by itself.)"""
         code = self.pipe.exit_code(EXIT_CODE_S)
         said = bootstrap.last_line(self.pipe.stderr())
-        return died(f"exit status {code}" if code >= 0 else "no exit status", said)
+        return worker_died(f"exit status {code}" if code >= 0 else "no exit status", said)
 
 
-class Waiting:
+class IdleWorker:
     """Keeps a worker of a host between requests, so that the node need not start an interpreter for each request."""
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class Waiting:
                 return
         worker.pipe.close()
 
-    def let_go(self) -> None:
+    def end(self) -> None:
         """End the waiting worker and wait for its end: no process stays on a node once the user has an answer."""
         with self._lock:
             worker, self._worker = self._worker, None
@@ -229,7 +229,7 @@ class WorkerTransport:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._lock = threading.Lock()
-        self._waiting = Waiting()
+        self._waiting = IdleWorker()
 
     @property
     def host(self) -> str:
@@ -256,7 +256,7 @@ class WorkerTransport:
 
 
 def call(
-    request: Request, watch: Watch, waiting: Waiting, python: str, start: Callable[[], Pipe], package: Payload
+    request: Request, watch: Watch, waiting: IdleWorker, python: str, start: Callable[[], Pipe], package: Payload
 ) -> dict[str, Any]:
     """Do ``Transport.call`` with the waiting worker, or with a worker that ``start`` starts."""
     worker = waiting.take()
@@ -271,19 +271,19 @@ def call(
     return _serve(Worker(start(), python), request, watch, waiting, package)
 
 
-def _serve(worker: Worker, request: Request, watch: Watch, waiting: Waiting, package: Payload) -> dict[str, Any]:
+def _serve(worker: Worker, request: Request, watch: Watch, waiting: IdleWorker, package: Payload) -> dict[str, Any]:
     """Serve a request, then keep the worker for another request or close it."""
     host, verb = request.host, request.verb
 
     def checked(frame: Frame) -> None:
-        frame = answers.frame(verb, frame, host, request.args)
+        frame = answers.check_frame(verb, frame, host, request.args)
         if request.on_frame is not None:
             request.on_frame(frame)
 
     pipe = worker.pipe
     try:
-        said = worker.converse(watch, package, request, checked)
-        result = answers.result(verb, said, host, request.args)
+        said = worker.serve(watch, package, request, checked)
+        result = answers.check_result(verb, said, host, request.args)
         if verb in _NOTHING_STAYS:
             with suppress(LinkLost):  # the answer is already here
                 pipe.exit_code(ENDED_S)
@@ -291,7 +291,7 @@ def _serve(worker: Worker, request: Request, watch: Watch, waiting: Waiting, pac
         pipe.close(lost=isinstance(error, LinkLost))
         _log(worker, host, verb)
         if isinstance(error, DdpctlError):
-            raise at(host, error) from None
+            raise with_host(host, error) from None
         raise
     if request.again:
         waiting.keep(worker)
@@ -335,15 +335,15 @@ def has_ended(error: DdpctlError) -> bool:
     return isinstance(error, LinkLost) or (isinstance(error, RemoteError) and error.kind == DIED)
 
 
-def died(how: str, said: str = "") -> RemoteError:
+def worker_died(how: str, said: str = "") -> RemoteError:
     return RemoteError(f"the worker ended without a result ({how})" + (f": {said}" if said else ""), kind=DIED)
 
 
-def silent(seconds: float) -> LinkLost:
+def connection_silent(seconds: float) -> LinkLost:
     return LinkLost(f"the connection is dead: no data for {seconds:.0f} s", hint="check the host and the network to it")
 
 
-def at(host: str, error: DdpctlError) -> DdpctlError:
+def with_host(host: str, error: DdpctlError) -> DdpctlError:
     """Name the host in ``error``, unless it names one; return the same error."""
     error.host = error.host or host
     return error

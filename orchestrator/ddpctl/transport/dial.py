@@ -126,7 +126,7 @@ def _connect(hop: Hop, addresses: list[Target]) -> socket.socket:
             failure = error
             if sock is not None:
                 sock.close()
-    raise unreachable(hop, failure)
+    raise connect_error(hop, failure)
 
 
 def tune(sock: socket.socket) -> None:
@@ -148,8 +148,8 @@ def await_first_byte(sock: socket.socket, hop: Hop) -> None:
         Unreachable: the server stays silent.
         Dropped: the server hung up.
     """
-    if not readable(sock, FIRST_BYTE_S):
-        raise silent(hop)
+    if not wait_until_readable(sock, FIRST_BYTE_S):
+        raise silent_server(hop)
     try:
         first = sock.recv(256, socket.MSG_PEEK)
     except OSError:
@@ -159,7 +159,7 @@ def await_first_byte(sock: socket.socket, hop: Hop) -> None:
         raise Dropped(first)
 
 
-def readable(sock: socket.socket, timeout: float) -> bool:
+def wait_until_readable(sock: socket.socket, timeout: float) -> bool:
     """Return whether data or the end of the stream arrive within ``timeout`` seconds."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
@@ -179,14 +179,14 @@ def _ended(sock: socket.socket, seen: int) -> bool:
     return False
 
 
-def silent(hop: Hop) -> Unreachable:
+def silent_server(hop: Hop) -> Unreachable:
     return Unreachable(
         f"{hop.where} accepts the connection but sends nothing for {FIRST_BYTE_S:g} s",
         hint="is that an SSH server? if so, restart sshd on it",
     )
 
 
-def unreachable(hop: Hop, error: OSError) -> ConnectError:
+def connect_error(hop: Hop, error: OSError) -> ConnectError:
     """Return the error for a TCP connection that failed."""
     where = hop.where
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:

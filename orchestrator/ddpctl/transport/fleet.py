@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from ddpctl.errors import DdpctlError, InternalFault, Interrupted, UsageError, as_fault
+from ddpctl.errors import DdpctlError, InternalFault, Interrupted, UsageError, to_ddpctl_error
 from ddpctl.transport import ssh_config
 from ddpctl.transport.base import FleetOutcome, Transport
 from ddpctl.transport.identities import KeyRing
@@ -222,7 +222,7 @@ def _work(
         try:
             result, error = job(), None
         except Exception as raised:
-            error = as_fault(raised, host)
+            error = to_ddpctl_error(raised, host)
             if isinstance(error, InternalFault):
                 _log.debug("%s: internal error", host, exc_info=raised)
         finally:  # however this thread ends, nothing waits for the host

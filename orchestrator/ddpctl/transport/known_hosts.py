@@ -99,7 +99,7 @@ class KnownHosts:
     def __add__(self, other: KnownHosts) -> KnownHosts:
         return KnownHosts(self.entries + other.entries, self.notes + other.notes)
 
-    def about(self, name: str, port: int) -> tuple[KnownHost, ...]:
+    def lines_about(self, name: str, port: int) -> tuple[KnownHost, ...]:
         """Return the lines about a server, revoked keys and authorities included."""
         entry_for = entry_name(name, port)
         if entry_for not in self._found:  # a digest for each line with a hashed name, so the result is kept
@@ -125,10 +125,10 @@ class KnownHosts:
         mine = [entry for entry in self._with_plain_name(name, port) if not entry.revoked]
         types = {entry.key.type for entry in mine if not entry.authority}
         signed = any(entry.authority for entry in mine)
-        certified = [f"{name}{TAIL}" for name in order(())] if signed else []
-        return (*certified, *order([kind for kind in ALGORITHMS if kind in types]))
+        certified = [f"{name}{TAIL}" for name in algorithm_order(())] if signed else []
+        return (*certified, *algorithm_order([kind for kind in ALGORITHMS if kind in types]))
 
-    def judge(self, name: str, port: int, key: Key) -> tuple[Verdict, tuple[KnownHost, ...]]:
+    def judge_key(self, name: str, port: int, key: Key) -> tuple[Verdict, tuple[KnownHost, ...]]:
         """Return the verdict on ``key`` and the lines behind it (for CHANGED: the lines with other keys)."""
         entries = self._with_plain_name(name, port)
         signer = key.certificate.authority if key.certificate else b""
@@ -144,7 +144,7 @@ class KnownHosts:
             return Verdict.KNOWN, same
         # On a port other than 22, the key of the plain name can only confirm: as for OpenSSH, it may be another
         # server's.
-        exact = (entry for entry in self.about(name, port) if not entry.revoked and not entry.authority)
+        exact = (entry for entry in self.lines_about(name, port) if not entry.revoked and not entry.authority)
         changed = tuple(entry for entry in exact if entry.key.type in ALGORITHMS)
         return (Verdict.CHANGED, changed) if changed else (Verdict.UNKNOWN, ())
 
@@ -153,8 +153,8 @@ class KnownHosts:
         return tuple(entry for entry in self._with_plain_name(name, port) if entry.authority)
 
     def _with_plain_name(self, name: str, port: int) -> tuple[KnownHost, ...]:
-        found = self.about(name, port)
-        return found if port == SSH_PORT else found + self.about(name, SSH_PORT)
+        found = self.lines_about(name, port)
+        return found if port == SSH_PORT else found + self.lines_about(name, SSH_PORT)
 
 
 def entry_name(name: str, port: int) -> str:
@@ -238,7 +238,7 @@ def load(paths: Iterable[str]) -> KnownHosts:
     return replace(known, notes=(*known.notes, *notes)) if notes else known
 
 
-def order(types: Sequence[str]) -> tuple[str, ...]:
+def algorithm_order(types: Sequence[str]) -> tuple[str, ...]:
     """Return the host key algorithms to offer: first the algorithms of ``types``, then all the rest."""
     kinds = [*types, *(kind for kind in ALGORITHMS if kind not in types)]
     return tuple(name for kind in kinds for name in ALGORITHMS[kind])

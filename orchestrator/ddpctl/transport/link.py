@@ -12,7 +12,7 @@ import paramiko
 from paramiko.common import cMSG_CHANNEL_REQUEST
 
 from ddpctl.errors import ConnectError, LinkLost, RemoteError, Unreachable
-from ddpctl.transport.dial import Dropped, silent
+from ddpctl.transport.dial import Dropped, silent_server
 from ddpctl.transport.limits import (
     CHANNEL_READ_BYTES,
     CHANNEL_S,
@@ -201,7 +201,7 @@ class HopLogin:
                 time.sleep(SESSION_PAUSE_S)
             except (paramiko.SSHException, EOFError, OSError) as error:
                 self._slots.give()
-                raise self.lost(error) from None
+                raise self.lost_error(error) from None
             except BaseException:
                 self._slots.give()
                 raise
@@ -224,7 +224,7 @@ class HopLogin:
         try:
             self.connection._send_user_message(message)  # type: ignore[attr-defined]  # as paramiko's Channel does
         except (paramiko.SSHException, EOFError, OSError) as error:
-            raise self.lost(error) from None
+            raise self.lost_error(error) from None
 
     def end_session(self, channel: paramiko.Channel) -> None:
         """Close the session's channel and free its slot. Call it once per session."""
@@ -251,12 +251,12 @@ class HopLogin:
                     f"no answer from {target.where} through {self.hop.label} within {CHANNEL_S:g} s",
                     hint=f"is the host up, and can {self.hop.label} reach it?",
                 ) from None
-            raise self.lost(error) from None
+            raise self.lost_error(error) from None
         spoke = threading.Event()
         channel.in_buffer.set_event(spoke)
         if not spoke.wait(FIRST_BYTE_S):
             channel.close()
-            raise silent(target)
+            raise silent_server(target)
         if not channel.recv_ready():
             channel.close()
             raise Dropped
@@ -274,7 +274,7 @@ class HopLogin:
             hint=f"is the host up, and can {self.hop.label} reach it by that name and port?",
         )
 
-    def lost(self, error: object = None) -> LinkLost:
+    def lost_error(self, error: object = None) -> LinkLost:
         detail = f" ({error})" if error and str(error) else ""
         return LinkLost(f"the connection is lost{detail}", hint="check the host and the network to it")
 
@@ -314,10 +314,10 @@ class ChannelPipe:
         except TimeoutError:
             data = None
         except (paramiko.SSHException, EOFError, OSError) as error:
-            raise self._link.lost(error) from None
+            raise self._link.lost_error(error) from None
         self._drain()
         if data == b"" and not self._channel.eof_received and self._link.has_died():
-            raise self._link.lost()
+            raise self._link.lost_error()
         return data
 
     def _drain(self) -> None:
@@ -333,7 +333,7 @@ class ChannelPipe:
         self._channel.status_event.wait(timeout)
         code = int(self._channel.exit_status)
         if code < 0 and self._link.has_died():
-            raise self._link.lost()
+            raise self._link.lost_error()
         return code
 
     def close(self, *, lost: bool = False) -> None:

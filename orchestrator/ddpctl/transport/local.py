@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ddpctl.errors import RemoteError
 from ddpctl.spec.command import Ran
 from ddpctl.transport import conversation
-from ddpctl.transport.bootstrap import BOOTSTRAP, no_interpreter
+from ddpctl.transport.bootstrap import BOOTSTRAP, no_interpreter_error
 from ddpctl.transport.limits import LOCAL_CHUNK_BYTES, LOCAL_END_S, LOCAL_KILL_S, LOCAL_TERM_S
 from ddpctl.transport.pipe import Tail
 
@@ -155,8 +155,8 @@ class LocalTransport(conversation.WorkerTransport):
                 [str(Path(python).expanduser()) if python.startswith("~") else python, "-I", "-c", BOOTSTRAP]
             )
         except OSError as error:
-            unfit = no_interpreter(python, isinstance(error, FileNotFoundError), f": {error.strerror}")
-            raise conversation.at(self.host, unfit) from None
+            unfit = no_interpreter_error(python, isinstance(error, FileNotFoundError), f": {error.strerror}")
+            raise conversation.with_host(self.host, unfit) from None
 
     def run(self, argv: Sequence[str], *, timeout: float | None = 60.0, password: str | None = None) -> Ran:
         from ddpctl.transport import node  # fabric loads slowly and only `exec` needs it
@@ -166,7 +166,7 @@ class LocalTransport(conversation.WorkerTransport):
         try:
             return node.run(self._node, argv, timeout, password)
         except RemoteError as error:
-            raise conversation.at(self.host, error) from None
+            raise conversation.with_host(self.host, error) from None
 
     def _start(self, argv: list[str]) -> ProcessPipe:
         pipe = ProcessPipe(argv)

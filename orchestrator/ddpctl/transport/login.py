@@ -94,7 +94,7 @@ def _trust(hop: Hop, key: Key, known: KnownHosts) -> None:
         HostKeyChanged: the key is revoked, or known_hosts has another key.
         HostKeyUnknown: known_hosts has no key of the server.
     """
-    verdict, entries = known.judge(hop.key_name, hop.key_port, key)
+    verdict, entries = known.judge_key(hop.key_name, hop.key_port, key)
     name = hop.known_as
     if verdict is Verdict.REVOKED:
         raise HostKeyChanged(
@@ -170,13 +170,13 @@ class _Login:
             raise type(silent)(silent.message, hint=silent.hint)
         if not (self._takes("password") or self._takes("keyboard-interactive")):
             raise self._refused()
-        password = self._ring.passwords.of(self._hop)
+        password = self._ring.passwords.known_password(self._hop)
         if password is None:
             if self._takes("password") or self._begin().prompts is not None:
                 raise PasswordNeeded(self._refused())
             raise self._refused()
         if not self._password(password):
-            self._ring.passwords.wrong(self._hop, password)
+            self._ring.passwords.forget(self._hop, password)
             raise PasswordNeeded(self._refused())
 
     def _takes(self, method: str) -> bool:
@@ -188,7 +188,7 @@ class _Login:
         answer = self.auth.offer(identity)
         if answer.wanted:
             try:
-                answer = self.auth.prove(identity)
+                answer = self.auth.sign(identity)
             except AgentRefused:
                 self.tried[-1] += ", which the agent does not sign with"
                 return False

@@ -68,10 +68,10 @@ class Passwords:
         self._tries: Counter[object] = Counter()
         self._last: dict[str, tuple[str, str]] = {}  # user -> (server, password), which the person may repeat
 
-    def of(self, hop: Hop) -> str | None:
+    def known_password(self, hop: Hop) -> str | None:
         return self._known.get(_account(hop))
 
-    def wrong(self, hop: Hop, password: str) -> None:
+    def forget(self, hop: Hop, password: str) -> None:
         """Forget a password that the server refused."""
         with self._asking:
             if self._known.get(_account(hop)) == password:

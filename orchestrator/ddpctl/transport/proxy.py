@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 
 from ddpctl.errors import Unreachable
-from ddpctl.transport.dial import Dropped, readable
+from ddpctl.transport.dial import Dropped, wait_until_readable
 from ddpctl.transport.limits import CONNECT_S, FIRST_BYTE_S, PROXY_END_S, PROXY_KILL_S, PROXY_STDERR_BYTES
 from ddpctl.transport.pipe import Tail
 from ddpctl.transport.route import Hop
@@ -62,7 +62,7 @@ class ProxySocket:
             raise _no_start(hop, error) from None
 
     def _await_first_byte(self, hop: Hop) -> None:
-        if not readable(self._sock, CONNECT_S + FIRST_BYTE_S):
+        if not wait_until_readable(self._sock, CONNECT_S + FIRST_BYTE_S):
             raise Unreachable(
                 f"no answer through ProxyCommand `{hop.proxy_command}` within {CONNECT_S + FIRST_BYTE_S:g} s",
                 hint="run it by hand to see why",

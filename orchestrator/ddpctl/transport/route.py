@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ddpctl.errors import UsageError
 from ddpctl.transport.known_hosts import SSH_PORT, entry_name
 from ddpctl.transport.ssh_config import Options, SSHConfig, expand_hostname
-from ddpctl.transport.ssh_words import expand, expand_path, first, variable
+from ddpctl.transport.ssh_words import expand, expand_path, first_value, variable
 
 if TYPE_CHECKING:
     from ddpctl.spec.inventory import Host, Inventory
@@ -113,13 +113,13 @@ class _Resolver:
         address = expand_hostname(options, label).lower()  # as ssh does, and as known_hosts spells it
         options = {**options, "hostname": [address]}
         command, via = self._proxy(label, options, seen)
-        alias = first(options, "hostkeyalias", "")
-        port = _port(first(options, "port", str(SSH_PORT)), label)
+        alias = first_value(options, "hostkeyalias", "")
+        port = _port(first_value(options, "port", str(SSH_PORT)), label)
         return Hop(
             label=label,
             address=address,
             port=port,
-            user=first(options, "user", getpass.getuser()),
+            user=first_value(options, "user", getpass.getuser()),
             key_name=alias.lower() or address,
             key_port=SSH_PORT if alias else port,
             user_known_hosts=_files(options, "userknownhostsfile", USER_KNOWN_HOSTS, self.inventory.known_hosts, label),
@@ -130,17 +130,19 @@ class _Resolver:
             identities_only=_is(options, "identitiesonly", "no"),
             agent=_agent(options, label),
             methods=_methods(options),
-            family=first(options, "addressfamily", "any").lower(),
+            family=first_value(options, "addressfamily", "any").lower(),
             proxy_command=command,
             via=via,
             ignored=tuple(
-                key for key, harmless in _IGNORED.items() if first(options, key.lower(), harmless).lower() != harmless
+                key
+                for key, harmless in _IGNORED.items()
+                if first_value(options, key.lower(), harmless).lower() != harmless
             ),
         )
 
     def _proxy(self, label: str, options: Options, seen: tuple[str, ...]) -> tuple[str | None, Hop | None]:
         """Return ProxyCommand and ProxyJump; SSHConfig has kept at most one of the two."""
-        jump, command = first(options, "proxyjump", "none"), first(options, "proxycommand", "none").strip()
+        jump, command = first_value(options, "proxyjump", "none"), first_value(options, "proxycommand", "none").strip()
         if jump.lower() != "none":
             return None, self._jump(expand(jump, options, label), seen)
         return (None if command.lower() == "none" else expand(command, options, label)), None
@@ -188,7 +190,7 @@ def _paths(options: Options, key: str, label: str) -> tuple[str, ...]:
 
 def _agent(options: Options, label: str) -> str | None:
     """Return the socket of the agent that ssh would use."""
-    value = first(options, "identityagent", "SSH_AUTH_SOCK")
+    value = first_value(options, "identityagent", "SSH_AUTH_SOCK")
     if value.lower() == "none":
         return None
     if value == "SSH_AUTH_SOCK":
@@ -199,12 +201,12 @@ def _agent(options: Options, label: str) -> str | None:
 
 
 def _methods(options: Options) -> tuple[str, ...]:
-    wanted = first(options, "preferredauthentications", ",".join(METHODS)).split(",")
+    wanted = first_value(options, "preferredauthentications", ",".join(METHODS)).split(",")
     return tuple(name for name, switch in METHODS.items() if name in wanted and _is(options, switch, "yes"))
 
 
 def _is(options: Options, key: str, default: str) -> bool:
-    return first(options, key, default).lower() not in ("no", "false")
+    return first_value(options, key, default).lower() not in ("no", "false")
 
 
 def _port(text: str, label: str) -> int:

@@ -57,7 +57,7 @@ class Gates:
         )
         self._lock = threading.Lock()
 
-    def near(self, hop: Hop) -> AbstractContextManager[object]:
+    def logins_near(self, hop: Hop) -> AbstractContextManager[object]:
         """Bound the logins behind one jump host, or on one server that several hosts of the inventory share."""
         with self._lock:
             return self._logins_near[hop.via or (hop.address, hop.port)]
@@ -161,7 +161,7 @@ class Connector:
                 yield self._reach(hop, via)
             return
         sock, since = self._reach(hop, via), time.monotonic()
-        with self._gates.near(hop), self._gates.logins:
+        with self._gates.logins_near(hop), self._gates.logins:
             if time.monotonic() - since > GATE_S:
                 sock.close()
                 sock = self._reach(hop, via)
@@ -232,7 +232,7 @@ class SSHTransport(conversation.WorkerTransport):
             try:
                 self._link = self._connector.connect(self._hop)
             except ConnectError as error:
-                raise conversation.at(self.host, error) from None
+                raise conversation.with_host(self.host, error) from None
             return self._link, True
 
     def _worker(self, timeout: float | None) -> ChannelPipe:
@@ -240,20 +240,20 @@ class SSHTransport(conversation.WorkerTransport):
         patience = CHANNEL_S if timeout is None else timeout
         link, new = self._connected()
         try:
-            return link.start(self._line, patience, self._waiting.let_go)
+            return link.start(self._line, patience, self._waiting.end)
         except LinkLost as error:
             link.close()
             if new:
-                raise conversation.at(self.host, error) from None
+                raise conversation.with_host(self.host, error) from None
         link, _ = self._connected()
-        return link.start(self._line, patience, self._waiting.let_go)
+        return link.start(self._line, patience, self._waiting.end)
 
     def run(self, argv: Sequence[str], *, timeout: float | None = 60.0, password: str | None = None) -> Ran:
         from ddpctl.transport import node  # fabric loads slowly and only `exec` needs it
 
         with self._lock:
             if self._node is None:
-                self._node = node.NodeConnection(self._hop, lambda: self._connected()[0], self._waiting.let_go)
+                self._node = node.NodeConnection(self._hop, lambda: self._connected()[0], self._waiting.end)
         try:
             return node.run(self._node, argv, timeout, password)
         except DdpctlError as error:
@@ -262,7 +262,7 @@ class SSHTransport(conversation.WorkerTransport):
                 error = LinkLost(
                     "the connection was lost while the command ran", hint="check the host and the network to it"
                 )
-            raise conversation.at(self.host, error) from None
+            raise conversation.with_host(self.host, error) from None
 
     def close(self) -> None:
         link = self._link
@@ -270,5 +270,5 @@ class SSHTransport(conversation.WorkerTransport):
             if link.alive:
                 if self._node is not None:
                     self._node.close()
-                self._waiting.let_go()
+                self._waiting.end()
             link.close()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ddpctl.errors import UsageError
 from ddpctl.transport.limits import INCLUDE_DEPTH, MATCH_EXEC_S
-from ddpctl.transport.ssh_words import Patterns, expand, first, keyword, words
+from ddpctl.transport.ssh_words import Patterns, expand, first_value, keyword, words
 
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 _MANY = frozenset({"identityfile", "certificatefile"})  # every value counts, not only the first
@@ -34,7 +34,7 @@ ReadInclude = Callable[[str], Iterable[tuple[str, str]]]
 
 
 @dataclass
-class Asked:
+class Lookup:
     """A lookup in progress."""
 
     names: tuple[str, ...]  # the names that the user gives the host
@@ -59,7 +59,7 @@ def expand_hostname(options: Mapping[str, list[str]], name: str) -> str:
     return expand(options["hostname"][0], {}, name) if "hostname" in options else name
 
 
-Condition = Callable[[Asked], bool]
+Condition = Callable[[Lookup], bool]
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class SSHConfig:
 
         ``given`` are the inventory's values, which count first, like options on a command line.
         """
-        asked = Asked(names, getpass.getuser(), {key: [value] for key, value in (given or {}).items()})
+        asked = Lookup(names, getpass.getuser(), {key: [value] for key, value in (given or {}).items()})
         _apply(self._blocks, asked)
         if self._final:
             asked.options["hostname"], asked.final = [asked.hosts[0].lower().replace("%", "%%")], True
@@ -107,7 +107,7 @@ class SSHConfig:
         return asked.options
 
 
-def _apply(blocks: Iterable[Block], asked: Asked) -> None:
+def _apply(blocks: Iterable[Block], asked: Lookup) -> None:
     for block in blocks:
         if not block.condition(asked):
             continue
@@ -127,7 +127,7 @@ def _take(options: Options, key: str, value: str) -> None:
         value = value.partition("#")[0].strip()
         if value.lower() != "none" and "proxycommand" in options:
             return
-    if key == "proxycommand" and first(options, "proxyjump", "none").lower() != "none":
+    if key == "proxycommand" and first_value(options, "proxyjump", "none").lower() != "none":
         return
     if key in _MANY:
         values = options.setdefault(key, [])
@@ -294,7 +294,7 @@ def _negate(negated: bool, test: Condition) -> Condition:
     return (lambda asked: not test(asked)) if negated else test
 
 
-def _of(names: Callable[[Asked], Sequence[str]]) -> Callable[[str], Condition]:
+def _of(names: Callable[[Lookup], Sequence[str]]) -> Callable[[str], Condition]:
     def criterion(value: str) -> Condition:
         patterns = Patterns(value.split(","))
         return lambda asked: patterns.match(names(asked))
@@ -302,7 +302,7 @@ def _of(names: Callable[[Asked], Sequence[str]]) -> Callable[[str], Condition]:
     return criterion
 
 
-def _of_hosts(names: Callable[[Asked], Sequence[str]]) -> Callable[[str], Condition]:
+def _of_hosts(names: Callable[[Lookup], Sequence[str]]) -> Callable[[str], Condition]:
     """Return a criterion on host names that ignores case, as Match does and Host does not."""
     criterion = _of(lambda asked: [name.lower() for name in names(asked)])
     return lambda value: criterion(value.lower())
@@ -311,7 +311,7 @@ def _of_hosts(names: Callable[[Asked], Sequence[str]]) -> Callable[[str], Condit
 _CRITERIA: Mapping[str, Callable[[str], Condition]] = {
     "host": _of_hosts(lambda asked: asked.hosts),
     "originalhost": _of_hosts(lambda asked: asked.names),
-    "user": _of(lambda asked: (first(asked.options, "user", asked.local_user),)),
+    "user": _of(lambda asked: (first_value(asked.options, "user", asked.local_user),)),
     "localuser": _of(lambda asked: (asked.local_user,)),
     "exec": lambda value: lambda asked: _exec(expand(value, asked.tokens, asked.names[0])),
 }

@@ -29,9 +29,9 @@ class Patterns:
         self._negative: list[re.Pattern[str]] = []
         for word in words:
             if word.startswith("!"):
-                self._negative.append(compiled(word[1:]))
+                self._negative.append(compile_pattern(word[1:]))
             elif _WILD.search(word):
-                self._positive.append(compiled(word))
+                self._positive.append(compile_pattern(word))
             else:
                 self._literal.add(word)
 
@@ -44,7 +44,7 @@ class Patterns:
         return any(pattern.fullmatch(name) for pattern in self._positive for name in names)
 
 
-def compiled(pattern: str) -> re.Pattern[str]:
+def compile_pattern(pattern: str) -> re.Pattern[str]:
     """Return the regular expression of a pattern with ``*`` and ``?``, as everywhere in OpenSSH."""
     text = "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern)
     return re.compile(text, re.DOTALL)
@@ -96,7 +96,7 @@ def _word(rest: str, at: int) -> tuple[str, int]:
     return word, at
 
 
-def first(options: Mapping[str, Sequence[str]], key: str, default: str) -> str:
+def first_value(options: Mapping[str, Sequence[str]], key: str, default: str) -> str:
     """Return the value of an option that counts, which is the first."""
     values = options.get(key)
     return values[0] if values else default
@@ -107,12 +107,12 @@ def expand(text: str, options: Mapping[str, list[str]], name: str) -> str:
     user = getpass.getuser()
     values: dict[str, Callable[[], str]] = {
         "%": lambda: "%",
-        "h": lambda: first(options, "hostname", name),
-        "p": lambda: first(options, "port", "22"),
-        "r": lambda: first(options, "user", user),
+        "h": lambda: first_value(options, "hostname", name),
+        "p": lambda: first_value(options, "port", "22"),
+        "r": lambda: first_value(options, "user", user),
         "u": lambda: user,
         "n": lambda: name,
-        "k": lambda: first(options, "hostkeyalias", name),
+        "k": lambda: first_value(options, "hostkeyalias", name),
         "d": lambda: str(Path.home()),
         "l": socket.gethostname,
         "L": lambda: socket.gethostname().partition(".")[0],

@@ -76,7 +76,7 @@ class Userauth:
         """Ask whether the server wants this key."""
         return self._request("publickey", self._key(identity, signed=False))
 
-    def prove(self, identity: Identity) -> AuthReply:
+    def sign(self, identity: Identity) -> AuthReply:
         """Send the key with a signature."""
         body = self._key(identity, signed=True)
         data = paramiko.Message()

@@ -83,7 +83,7 @@ def test_a_line_that_is_none_is_refused_at_its_place(line: str, column: int, wor
     with pytest.raises(InventoryError) as caught:
         read(line)
     assert (caught.value.line, caught.value.column) == (1, column)
-    assert word in caught.value.what
+    assert word in caught.value.summary
 
 
 WORDS = st.sampled_from(

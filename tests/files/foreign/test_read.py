@@ -147,8 +147,8 @@ def test_a_broken_file_is_refused_at_its_place(text: str, place: tuple[int, int]
     with pytest.raises(InventoryError) as caught:
         read_foreign(path)
     assert (caught.value.line, caught.value.column) == place
-    assert word in caught.value.what
-    assert caught.value.what.startswith(f"{path}:{place[0]}:{place[1]}: ")
+    assert word in caught.value.summary
+    assert caught.value.summary.startswith(f"{path}:{place[0]}:{place[1]}: ")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpctl.render.console import make_console
-from ddpctl.render.doctor import consultation_view
-from ddpctl.spec.doctor import Consultation
+from ddpctl.render.doctor import doctor_view
+from ddpctl.spec.doctor import DoctorReport
 from ddpctl.transport import answers
 from ddpctl_worker.rules.limits import BUSY_FACTOR, MOVING_FACTOR, STALL_S
 from ddpctl_worker.rules.verdict import diagnose
@@ -66,15 +66,17 @@ def placed(looks: Sequence[Look], host: str = "node") -> list[Look]:
 @given(MANY, st.booleans(), st.lists(st.sampled_from(["node0", "node9"]), max_size=2, unique=True))
 def test_any_looks_are_judged_and_shown(looks: list[Look], asked: bool, absent: list[str]) -> None:
     sent = [{**one, "rank": rank, "host": "node0"} for rank, one in enumerate(looks)]
-    answer = answers.result("doctor", {"state": "running", "ended": False, "looks": sent, "slow": []}, "node0", {})
+    answer = answers.check_result(
+        "doctor", {"state": "running", "ended": False, "looks": sent, "slow": []}, "node0", {}
+    )
     found = diagnose(answer["looks"], absent=absent, expected=dict.fromkeys(range(3), "node0"), asked=asked)
     assert found.verdict
     assert {one["rank"] for one in found.suspects} <= set(range(max(3, len(looks))))
     assert not found.suspects or found.stuck
-    consultation = Consultation("train", "r1", "running", found, answer["looks"])
+    consultation = DoctorReport("train", "r1", "running", found, answer["looks"])
     consultation.to_json()
     screen = io.StringIO()
-    make_console(screen).print(consultation_view(consultation, stacks=True))
+    make_console(screen).print(doctor_view(consultation, stacks=True))
     assert "\x1b" not in screen.getvalue()
 
 

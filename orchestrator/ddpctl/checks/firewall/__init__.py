@@ -16,19 +16,19 @@ from functools import lru_cache
 
 from ddpctl.checks.firewall import iptables, managers, nft
 from ddpctl.checks.firewall.rules import BlockingRule, Chain, Packet, walk
-from ddpctl.checks.firewall.tool import Dump, FirewallTool, Span, collapsed, joined, merged, sources
+from ddpctl.checks.firewall.tool import Dump, FirewallTool, Span, collapse_sources, join_spans, merge_spans, sources
 
 TOOLS = (managers.FIREWALLD, managers.UFW, iptables.IPTABLES, nft.NFT)  # a chain belongs to the first tool that owns it
 
 __all__ = ["BlockingRule", "Packet", "blocking", "manager", "opening", "readable", "unread"]
 
 
-def readable(dump: Dump) -> bool:
+def is_readable(dump: Dump) -> bool:
     """Return whether the host's rules could be read, which takes root."""
     return bool(dump) and any(dump.get(key) is not None for key in ("nft", "iptables"))
 
 
-def unread(dump: Dump) -> str:
+def why_unread(dump: Dump) -> str:
     """Return why the rules of a host are not known."""
     if not dump:
         return "its firewall was not read"
@@ -43,12 +43,12 @@ def manager(dump: Dump) -> FirewallTool | None:
     return next((tool for tool in TOOLS if tool.manages and dump.get(tool.name)), None)
 
 
-def blocking(dump: Dump, packet: Packet, hook: str, *, interface: str | None = None) -> tuple[BlockingRule, ...]:
+def find_blocks(dump: Dump, packet: Packet, hook: str, *, interface: str | None = None) -> tuple[BlockingRule, ...]:
     """Return every base chain of the host that stops ``packet`` at a hook ("input" or "output"), in the kernel's order.
 
     Each of these chains has to be opened: after an accept in a chain the packet still passes the next.
     """
-    if not readable(dump):
+    if not is_readable(dump):
         return ()
     found = []
     for chain in _chains(dump, packet):
@@ -87,7 +87,7 @@ def _parsed(ruleset: str | None, text: str | None, six: bool) -> tuple[Chain, ..
     return tuple(found)
 
 
-def opening(
+def opening_commands(
     dump: Dump,
     blocks: Sequence[BlockingRule],
     hook: str,
@@ -100,16 +100,16 @@ def opening(
     With ``blocks``, the command opens exactly the chains that block. Without them (the rules could not be read), it is
     for the manager that runs on the host, if there is a manager. ``nets``: the networks that the host is in.
     """
-    spans = merged(ports)
+    spans = merge_spans(ports)
     if not blocks:
         managing = manager(dump)
         if managing is None:
-            traffic = f"TCP {', '.join(joined(span) for span in spans)} from {', '.join(peers)}"
+            traffic = f"TCP {', '.join(join_spans(span) for span in spans)} from {', '.join(peers)}"
             return None, f"allow {traffic}; as root, or where `sudo -n` may read the rules, ddpctl prints the command"
         blocks = (BlockingRule(managing.name, "inet", "", "", "", False),)
     allowed = sources(peers, nets)
     root = "" if dump.get("uid") == 0 else "sudo "
-    exact = {source for family in (4, 6) for source in collapsed(peers, family)}
+    exact = {source for family in (4, 6) for source in collapse_sources(peers, family)}
     wide = f"the command opens these ports to all of {', '.join(allowed)}, not to the nodes alone"
     lines: list[str] = []
     notes = [] if set(allowed) <= exact else [wide]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ddpctl.checks.firewall.rules import POLICY, Blocked, BlockingRule, Chain
-from ddpctl.checks.firewall.tool import Dump, FirewallTool, Opening, joined, portions
+from ddpctl.checks.firewall.tool import Dump, FirewallTool, Opening, join_spans, portions
 
 # --- ufw: chains of iptables -----------------------------------------------------------------------------------------
 
@@ -50,7 +50,7 @@ def _firewalld_lines(block: BlockingRule, opening: Opening) -> list[str]:
     own = f" --zone={block.zone}" if block.zone else ""
     return [
         f'firewall-cmd --permanent{own} --add-rich-rule=\'rule family="ipv{opening.family}" source '
-        f'address="{source}" port port="{joined(span)}" protocol="tcp" accept\''
+        f'address="{source}" port port="{join_spans(span)}" protocol="tcp" accept\''
         for source in opening.sources
         for span in opening.spans
     ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpctl.checks.firewall.rules import ACCEPT, GOTO, JUMP, VERDICTS, BlockingRule, Chain, Condition, Rule, networks
-from ddpctl.checks.firewall.tool import FirewallTool, Opening, joined
+from ddpctl.checks.firewall.tool import FirewallTool, Opening, join_spans
 
 _IGNORED = frozenset({"counter", "log", "comment", "mangle", "notrack", "ct helper", "meta"})
 _META = {"iifname": "iif", "iif": "iif", "oifname": "oif", "oif": "oif", "l4proto": "proto", "nfproto": "family"}
@@ -206,7 +206,7 @@ def _lines(block: BlockingRule, opening: Opening) -> list[str]:
     """Insert at the head of the base chain: an accept there ends that chain, before any rule that drops."""
     side = "saddr" if opening.hook == "input" else "daddr"
     protocol = "ip" if opening.family == 4 else "ip6"
-    ports = _braces([joined(span) for span in opening.spans])
+    ports = _braces([join_spans(span) for span in opening.spans])
     rule = f"{protocol} {side} {_braces(opening.sources)} tcp dport {ports} accept"
     return [f"nft 'insert rule {block.family} {block.table} {block.chain} {rule}'"]
 

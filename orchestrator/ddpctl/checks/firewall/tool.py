@@ -61,12 +61,12 @@ class FirewallTool:
 # --- ports and addresses ---------------------------------------------------------------------------------------------
 
 
-def joined(span: Span, by: str = "-") -> str:
+def join_spans(span: Span, by: str = "-") -> str:
     """Return a span as ``29500`` or ``32768-60999``."""
     return str(span[0]) if span[0] == span[1] else f"{span[0]}{by}{span[1]}"
 
 
-def merged(ports: Iterable[Span]) -> tuple[Span, ...]:
+def merge_spans(ports: Iterable[Span]) -> tuple[Span, ...]:
     """Return port spans in order, with touching and overlapping spans merged."""
     found: list[Span] = []
     for low, high in sorted(set(ports)):
@@ -86,7 +86,7 @@ def portions(spans: Sequence[Span]) -> list[str]:
         if cost > room:
             parts.append([])
             room = MULTIPORT_PORTS
-        parts[-1].append(joined(span, ":"))
+        parts[-1].append(join_spans(span, ":"))
         room -= cost
     return [",".join(part) for part in parts]
 
@@ -96,7 +96,7 @@ def sources(peers: Sequence[str], nets: Sequence[str] = ()) -> tuple[str, ...]:
 
     If more than SOURCES remain and a network of the host contains all, return that network: a rule instead of hundreds.
     """
-    exact = tuple(source for family in (4, 6) for source in collapsed(peers, family))
+    exact = tuple(source for family in (4, 6) for source in collapse_sources(peers, family))
     if len(exact) > SOURCES:
         addresses = [ipaddress.ip_address(peer) for peer in peers]
         for net in (ipaddress.ip_network(text, strict=False) for text in nets):
@@ -105,7 +105,7 @@ def sources(peers: Sequence[str], nets: Sequence[str] = ()) -> tuple[str, ...]:
     return exact
 
 
-def collapsed(peers: Sequence[str], family: int) -> tuple[str, ...]:
+def collapse_sources(peers: Sequence[str], family: int) -> tuple[str, ...]:
     """Return exactly these addresses of a family, with neighbours as prefixes."""
     own = [ipaddress.ip_network(peer) for peer in dict.fromkeys(peers)]
     nets = ipaddress.collapse_addresses([net for net in own if net.version == family])  # type: ignore[type-var]

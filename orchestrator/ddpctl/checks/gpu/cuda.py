@@ -20,11 +20,11 @@ _ASK = (*nvidia.ASK, amd.GPUS, python.live_question, python.installed)
 
 def _exempt(view: View) -> Mapping[str, str]:
     """Keep hosts with a torch that is not built for the GPUs: this check reports them."""
-    return {host: why for host, why in in_use.without_gpus(view).items() if why != in_use.OTHER_BUILD}
+    return {host: why for host, why in in_use.hosts_without_gpus(view).items() if why != in_use.OTHER_BUILD}
 
 
 def _judge_cuda(view: View) -> Iterable[Finding]:
-    if view.want.backend == "gloo":
+    if view.requirements.backend == "gloo":
         return
     for target in view.targets:
         host = target.name
@@ -50,7 +50,7 @@ class _Cards:
 def _cards(view: View, host: str) -> _Cards | None:
     smi = in_use.smis(view).get(host)
     if smi is not None and smi.count:
-        hidden = in_use.unused(view).get(host, "").startswith(in_use.HIDDEN)
+        hidden = in_use.unused_gpus(view).get(host, "").startswith(in_use.HIDDEN)
         return None if hidden else _Cards("cuda", smi.count, smi.driver)
     others = len(amd.gpus(view, host))
     closed = (view.value(host, amd.GPUS) or {}).get("closed")  # gpu.driver reports these
@@ -61,11 +61,11 @@ def _unseen(view: View, host: str, cards: _Cards, build: Mapping[str, Any] | Non
     """Report that torch finds no GPU; if there is no torch yet, that the driver finds no GPU."""
     real = python.imports(view).get(host) or {}
     least = nvidia.least_driver(build["cuda"]) if build and cards.api == "cuda" else None
-    if build and least and cards.driver and nvidia.older(cards.driver, least):
+    if build and least and cards.driver and nvidia.is_older(cards.driver, least):
         yield _too_old(host, cards.driver, build, least)
         return
-    live = in_use.live(view, host)
-    driver = python.live(view, host) or {}
+    live = in_use.live_devices(view, host)
+    driver = python.live_environment(view, host) or {}
     stuck = live.error if live is not None and not live.works else None
     if (
         cards.api == "cuda" and driver and driver["api"] is None
@@ -85,7 +85,7 @@ def _unseen(view: View, host: str, cards: _Cards, build: Mapping[str, Any] | Non
         else "nvidia-smi -q"
         if cards.api == "cuda"
         else "rocm-smi",
-        evidence={"torch": dict(real), "live": python.live(view, host)},
+        evidence={"torch": dict(real), "live": python.live_environment(view, host)},
     )
 
 
@@ -111,7 +111,7 @@ def _too_old(host: str, driver: str, build: Mapping[str, Any], least: str) -> Fi
 
 
 def _judge_arch(view: View) -> Iterable[Finding]:
-    yield from in_use.unseen(view)
+    yield from in_use.report_unseen(view)
     for host, real in python.imports(view).items():
         built = real.get("arch_list") or []
         lacking = [

@@ -10,7 +10,7 @@ from ddpctl.checks.base import Target, View
 from ddpctl.checks.gpu import amd, in_use
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.fold import by, named
+from ddpctl.spec.fold import group_by, name_hosts
 from ddpctl.spec.nvidia import KERNEL, Smi, labels
 from ddpctl.spec.values import plural
 
@@ -89,7 +89,7 @@ def _no_driver(view: View, host: str, kernel: Mapping[str, Any]) -> Finding:
         message = f"{plural(cards, 'NVIDIA GPU')} on the PCI bus, but no driver is loaded: torch would run on the CPU"
         command = report.as_root(view, host, "modprobe nvidia")
         fix = "if there is no such module, install NVIDIA's driver"
-    severity = Severity.INFO if view.want.backend == "gloo" else Severity.WARNING
+    severity = Severity.INFO if view.requirements.backend == "gloo" else Severity.WARNING
     return report.finding(severity, host, message, fix=fix, command=command, evidence=kernel)
 
 
@@ -105,7 +105,7 @@ def _recovery(view: View, host: str) -> Iterable[Finding]:
 
     After some faults nvidia-smi works and its counters are 0, but CUDA does not start.
     """
-    actions = by(lambda gpu: gpu.cells.get("gpu_recovery_action") or "None", in_use.gpus(view, host))
+    actions = group_by(lambda gpu: gpu.cells.get("gpu_recovery_action") or "None", in_use.gpus(view, host))
     actions.pop("None", None)
     for action, gpus in actions.items():
         reboot, reset = "reboot" in action.lower(), action.lower().endswith("reset") and "drain" not in action.lower()
@@ -131,14 +131,14 @@ def _recovery(view: View, host: str) -> Iterable[Finding]:
 
 def _no_gpu(view: View) -> Mapping[str, str]:
     """Exempt only hosts without GPUs: the driver has to work even if the GPUs are hidden from the job."""
-    return {host: why for host, why in in_use.unused(view).items() if why == in_use.NO_GPU}
+    return {host: why for host, why in in_use.unused_gpus(view).items() if why == in_use.NO_GPU}
 
 
 # --- alike -----------------------------------------------------------------------------------------------------------
 
 
 def _judge_model(view: View) -> Iterable[Finding]:
-    yield from in_use.unseen(view)
+    yield from in_use.report_unseen(view)
     models = {host: name for host in in_use.smis(view) if (name := _models(view, host))}
     yield from report.differences(
         Severity.WARNING,
@@ -149,7 +149,7 @@ def _judge_model(view: View) -> Iterable[Finding]:
 
 
 def _models(view: View, host: str) -> str:
-    if host in in_use.unused(view):
+    if host in in_use.unused_gpus(view):
         return ", ".join(sorted({amd.model(gpu) for gpu in amd.gpus(view, host)}))
     gpus = in_use.gpus(view, host)
     names = {f"{gpu.name} {(gpu.number('memory.total') or 0) / 1024:.0f} GB" for gpu in gpus}
@@ -157,13 +157,13 @@ def _models(view: View, host: str) -> str:
 
 
 def _judge_count(view: View) -> Iterable[Finding]:
-    if view.want.backend == "gloo":
+    if view.requirements.backend == "gloo":
         return
-    yield from in_use.unseen(view, lambda host: in_use.devices(view, view.target(host)) is None)
+    yield from in_use.report_unseen(view, lambda host: in_use.devices(view, view.target(host)) is None)
     asked = [target for target in view.targets if target.name in in_use.smis(view)]
     found = {target.name: count for target in asked if (count := in_use.devices(view, target)) is not None}
     some = {host: count for host, count in found.items() if count}
-    if some or view.want.backend == "nccl":
+    if some or view.requirements.backend == "nccl":
         yield from _without(view, found, some)
     for target in view.targets:
         count = some.get(target.name, 0)
@@ -183,7 +183,7 @@ def _without(view: View, found: Mapping[str, int], some: Mapping[str, int]) -> I
     for host, count in found.items():
         smi = in_use.smis(view)[host]
         broken = smi.state not in (nvidia.OK, *nvidia.NO_GPU)
-        if count or broken or (smi.count and host not in in_use.unused(view)):
+        if count or broken or (smi.count and host not in in_use.unused_gpus(view)):
             continue  # reported by gpu.driver, or by gpu.cuda
         yield report.error(
             host,
@@ -194,18 +194,18 @@ def _without(view: View, found: Mapping[str, int], some: Mapping[str, int]) -> I
 
 
 def _asks_for_nccl(view: View) -> str:
-    return f"{view.want.backend_place} asks for nccl, and " if view.want.backend_place else ""
+    return f"{view.requirements.backend_place} asks for nccl, and " if view.requirements.backend_place else ""
 
 
 def _others(some: Mapping[str, int]) -> str:
     if not some:
         return ""
     host, count = next(iter(some.items()))
-    return f"; {host} has {count}" if len(some) == 1 else f"; {named(list(some))} have some"
+    return f"; {host} has {count}" if len(some) == 1 else f"; {name_hosts(list(some))} have some"
 
 
 def _why_none(view: View, host: str, smi: Smi) -> str:
-    hidden = in_use.unused(view).get(host, "")
+    hidden = in_use.unused_gpus(view).get(host, "")
     if smi.gpus and all(gpu.is_on("mig.mode.current") for gpu in smi.gpus) and not smi.mig_devices:
         return "MIG is on, and it has no instance"
     if hidden.startswith(in_use.HIDDEN):
@@ -220,7 +220,7 @@ def _why_none(view: View, host: str, smi: Smi) -> str:
 
 
 def _too_few(view: View, target: Target, count: int) -> Finding:
-    live, smi = in_use.live(view, target.name), in_use.smis(view).get(target.name)
+    live, smi = in_use.live_devices(view, target.name), in_use.smis(view).get(target.name)
     why = f" ({live.chosen})" if live and live.chosen else ""
     if smi and smi.mig_devices and not why:
         why = f" (MIG: a process sees one of the {smi.mig_devices} devices)"
@@ -242,10 +242,10 @@ def _shared(view: View) -> Iterable[Finding]:
             if uuid and uuid.startswith("GPU-") and not gpu.is_on("mig.mode.current"):
                 owners.setdefault(uuid, []).append(target.name)
     shared = [uuid for uuid, hosts in owners.items() if len(hosts) > 1]
-    for names, uuids in by(lambda uuid: tuple(owners[uuid]), shared).items():
+    for names, uuids in group_by(lambda uuid: tuple(owners[uuid]), shared).items():
         yield report.error(
             None,
-            f"{named(list(names))} use the same {plural(len(uuids), 'GPU')} "
+            f"{name_hosts(list(names))} use the same {plural(len(uuids), 'GPU')} "
             f"({uuids[0]}{', ...' if len(uuids) > 1 else ''}): NCCL refuses a GPU that two ranks have, or hangs",
             fix="give each its own (CUDA_VISIBLE_DEVICES in `env:`, or the container's devices), or keep one of them",
             evidence={"hosts": list(names), "uuids": uuids},
@@ -274,7 +274,7 @@ CHECKS = (
         cause="Different GPU models or memory sizes in one job.",
         symptom="out of memory on one node only; every step as slow as the slowest GPU",
         fix="Put different machines into separate jobs.",
-        exempt=in_use.without_gpus,
+        exempt=in_use.hosts_without_gpus,
     ),
     in_use.gpu_check(
         "gpu.count",
@@ -285,6 +285,6 @@ CHECKS = (
         "GPUs among nodes with GPUs, different numbers of GPUs, or one GPU under two names of the inventory.",
         symptom="CUDA error: invalid device ordinal; Duplicate GPU detected: rank 1 and rank 0 both on CUDA device",
         fix="`slots: auto` and `nproc_per_node: auto` take the GPUs that are there.",
-        exempt=in_use.without_gpus,
+        exempt=in_use.hosts_without_gpus,
     ),
 )

@@ -12,7 +12,7 @@ from ddpctl.checks.gpu.health import GpuState, by_host
 from ddpctl.checks.limits import APP_MIB, BUSY_MIB, BUSY_SHARE, OWNERS_SHOWN, WINDOWS_BUSY_SHARE
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.fold import by
+from ddpctl.spec.fold import group_by
 from ddpctl.spec.nvidia import App, Gpu, Smi, labels
 from ddpctl.spec.values import plural
 
@@ -26,8 +26,8 @@ _NO_MIG = in_use.smi_command("-i {gpus} -mig 0")
 
 
 def _judge_busy(view: View) -> Iterable[Finding]:
-    yield from in_use.unseen(view)
-    exempt = in_use.unused(view)
+    yield from in_use.report_unseen(view)
+    exempt = in_use.unused_gpus(view)
     for host, smi in in_use.smis(view).items():
         if host not in exempt:
             yield from _busy(view, host, smi)
@@ -36,7 +36,7 @@ def _judge_busy(view: View) -> Iterable[Finding]:
 def _busy(view: View, host: str, smi: Smi) -> Iterable[Finding]:
     used = {str(gpu.cells.get("uuid")): gpu for gpu in in_use.gpus(view, host)}
     apps = [app for app in smi.apps if app.uuid in used and _counts(app)]
-    owners = by(lambda app: (_who(app), app.job), apps)
+    owners = group_by(lambda app: (_who(app), app.job), apps)
     parts = [_uses(who, job, group, used) for (who, job), group in owners.items()]
     if parts:
         more = f"; and {len(parts) - OWNERS_SHOWN} more" if len(parts) > OWNERS_SHOWN else ""

@@ -36,8 +36,8 @@ def by_host(judge: Judge) -> Callable[[View], Iterable[Finding]]:
     """Return a verdict with a finding for each host and severity, from a judgement of each GPU that the job uses."""
 
     def judged(view: View) -> Iterable[Finding]:
-        yield from in_use.unseen(view)
-        exempt = in_use.unused(view)
+        yield from in_use.report_unseen(view)
+        exempt = in_use.unused_gpus(view)
         for host, smi in smis(view).items():
             found: dict[Severity, dict[GpuState, list[Gpu]]] = {}
             for gpu in in_use.gpus(view, host) if host not in exempt else ():

@@ -24,7 +24,7 @@ CommandFor = Callable[[View, str, Iterable[Gpu]], str]
 
 
 @dataclass(frozen=True)
-class Live:
+class LiveDevices:
     """The GPUs that a process of the job sees on a host now: PCI addresses in the order of their numbers.
 
     ``code`` is the driver library's error code, if it answered, ``error`` its text, ``chosen`` the variables that
@@ -74,14 +74,14 @@ def has_gpus(view: View, host: str, smi: Smi) -> bool:
     return bool((kernel.get("gpus") and mine) or (kernel.get("wsl") and smi.state != nvidia.ABSENT))
 
 
-def live(view: View, host: str) -> Live | None:
+def live_devices(view: View, host: str) -> LiveDevices | None:
     """Return the devices of the driver library; None: not asked, a CPU build of torch, or no driver library."""
-    value = python.live(view, host)
+    value = python.live_environment(view, host)
     if not value or not value["api"]:
         return None
     chosen = [f"{name}={text}" for name, text in value["visible"].items() if name.endswith("VISIBLE_DEVICES")]
     buses = tuple(bus_of(bus) for bus in value["devices"])
-    return Live(value["api"], buses, value["code"], value["error"], ", ".join(chosen) or None)
+    return LiveDevices(value["api"], buses, value["code"], value["error"], ", ".join(chosen) or None)
 
 
 def devices(view: View, target: Target) -> int | None:
@@ -89,7 +89,7 @@ def devices(view: View, target: Target) -> int | None:
     seen = (python.imports(view).get(target.name) or {}).get("devices")
     if seen is not None:
         return int(seen)
-    found = live(view, target.name)
+    found = live_devices(view, target.name)
     if found is not None and found.works:
         return len(found.buses)
     smi = smis(view).get(target.name)
@@ -104,8 +104,8 @@ def devices(view: View, target: Target) -> int | None:
 
 def uses_gloo(view: View) -> bool:
     """Return whether the job uses gloo: by its own setting, else where torch sees no GPU on any node."""
-    if view.want.backend:
-        return view.want.backend == "gloo"
+    if view.requirements.backend:
+        return view.requirements.backend == "gloo"
     return not any(devices(view, target) for target in view.targets)
 
 
@@ -123,7 +123,7 @@ def _used_on(view: View, target: Target) -> tuple[Gpu, ...]:
     smi = smis(view).get(target.name)
     if smi is None or smi.state != nvidia.OK:
         return ()
-    found = live(view, target.name)
+    found = live_devices(view, target.name)
     rows = {gpu.bus: gpu for gpu in smi.gpus}
     seen = tuple(rows[bus] for bus in dict.fromkeys(found.buses) if bus in rows) if found else ()
     used = seen or _named(smi, target.env)
@@ -152,7 +152,7 @@ def _is_named(gpu: Gpu, part: str) -> bool:
 
 
 @lru_cache(maxsize=2)
-def unused(view: View) -> Mapping[str, str]:
+def unused_gpus(view: View) -> Mapping[str, str]:
     """Return host -> why the job uses no NVIDIA GPU there. The checks of NVIDIA GPUs do not apply to these hosts."""
     found: dict[str, str] = {}
     for host, smi in smis(view).items():
@@ -163,17 +163,17 @@ def unused(view: View) -> Mapping[str, str]:
 
 
 # A check of GPUs. By default it judges the NVIDIA GPUs that the job uses.
-gpu_check = partial(Check, ask=nvidia.ASK, recorded=NO_HARDWARE, exempt=unused)
+gpu_check = partial(Check, ask=nvidia.ASK, recorded=NO_HARDWARE, exempt=unused_gpus)
 
 
-def without_gpus(view: View) -> dict[str, str]:
+def hosts_without_gpus(view: View) -> dict[str, str]:
     """Return host -> why the job uses no GPU of either maker there."""
-    return {host: why for host, why in unused(view).items() if why != OTHER_MAKER}
+    return {host: why for host, why in unused_gpus(view).items() if why != OTHER_MAKER}
 
 
-def unseen(view: View, there: Callable[[str], bool] = lambda host: True) -> Iterable[Finding]:
+def report_unseen(view: View, there: Callable[[str], bool] = lambda host: True) -> Iterable[Finding]:
     """Report hosts where nvidia-smi fails, so that their NVIDIA GPUs could not be examined. gpu.driver reports why."""
-    exempt = unused(view)
+    exempt = unused_gpus(view)
     for host, smi in smis(view).items():
         if smi.state != nvidia.OK and host not in exempt and there(host):
             why = "nvidia-smi is not installed" if smi.state == nvidia.ABSENT else "nvidia-smi does not work"
@@ -183,12 +183,12 @@ def unseen(view: View, there: Callable[[str], bool] = lambda host: True) -> Iter
 def _why_unused(view: View, host: str, smi: Smi) -> str | None:
     if not has_gpus(view, host, smi) and not _driver_has(view, host):
         return OTHER_MAKER if amd.has_gpus(view, host) else NO_GPU
-    if view.want.backend == "gloo":
+    if view.requirements.backend == "gloo":
         return "the job runs over gloo"
     real = python.imports(view).get(host) or {}
     if real.get("torch") and not real.get("cuda") and "cuda" in real:
         return OTHER_BUILD
-    found = live(view, host)
+    found = live_devices(view, host)
     if found and found.works and not found.buses and found.chosen:
         return f"{HIDDEN} ({found.chosen})"
     if smi.gpus and not gpus(view, host):
@@ -197,5 +197,5 @@ def _why_unused(view: View, host: str, smi: Smi) -> str | None:
 
 
 def _driver_has(view: View, host: str) -> bool:
-    found = live(view, host)
+    found = live_devices(view, host)
     return found is not None and found.api == "cuda" and bool(found.buses)

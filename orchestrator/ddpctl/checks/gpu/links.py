@@ -35,7 +35,7 @@ def _judge_fabric(view: View) -> Iterable[Finding]:
         if host in exempt or any(gpu.cells.get("fabric.state") == "Completed" for gpu in gpus):
             # in a virtual machine the fabric manager runs on the host below, and the GPUs report that it is done
             continue
-        live = in_use.live(view, host)
+        live = in_use.live_devices(view, host)
         starts = live is not None and live.works and bool(live.buses)
         fault = _fault(view, host, value)
         waiting = _waiting(gpus)
@@ -48,7 +48,7 @@ def _judge_fabric(view: View) -> Iterable[Finding]:
 
 
 def _without_switches(view: View) -> Mapping[str, str]:
-    found = dict(in_use.unused(view))
+    found = dict(in_use.unused_gpus(view))
     for host, value in view.values(FABRIC).items():
         if value is None and not _waiting(in_use.gpus(view, host)):
             found.setdefault(host, "no NVSwitch found")
@@ -105,7 +105,7 @@ def _not_running(view: View, host: str, fault: str, starts: bool, value: Mapping
     )
 
 
-def _wait(view: View, host: str, waiting: list[Gpu], live: in_use.Live | None) -> Finding:
+def _wait(view: View, host: str, waiting: list[Gpu], live: in_use.LiveDevices | None) -> Finding:
     """Report a wait as a warning, unless CUDA fails: after the boot the fabric manager may take minutes to start."""
     sure = live is not None and live.error is not None
     smi = in_use.smis(view)[host]

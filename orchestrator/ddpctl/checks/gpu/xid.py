@@ -13,7 +13,7 @@ from ddpctl.checks.gpu import in_use
 from ddpctl.checks.limits import FRESH_XID_S, KERNEL_LOG_S
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.fold import by
+from ddpctl.spec.fold import group_by
 from ddpctl.spec.nvidia import Gpu, bus_of
 from ddpctl.spec.question import Question
 from ddpctl.spec.values import plural
@@ -109,14 +109,14 @@ def _judge(view: View) -> Iterable[Finding]:
                 command=report.as_root(view, host, "dmesg -T") + " | grep -iE 'xid|nvrm'",
                 evidence={"error": value["error"]},
             )
-        events = by(lambda xid: (xid.bus, xid.code), read(value))
+        events = group_by(lambda xid: (xid.bus, xid.code), read(value))
         for (bus, code), group in events.items():
             yield _verdict(view, host, bus, code, group, _since_reset(events, bus, group))
         yield from _switches(view, host, switch_faults(value))
 
 
 def _exempt(view: View) -> Mapping[str, str]:
-    found = dict(in_use.unused(view))
+    found = dict(in_use.unused_gpus(view))
     for host, value in view.values(LOG).items():
         if value is None:
             found.setdefault(host, "no NVIDIA GPU on the PCI bus")

@@ -11,19 +11,19 @@ from functools import partial
 from typing import Any
 
 from ddpctl.checks import report
-from ddpctl.checks.base import Check, Target, View, Want
+from ddpctl.checks.base import Check, Requirements, Target, View
 from ddpctl.checks.limits import REASONS_SHOWN
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.mesh import OK, Dial, Mesh, Pair
 from ddpctl.spec.question import Question
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.ranges import fold_names
 
 
-def names(hosts: Sequence[str], beside: str, mesh: Mesh) -> str:
+def fold_hosts(hosts: Sequence[str], beside: str, mesh: Mesh) -> str:
     """Return names folded into ranges, or "every other node" for all nodes except ``beside``."""
     if len(hosts) > 1 and set(hosts) == set(mesh.hosts) - {beside}:
         return "every other node"
-    return fold(hosts)
+    return fold_names(hosts)
 
 
 def dial_json(dial: Dial) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def dial_json(dial: Dial) -> dict[str, Any]:
     return {key: getattr(dial, key) for key in keys if getattr(dial, key) is not None}
 
 
-def network_question(target: Target, want: Want) -> Question:
+def network_question(target: Target, want: Requirements) -> Question:
     return Question("network", {"names": list(want.fabric_names)} if want.fabric_names else {})
 
 
@@ -54,7 +54,7 @@ def one_host(view: View) -> Mapping[str, str]:
 mesh_check = partial(Check, exempt=one_host)
 
 
-def fine(mesh: Mesh, text: str, *, with_note: bool = False) -> Iterable[Finding]:
+def ok_finding(mesh: Mesh, text: str, *, with_note: bool = False) -> Iterable[Finding]:
     """Yield an ok finding if every link was dialled."""
     if mesh.scheduled - mesh.pairs or not any(dial.status == OK for dial in mesh.dials):
         return
@@ -65,14 +65,14 @@ def of_mesh(judge: Callable[[View, Mesh], Iterable[Finding]]) -> Callable[[View]
     """Return a verdict that reports undialled links first, and then judges the dialled links."""
 
     def judged(view: View) -> Iterable[Finding]:
-        yield from not_dialled(view)
+        yield from report_not_dialled(view)
         if view.mesh is not None:
             yield from judge(view, view.mesh)
 
     return judged
 
 
-def not_dialled(view: View) -> Iterable[Finding]:
+def report_not_dialled(view: View) -> Iterable[Finding]:
     """Report links that were scheduled but not tried: their state is unknown."""
     mesh = view.mesh
     if mesh is None:
@@ -89,7 +89,7 @@ def not_dialled(view: View) -> Iterable[Finding]:
         shown = "; ".join(f"{host}: {reason}" for host, reason in list(why.items())[:REASONS_SHOWN])
         more = f"; and {len(why) - REASONS_SHOWN} more hosts" if len(why) > REASONS_SHOWN else ""
         yield report.unknown(
-            report.only(list(why)),
+            report.single_host(list(why)),
             f"not checked: {len(missing)} of {len(mesh.scheduled)} links were not tried ({shown}{more})",
             evidence={"hosts": list(why), "links": [list(pair) for pair in sorted(missing)[:20]]},
         )

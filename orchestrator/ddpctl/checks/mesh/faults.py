@@ -9,7 +9,7 @@ from ddpctl.checks import firewall
 from ddpctl.checks.base import View
 from ddpctl.checks.firewall import BlockingRule, Packet
 from ddpctl.checks.mesh import interface_of
-from ddpctl.spec.fold import by
+from ddpctl.spec.fold import group_by
 from ddpctl.spec.mesh import OK, Dial, Mesh
 from ddpctl_worker.wire.contract import DROPPED, ERROR, NO_ROUTE, REFUSED, REJECTED
 
@@ -42,12 +42,12 @@ class BlockedDial:
         return self.host == self.dial.dialer
 
 
-def faults(view: View, mesh: Mesh) -> tuple[BlockedDial, ...]:
+def find_faults(view: View, mesh: Mesh) -> tuple[BlockedDial, ...]:
     """Return every blocked connection with its culprit, except effects of a missing route back."""
     no_route_back = {(dial.peer, dial.dialer) for dial in mesh.dials if dial.status == NO_ROUTE}
     blocked = [d for d in mesh.dials if d.status in BLOCKED and (d.dialer, d.peer) not in no_route_back]
     lost = _silent_dialers(mesh, blocked)
-    found = (_fault(view, mesh, dial, lost) for dial in blocked if not wrong_address(mesh, dial.peer))
+    found = (_fault(view, mesh, dial, lost) for dial in blocked if not find_wrong_address(mesh, dial.peer))
     return tuple(fault for fault in found if fault.certain or fault.dial not in mesh.crowded_out)
 
 
@@ -57,7 +57,7 @@ def hosts_to_read(mesh: Mesh) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ends))
 
 
-def wrong_address(mesh: Mesh, peer: str) -> bool:
+def find_wrong_address(mesh: Mesh, peer: str) -> bool:
     """Return whether the nodes reach this peer at another address, which fabric.address reports once."""
     return bool(mesh.reached.get(peer))
 
@@ -67,7 +67,7 @@ def _silent_dialers(mesh: Mesh, blocked: Sequence[Dial]) -> set[str]:
 
     The fault is then at the dialer's end.
     """
-    failed = {dialer: {dial.peer for dial in dials} for dialer, dials in by(lambda d: d.dialer, blocked).items()}
+    failed = {dialer: {dial.peer for dial in dials} for dialer, dials in group_by(lambda d: d.dialer, blocked).items()}
     through = [dial for dial in mesh.dials if dial.status == OK]
     dialers, reached = {dial.dialer for dial in through}, {dial.peer for dial in through}
     return {dialer for dialer, peers in failed.items() if len(peers) > 1 and peers <= reached and dialer not in dialers}
@@ -88,7 +88,7 @@ def _fault(view: View, mesh: Mesh, dial: Dial, lost: set[str]) -> BlockedDial:
     found = []
     for host, hook, packet in chains:
         interface = dial.interface if host == dial.dialer else interface_of(mesh, host)
-        every = firewall.blocking(view.firewalls.get(host, {}), packet, hook, interface=interface)
+        every = firewall.find_blocks(view.firewalls.get(host, {}), packet, hook, interface=interface)
         found.append((host, hook, packet, every))
     for certain in (True, False):
         for host, hook, packet, every in found:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddpctl.checks import report
 from ddpctl.checks.base import View
-from ddpctl.checks.mesh import fine, interface_of, mesh_check, network_answer, of_mesh
+from ddpctl.checks.mesh import interface_of, mesh_check, network_answer, of_mesh, ok_finding
 from ddpctl.spec.finding import Finding
-from ddpctl.spec.fold import by_culprit
+from ddpctl.spec.fold import group_pairs_by_culprit
 from ddpctl.spec.mesh import BROKEN, Mesh, Pair, late_links, slow_links
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.ranges import fold_names
 
 # --- big packets -----------------------------------------------------------------------------------------------------
 
@@ -19,10 +19,10 @@ from ddpctl.spec.ranges import fold
 def _judge_bulk(view: View, mesh: Mesh) -> Iterable[Finding]:
     """Report links where small messages pass and bulk data stalls."""
     holes = _holes(mesh)
-    for host, pairs in by_culprit(holes).items():
+    for host, pairs in group_pairs_by_culprit(holes).items():
         yield _hole_finding(view, mesh, host, {pair: holes[pair] for pair in pairs})
     if not holes:
-        yield from fine(mesh, "big packets arrive in both directions")
+        yield from ok_finding(mesh, "big packets arrive in both directions")
 
 
 def _measured(judge: Callable[[View, Mesh], Iterable[Finding]]) -> Callable[[View], Iterable[Finding]]:
@@ -58,14 +58,14 @@ def _hole_finding(view: View, mesh: Mesh, host: str, holes: Mapping[Pair, int | 
     joint = "and" if direction == "between" else "to" if direction == "from" else "from"
     passed = min((mtu for mtu in holes.values() if mtu), default=None)
     mtus = {name: _mtu(view, mesh, name) for name in (host, *others)}
-    text = f"big packets {direction} {host} {joint} {fold(others)} never arrive, small ones do"
+    text = f"big packets {direction} {host} {joint} {fold_names(others)} never arrive, small ones do"
     if passed:
         text += f"; packets of up to {passed} bytes pass, and the interface sends up to {mtus[host] or '?'}"
     command, fix = _mtu_fix(view, mesh, host, others, passed)
     return report.error(
         host,
         text,
-        peer=report.only(others),
+        peer=report.single_host(others),
         fix=fix,
         command=command,
         evidence={"peers": list(others), "mtu": mtus, "passes": passed, "directions": [list(pair) for pair in holes]},
@@ -81,7 +81,8 @@ def _mtu_fix(view: View, mesh: Mesh, host: str, others: Sequence[str], passed: i
     interface = interface_of(mesh, host)
     if passed is None:
         return f"ip -s link show dev {interface}" if interface else None, (
-            f"something between {host} and {fold(others)} drops every packet of bulk data: look for a firewall rule on "
+            f"something between {host} and {fold_names(others)} drops every packet of bulk data: "
+            "look for a firewall rule on "
             f"packet length or rate, and at the interface's error counters"
         )
     return report.as_root(view, host, f"ip link set dev {interface} mtu {passed}") if interface else None, (
@@ -106,11 +107,11 @@ def _judge_bandwidth(view: View, mesh: Mesh) -> Iterable[Finding]:
     slow = {pair: value for pair, value in slow_links(mesh).items() if {pair, pair[::-1]} & mesh.again}
     rates = list(mesh.rates().values())
     middle = statistics.median(rates)
-    for host, pairs in by_culprit(slow).items():
+    for host, pairs in group_pairs_by_culprit(slow).items():
         yield _outlier(mesh, host, {pair: slow[pair] for pair in pairs}, "Mbit/s", middle)
     if not slow:
         words = f"{len(rates)} links, median {middle:.0f} Mbit/s over one TCP connection"
-        yield from fine(mesh, words, with_note=True)
+        yield from ok_finding(mesh, words, with_note=True)
 
 
 def _judge_latency(view: View, mesh: Mesh) -> Iterable[Finding]:
@@ -120,10 +121,10 @@ def _judge_latency(view: View, mesh: Mesh) -> Iterable[Finding]:
         return
     middle = statistics.median(trips)
     late = {pair: value for pair, value in late_links(mesh).items() if pair in mesh.again}
-    for host, pairs in by_culprit(late).items():
+    for host, pairs in group_pairs_by_culprit(late).items():
         yield _outlier(mesh, host, {pair: late[pair] for pair in pairs}, "ms", middle)
     if not late:
-        yield from fine(mesh, f"{len(trips)} links, median round trip {middle:.2f} ms")
+        yield from ok_finding(mesh, f"{len(trips)} links, median round trip {middle:.2f} ms")
 
 
 def _outlier(mesh: Mesh, host: str, pairs: Mapping[Pair, float], unit: str, middle: float) -> Finding:
@@ -131,13 +132,13 @@ def _outlier(mesh: Mesh, host: str, pairs: Mapping[Pair, float], unit: str, midd
     others = _others(host, pairs)
     senders = {pair[0] for pair in pairs}
     if unit == "ms":
-        where = f"a round trip between {host} and {fold(others)} takes"
+        where = f"a round trip between {host} and {fold_names(others)} takes"
     elif senders == {host}:
-        where = f"the link from {host} to {fold(others)} gives"
+        where = f"the link from {host} to {fold_names(others)} gives"
     elif host not in senders:
-        where = f"the link from {fold(others)} to {host} gives"
+        where = f"the link from {fold_names(others)} to {host} gives"
     else:
-        where = f"the link between {host} and {fold(others)} gives"
+        where = f"the link between {host} and {fold_names(others)} gives"
     if unit == "Mbit/s":
         interface = interface_of(mesh, host)
         command = f"ip -s link show dev {interface}; ethtool {interface}" if interface else None
@@ -150,7 +151,7 @@ def _outlier(mesh: Mesh, host: str, pairs: Mapping[Pair, float], unit: str, midd
     return report.warning(
         host,
         f"{where} {number} {unit}{way}, measured twice; the median of all links is {middle:.4g} {unit}",
-        peer=report.only(others),
+        peer=report.single_host(others),
         fix=fix,
         command=command,
         evidence={"links": {f"{a} -> {b}": value for (a, b), value in pairs.items()}, "median": middle, "unit": unit},

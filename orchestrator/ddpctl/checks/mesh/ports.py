@@ -10,15 +10,15 @@ from typing import Any
 from ddpctl.checks import firewall, report
 from ddpctl.checks.base import View
 from ddpctl.checks.firewall import BlockingRule
-from ddpctl.checks.firewall.tool import joined
+from ddpctl.checks.firewall.tool import join_spans
 from ddpctl.checks.gpu.in_use import uses_gloo
 from ddpctl.checks.limits import ADDRESSES_SHOWN, CROWD
-from ddpctl.checks.mesh import dial_json, fine, mesh_check, names, network_answer, of_mesh
-from ddpctl.checks.mesh.faults import BlockedDial, faults
+from ddpctl.checks.mesh import dial_json, fold_hosts, mesh_check, network_answer, of_mesh, ok_finding
+from ddpctl.checks.mesh.faults import BlockedDial, find_faults
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.fold import by
+from ddpctl.spec.fold import group_by
 from ddpctl.spec.mesh import Dial, Mesh
-from ddpctl.spec.ranges import fold
+from ddpctl.spec.ranges import fold_names
 from ddpctl_worker.wire.contract import DROPPED, ERROR, REFUSED, REJECTED, USUAL_PORTS
 
 HOW = {
@@ -45,8 +45,8 @@ def judge_ports(view: View, mesh: Mesh) -> Iterable[Finding]:
     A host that blocks connections gets a finding for each way in which it blocks them. A connection that gloo never
     uses is an info. With restarts every connection is needed, because hosts copy each other's checkpoints.
     """
-    needed = [fault for fault in faults(view, mesh) if _role(mesh, fault.dial) != "spare"]
-    gloo = uses_gloo(view) and not view.want.agents
+    needed = [fault for fault in find_faults(view, mesh) if _role(mesh, fault.dial) != "spare"]
+    gloo = uses_gloo(view) and not view.requirements.agents
     used = [fault for fault in needed if not (gloo and _never_used(mesh, fault.dial))]
     guilty = {fault.host for fault in used}
     groups = _grouped([fault for fault in needed if fault.host in guilty])
@@ -60,7 +60,7 @@ def judge_ports(view: View, mesh: Mesh) -> Iterable[Finding]:
         if group.blocks or not crowd:
             yield _finding(Severity.INFO, group, view, mesh)
     if not needed and not mesh.crowded_out:
-        yield from fine(
+        yield from ok_finding(
             mesh,
             f"{len(mesh.pairs)} links among {len(mesh.hosts)} nodes pass on port {mesh.master_port} of {mesh.master} "
             "and on ephemeral ports",
@@ -113,7 +113,7 @@ class _Group:
 
 
 def _grouped(found: Sequence[BlockedDial]) -> list[_Group]:
-    groups = by(lambda fault: (fault.host, fault.dial.status, fault.outgoing), found)
+    groups = group_by(lambda fault: (fault.host, fault.dial.status, fault.outgoing), found)
     for host, status, outgoing in list(groups):
         back, there = (host, status, True), (host, status, False)
         if outgoing and there in groups and _same(groups[back], groups[there]):
@@ -149,7 +149,7 @@ def _listed(ports: Iterable[int]) -> str:
 
 
 def _finding(severity: Severity, group: _Group, view: View, mesh: Mesh) -> Finding:
-    who, ports, how = names(group.others, group.host, mesh), _ports_words(mesh, group), HOW[group.status]
+    who, ports, how = fold_hosts(group.others, group.host, mesh), _ports_words(mesh, group), HOW[group.status]
     if group.outgoing:
         text = f"connections from {group.host} to {who} fail on {ports}: {how}"
     else:
@@ -161,7 +161,7 @@ def _finding(severity: Severity, group: _Group, view: View, mesh: Mesh) -> Findi
         severity,
         group.host,
         f"{text}; {_harmless(group, view, who) if harmless else _cause(group, dump)}",
-        peer=report.only(group.others),
+        peer=report.single_host(group.others),
         fix=fix,
         command=command,
         evidence={
@@ -175,7 +175,7 @@ def _finding(severity: Severity, group: _Group, view: View, mesh: Mesh) -> Findi
 
 
 def _harmless(group: _Group, view: View, others: str) -> str:
-    lost = NO_COPIES.format(host=group.host, others=others) if view.want.copies and not group.outgoing else ""
+    lost = NO_COPIES.format(host=group.host, others=others) if view.requirements.copies and not group.outgoing else ""
     return HARMLESS + lost
 
 
@@ -191,17 +191,17 @@ def _between(view: View, mesh: Mesh, crowd: Sequence[_Group]) -> Finding:
     everything = _Group("", crowd[0].status, False, tuple(fault for group in crowd for fault in group.faults))
     pairs = {(fault.dial.dialer, fault.dial.peer) for fault in everything.faults}
     links = len(mesh.pairs)
-    hidden = [host for host in hosts if not firewall.readable(view.firewalls.get(host, {}))]
+    hidden = [host for host in hosts if not firewall.is_readable(view.firewalls.get(host, {}))]
     spans = _spans(_opened(everything.faults, mesh))
     cause = (
         f"whether the nodes do it themselves is unknown ({hidden[0]}: "
-        f"{firewall.unread(view.firewalls.get(hidden[0], {}))})"
+        f"{firewall.why_unread(view.firewalls.get(hidden[0], {}))})"
         if hidden
         else "no firewall rule on them does it, so it is a filter between the nodes (switch, security group)"
     )
     return report.error(
         None,
-        f"{len(pairs)} of {links} links among {fold(hosts)} fail on {_ports_words(mesh, everything)}: "
+        f"{len(pairs)} of {links} links among {fold_names(hosts)} fail on {_ports_words(mesh, everything)}: "
         f"{HOW[everything.status]}; {cause}",
         fix=f"let the nodes' addresses reach each other on TCP {spans}: in the security group, the switch or their own "
         f"firewalls",
@@ -219,8 +219,8 @@ def _cause(group: _Group, dump: Any) -> str:
             f"{block.tool} on {group.host} may do it, by a rule that ddpctl cannot evaluate: {block.place}: "
             f"{block.rule}; else it is a filter between the nodes (switch, security group)"
         )
-    if not firewall.readable(dump):
-        return f"whether {group.host} itself does it is unknown: {firewall.unread(dump)}"
+    if not firewall.is_readable(dump):
+        return f"whether {group.host} itself does it is unknown: {firewall.why_unread(dump)}"
     return f"no firewall rule of {group.host} does it, so it is a filter between the nodes (switch, security group)"
 
 
@@ -230,11 +230,11 @@ def _remedy(group: _Group, view: View, mesh: Mesh, dump: Any) -> tuple[str | Non
     ports = _opened(group.faults, mesh)
     if any(fault.reply for fault in group.faults):  # a reply arrives at a port that the kernel picked
         ports.append(mesh.ranges.get(group.host, DEFAULT_RANGE))
-    if not group.blocks and firewall.readable(dump) and not firewall.manager(dump):
+    if not group.blocks and firewall.is_readable(dump) and not firewall.manager(dump):
         return None, f"make the filter between the nodes pass TCP {_spans(ports)} to {group.host} from {_list(peers)}"
     entries = network_answer(view, group.host).get("addresses", ())
     nets = [f"{entry['address']}/{entry['prefix']}" for entry in entries]
-    command, note = firewall.opening(dump, group.blocks, group.faults[0].hook, peers, ports, nets)
+    command, note = firewall.opening_commands(dump, group.blocks, group.faults[0].hook, peers, ports, nets)
     doubt = "" if any(block.certain for block in group.blocks) or command is None else "if that rule does it; "
     return command, doubt + note
 
@@ -260,7 +260,7 @@ def _span(mesh: Mesh, dial: Dial) -> tuple[int, int]:
 
 
 def _spans(ports: Iterable[tuple[int, int]]) -> str:
-    return ", ".join(joined(span) for span in sorted(set(ports)))
+    return ", ".join(join_spans(span) for span in sorted(set(ports)))
 
 
 def _list(addresses: Sequence[str]) -> str:

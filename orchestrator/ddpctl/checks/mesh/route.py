@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ddpctl.checks import report
 from ddpctl.checks.base import View
-from ddpctl.checks.mesh import dial_json, fine, mesh_check, names, of_mesh
-from ddpctl.checks.mesh.faults import wrong_address
+from ddpctl.checks.mesh import dial_json, fold_hosts, mesh_check, of_mesh, ok_finding
+from ddpctl.checks.mesh.faults import find_wrong_address
 from ddpctl.spec.finding import Finding
-from ddpctl.spec.fold import by, by_culprit
+from ddpctl.spec.fold import group_by, group_pairs_by_culprit
 from ddpctl.spec.mesh import Dial, Mesh, Pair
 from ddpctl_worker.wire.contract import CLOSED, FOREIGN, NO_ROUTE, SILENT, WRONG_HOST
 
@@ -21,12 +21,12 @@ def _judge_route(view: View, mesh: Mesh) -> Iterable[Finding]:
     """Report nodes without a route to another node's address."""
     lost: dict[Pair, Dial] = {}
     for dial in mesh.dials:
-        if dial.status == NO_ROUTE and not wrong_address(mesh, dial.peer) and dial not in mesh.crowded_out:
+        if dial.status == NO_ROUTE and not find_wrong_address(mesh, dial.peer) and dial not in mesh.crowded_out:
             lost.setdefault((dial.dialer, dial.peer), dial)
     for host, dials in _by_host(lost).items():
         yield _no_route(mesh, host, dials)
     if not lost and not mesh.crowded_out:
-        yield from fine(mesh, "every node has a route to every other")
+        yield from ok_finding(mesh, "every node has a route to every other")
 
 
 def _by_host(lost: Mapping[Pair, Dial]) -> dict[str, list[Dial]]:
@@ -37,7 +37,7 @@ def _by_host(lost: Mapping[Pair, Dial]) -> dict[str, list[Dial]]:
     """
     groups: dict[str, list[Dial]] = {}
     ends = ((("from", dialer), ("to", peer)) for dialer, peer in lost)
-    for (_, host), pairs in by_culprit(ends).items():
+    for (_, host), pairs in group_pairs_by_culprit(ends).items():
         groups.setdefault(host, []).extend(lost[dialer, peer] for (_, dialer), (_, peer) in pairs)
     return groups
 
@@ -45,13 +45,13 @@ def _by_host(lost: Mapping[Pair, Dial]) -> dict[str, list[Dial]]:
 def _no_route(mesh: Mesh, host: str, dials: Sequence[Dial]) -> Finding:
     leaving = dials[0].dialer == host
     others = tuple(dict.fromkeys(dial.peer if leaving else dial.dialer for dial in dials))
-    who = names(others, host, mesh)
+    who = fold_hosts(others, host, mesh)
     addresses = ", ".join(dict.fromkeys(dial.address for dial in dials))
     text = f"{host} cannot reach {who}" if leaving else f"{who} cannot reach {host}"
     return report.error(
         host,
         f"{text} at {addresses}: {dials[0].detail or 'no route'}",
-        peer=report.only(others),
+        peer=report.single_host(others),
         fix=f"look at the routes of {dials[0].dialer} to {dials[0].address} and add the one that is missing, or set "
         f"`fabric_address:` to addresses in a network that all nodes share",
         command=f"ip route get {dials[0].address}" if leaving else "ip -brief address; ip route",
@@ -62,19 +62,19 @@ def _no_route(mesh: Mesh, host: str, dials: Sequence[Dial]) -> Finding:
 @of_mesh
 def _judge_identity(view: View, mesh: Mesh) -> Iterable[Finding]:
     """Report another node or another program at a node's address."""
-    wrong = [dial for dial in mesh.dials if dial.status in IMPOSTORS and not wrong_address(mesh, dial.peer)]
-    groups = by(lambda dial: (dial.peer, dial.status, dial.detail or ""), wrong)
+    wrong = [dial for dial in mesh.dials if dial.status in IMPOSTORS and not find_wrong_address(mesh, dial.peer)]
+    groups = group_by(lambda dial: (dial.peer, dial.status, dial.detail or ""), wrong)
     for (peer, status, detail), dials in groups.items():
         yield _impostor(view, mesh, peer, status, detail, dials)
     if not groups:
-        yield from fine(mesh, "the right node answers at every address")
+        yield from ok_finding(mesh, "the right node answers at every address")
 
 
 def _impostor(view: View, mesh: Mesh, peer: str, status: str, detail: str, dials: Sequence[Dial]) -> Finding:
     dialers = tuple(dict.fromkeys(dial.dialer for dial in dials))
     ports = ", ".join(str(port) for port in sorted({dial.port for dial in dials}))
     address = dials[0].address
-    who = names(dialers, peer, mesh)
+    who = fold_hosts(dialers, peer, mesh)
     words = {
         WRONG_HOST: f"another node answers {who} at {address}, the address of {peer}: {detail}",
         FOREIGN: f"another program answers {who} at {address} port {ports} in place of {peer}: {detail}",
@@ -97,7 +97,7 @@ def _impostor(view: View, mesh: Mesh, peer: str, status: str, detail: str, dials
     return report.error(
         peer,
         words,
-        peer=report.only(dialers),
+        peer=report.single_host(dialers),
         fix=fix,
         command=look,
         evidence={"status": status, "peers": list(dialers), "dials": [dial_json(dial) for dial in dials[:20]]},

@@ -13,7 +13,7 @@ from ddpctl.files.foreign.hostfile import read_hostfile
 from ddpctl.files.foreign.place import Word, rows
 from ddpctl.files.limits import YAML_BYTES
 from ddpctl.files.tree import decode
-from ddpctl.spec.draft import HostFault, Imported, host_entry, selected
+from ddpctl.spec.draft import HostFault, Imported, filter_hosts, host_entry
 
 _EXPECTED = (
     "expected: a hostfile (node1 slots=8), an Ansible inventory (INI or YAML), or what `accelerate config` writes"
@@ -51,7 +51,7 @@ def with_hostfile(found: Imported, folder: Path) -> Imported:
     try:
         if not hosts and found.include:
             hosts = tuple(host_entry(part.partition(":")[0]) for part in found.include.split("@") if part)
-        chosen = selected(hosts, found.include, found.exclude)
+        chosen = filter_hosts(hosts, found.include, found.exclude)
     except HostFault as error:
         raise InventoryError(str(error), file=found.kind, hint=error.hint) from None
     if not chosen:
