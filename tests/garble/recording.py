@@ -130,10 +130,10 @@ def record(folder: Path) -> Mapping[str, Mapping[str, list[Frame]]]:
     start(plan_of(where), fleet, quiet, serial=1, network=Network(HOSTS, links))
     _note_looks(recorders)
     until = time.monotonic() + 60
-    while (run := find_run(fleet, RUN)).state not in TERMINAL:
+    while (run := find_run(fleet, RUN)).verdict.state not in TERMINAL:
         assert time.monotonic() < until, run
         time.sleep(0.1)
-    assert run.state == SUCCEEDED, run
+    assert run.verdict.state == SUCCEEDED, run
     for transport in recorders.values():
         transport.call("tail", {"run": RUN, "follow": False, "offset": 0})
         transport.call("fetch", {"run": RUN})

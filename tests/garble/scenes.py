@@ -29,8 +29,8 @@ from ddpctl.render.report_page import report_html
 from ddpctl.render.status import kill_view, removal_view, runs_table, status_view
 from ddpctl.spec.event import Line, Tell
 from ddpctl.spec.lines import Group
-from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import CodeRef, Facts
+from ddpctl.spec.status import RunStatus
 from ddpctl.stages.bench import MetricsReader
 from ddpctl.stages.checkpoints import fetch_checkpoint, list_checkpoints, set_aside
 from ddpctl.stages.doctor import ask_doctor

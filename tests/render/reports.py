@@ -11,8 +11,9 @@ from ddpctl.spec.curves import Curve, CurveLine
 from ddpctl.spec.gpuuse import GpuStretch, GpuUse
 from ddpctl.spec.mesh import Link
 from ddpctl.spec.network import Network
-from ddpctl.spec.outcome import NodeStatus, RunStatus
+from ddpctl.spec.outcome import NodeStatus
 from ddpctl.spec.report import RunReport
+from ddpctl.spec.status import RunStatus
 
 BEGAN = datetime(2026, 11, 24, 3, 0, tzinfo=timezone.utc)
 HOSTILE = '<script>alert(1)</script> \x1b[31m\u202e & "quoted" \''

@@ -25,7 +25,8 @@ from ddpctl.render.status import (
     untracked_lines,
 )
 from ddpctl.spec.kill import KillOutcome, SavedOutcome, StoppedNode
-from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, RunStatus, Untracked
+from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, Untracked
+from ddpctl.spec.status import RunStatus
 from tests.spec import test_planning
 
 RUN = "20261121T053028Z-318ccc"
@@ -229,9 +230,9 @@ def test_the_last_line_says_what_was_stuck(suspect: int, again: bool) -> None:
     one = of("train", ["node0"], state="failed")
     verdict = f"1 of 2 ranks waits; rank {suspect} on node0 is at train.py:3"
     suspects = [{"host": "node0", "rank": suspect}]
-    diagnosis = {"verdict": verdict, "suspects": suspects, "since": one.started, "time": one.started}
-    cause = Cause("node0", "exited", "boom", one.started or "", rank=1)
-    run = replace(one, nodes=(replace(one.nodes[0], diagnosis=diagnosis, reported=one.started, cause=cause),))
+    diagnosis = {"verdict": verdict, "suspects": suspects, "since": one.verdict.started, "time": one.verdict.started}
+    cause = Cause("node0", "exited", "boom", one.verdict.started or "", rank=1)
+    run = replace(one, nodes=(replace(one.nodes[0], diagnosis=diagnosis, reported=one.verdict.started, cause=cause),))
     told = "; it was stuck for 20m00s when it ended: " + verdict
     assert end_line(run) == "node0 rank 1: exited: boom" + (told if again else "")
 
@@ -242,7 +243,7 @@ def test_the_last_line_says_what_was_stuck(suspect: int, again: bool) -> None:
 def test_an_ended_run_is_stuck_no_longer(state: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended three hours ago, after the last five of its twenty minutes were spent waiting."""
     one = of("train", ["node0"], state=state)
-    since = datetime.fromisoformat(one.started or "") + timedelta(minutes=15)
+    since = datetime.fromisoformat(one.verdict.started or "") + timedelta(minutes=15)
     diagnosis = {"verdict": "1 of 2 ranks waits", "suspects": [], "since": since.isoformat(), "time": since.isoformat()}
     run = replace(one, nodes=(replace(one.nodes[0], diagnosis=diagnosis, reported=since.isoformat()),))
     for view in (status_view(run), runs_table([run], "exp")):

@@ -23,7 +23,8 @@ from ddpctl.render.top import (
     run_rows,
     summary,
 )
-from ddpctl.spec.outcome import NodeStatus, RunStatus
+from ddpctl.spec.outcome import NodeStatus
+from ddpctl.spec.status import RunStatus
 from ddpctl.spec.top import GpuPulse, Holder, HostView, Overview, Pulse, RankPulse
 
 GB = 1_000_000_000

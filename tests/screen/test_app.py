@@ -19,7 +19,8 @@ from ddpctl.screen.app import Actions, TopApp
 from ddpctl.screen.parts import Rows
 from ddpctl.spec.event import Event, Line
 from ddpctl.spec.lines import Group
-from ddpctl.spec.outcome import NodeStatus, RunStatus
+from ddpctl.spec.outcome import NodeStatus
+from ddpctl.spec.status import RunStatus
 from ddpctl.spec.top import GpuPulse, HostView, Overview, Pulse, RankPulse
 
 pytestmark = pytest.mark.slow

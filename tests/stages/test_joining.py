@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ddpctl.spec.event import Event, Note
-from ddpctl.spec.outcome import NodeStatus, RunStatus
+from ddpctl.spec.outcome import NodeStatus
+from ddpctl.spec.status import RunStatus
 from ddpctl.stages import joining as stage
 from tests.transport.dry import Asked, DryFleet, DryTransport
 

@@ -58,7 +58,7 @@ def test_what_else_goes_wrong_is_told_as_ever() -> None:
 def test_another_run_of_the_name_is_told_once_and_how_to_name_this_one() -> None:
     told: list[Event] = []
     run = start(launch(), fleet(started("run-1"), started("run-1", "run-2"), started()), told.append, serial=1)
-    assert run.state == "running"
+    assert run.verdict.state == "running"
     notes = [event for event in told if isinstance(event, Note)]
     assert [note.level for note in notes] == ["warning"]
     assert "train is also live as run-1, run-2," in notes[0].message

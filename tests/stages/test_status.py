@@ -156,7 +156,7 @@ def test_a_connection_that_breaks_at_the_end_of_a_run_is_tried_again() -> None:
     a = DryTransport("a", {"status": {"runs": [part(OLD, "a", "succeeded", ["a", "b"])]}})
     hosts = DryFleet([a, DryTransport("b", {"status": answer})])
     run = merge_runs({"a": [part(OLD, "a", "running", ["a", "b"])]}, {})[0]
-    assert read_end(hosts, run, sleep=pauses.append).state == "succeeded"
+    assert read_end(hosts, run, sleep=pauses.append).verdict.state == "succeeded"
     assert len(pauses) == 1
 
 

@@ -17,7 +17,7 @@ from ddpctl.render.lines import JsonLines, LinePrinter, LineTime
 from ddpctl.render.progress import ProgressView
 from ddpctl.render.status import end_line, status_view, untracked_lines
 from ddpctl.spec.noise import Held
-from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages import follow as stage
 from ddpctl.stages.status import is_no_such_run, read_end, read_run
@@ -34,7 +34,7 @@ def conclude(run: RunStatus, *, as_json: bool = False) -> int:
     """
     if as_json:
         session.print_json(run.to_json())
-    if run.state == contract.SUCCEEDED:
+    if run.verdict.state == contract.SUCCEEDED:
         if not as_json:
             for line in untracked_lines(run.untracked):
                 session.warn(line)
@@ -43,13 +43,15 @@ def conclude(run: RunStatus, *, as_json: bool = False) -> int:
     if not as_json:
         stderr_console().print(status_view(run))
     why = end_line(run)
-    word = run.state if run.terminal else contract.FAILED  # with an unreachable host the state is still open
+    # With an unreachable host the state is still open.
+    word = run.verdict.state if run.verdict.terminal else contract.FAILED
     raise JobFailed(f"{run.job} {word}: {why}", hint=f"the output is kept: ddpctl tail {run.run} -n 100")
 
 
 def _success(run: RunStatus) -> str:
-    if run.departed_nodes:
-        return f"{run.job} succeeded on {len(run.deciding_nodes)} of {plural(len(run.nodes), 'node')}  (run {run.run})"
+    if run.verdict.departed_nodes:
+        staying = len(run.verdict.deciding_nodes)
+        return f"{run.job} succeeded on {staying} of {plural(len(run.nodes), 'node')}  (run {run.run})"
     return f"{run.job} succeeded on {plural(len(run.nodes), 'node')}, world size {run.world_size}  (run {run.run})"
 
 
@@ -86,10 +88,11 @@ def follow_run(
             restarts=bool(run.record.get("restart")),
         )
     end = _end(run, fleet, errors)
-    open_end = end.cause is None or bool(end.record.get("restart"))  # with restarts a failed host is not yet the end
-    if not end.terminal and open_end:  # otherwise the end is known, even if a host is unreachable
+    # With restarts a failed host is not yet the end.
+    open_end = end.verdict.cause is None or bool(end.record.get("restart"))
+    if not end.verdict.terminal and open_end:  # otherwise the end is known, even if a host is unreachable
         raise_for_errors(run, errors)
-    if end.state != contract.SUCCEEDED:
+    if end.verdict.state != contract.SUCCEEDED:
         printer.show(noise.groups())
     return end
 
@@ -147,7 +150,7 @@ class LineLook:
 def print_lines(run: RunStatus, fleet: Fleet, hosts: Sequence[str], selection: stage.Selection, look: LineLook) -> None:
     """Print a selection of a run's lines, with ``look.follow`` until the run is over."""
     text = _printer(run, sys.stdout, LineTime() if look.timestamps else None)
-    failed = run.terminal and run.state != contract.SUCCEEDED
+    failed = run.verdict.terminal and run.verdict.state != contract.SUCCEEDED
     noise = None if look.as_json or failed else Held()
     with ProgressView(stderr_console()) as view:
         errors = stage.follow(
@@ -162,10 +165,10 @@ def print_lines(run: RunStatus, fleet: Fleet, hosts: Sequence[str], selection: s
             noise=noise,
             follow=look.follow,
             restarts=bool(run.record.get("restart")),
-            starts=run.state in (contract.PENDING, contract.STARTING),
+            starts=run.verdict.state in (contract.PENDING, contract.STARTING),
         )
     held_back = look.follow and noise is not None and noise.lines
-    if noise is not None and held_back and read_run(fleet, run, gone=_gone(errors)).state != contract.SUCCEEDED:
+    if noise is not None and held_back and read_run(fleet, run, gone=_gone(errors)).verdict.state != contract.SUCCEEDED:
         text.show(noise.groups())
     raise_for_errors(run, errors)
 

@@ -20,7 +20,7 @@ from ddpctl.errors import HostsFailed, Interrupted, NoSuchJob, UsageError
 from ddpctl.render.status import untracked_lines
 from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.inventory import Inventory, suggestion
-from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages.checkpoints import fetch_checkpoint, list_checkpoints
 from ddpctl.stages.fetch import KeptFiles, fetch_run, missing_outputs
@@ -241,7 +241,7 @@ def _watch(
     Raises:
         Interrupted: Ctrl-C. Every copied file is whole, or the beginning of a growing file.
     """
-    if not run.terminal:
+    if not run.verdict.terminal:
         tell(Note(f"bringing the outputs of {run.run} to {folder} until it ends; Ctrl-C stops that"))
     try:
         watch_outputs(run, hosts, folder, fleet, tell, kept)

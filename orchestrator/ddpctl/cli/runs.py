@@ -18,9 +18,9 @@ from ddpctl.render.status import kill_view, removal_view, runs_table, status_vie
 from ddpctl.spec.event import Tell
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.kill import KillOutcome
-from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.removal import RemovedRun, removal_document
+from ddpctl.spec.status import RunStatus
 from ddpctl.stages.doctor import ask_doctor
 from ddpctl.stages.remove import remove_run
 from ddpctl.stages.report import make_report
@@ -51,9 +51,9 @@ def ps(
                 "run": run.run,
                 "cluster": run.cluster,
                 "project": run.project,
-                "state": run.state,
+                "state": run.verdict.state,
                 "hosts": list(run.hosts),
-                "started": run.started,
+                "started": run.verdict.started,
                 "user": run.user,
             }
             for run in runs
@@ -170,7 +170,7 @@ def kill(
 
 def _saved(fleet: Fleet, run: RunStatus, tell: Tell) -> str | None:
     """Ask for a checkpoint and return its name. After a failure warn and return ``None``: the run is killed anyway."""
-    if run.terminal:
+    if run.verdict.terminal:
         return None
     try:
         return save_run(fleet, run, tell, last=True).name
@@ -186,7 +186,7 @@ def _which(job: str, runs: Sequence[RunStatus]) -> UsageError:
     several = len({run.job_id for run in runs}) > 1
     found = "; ".join(
         f"{run.run}{f' of project {run.project}' if several else ''} on {fold_names(run.hosts)}, "
-        f"started {run.started or '-'}"
+        f"started {run.verdict.started or '-'}"
         for run in runs
     )
     return UsageError(
@@ -213,7 +213,7 @@ def _require_answers(job: str, runs: Sequence[RunStatus]) -> None:
         ConnectError: a host did not answer, and no run was live on the hosts that did.
     """
     newest = runs[-1]
-    if newest.silent_hosts and all(run.terminal for run in runs):
+    if newest.silent_hosts and all(run.verdict.terminal for run in runs):
         over = f"{newest.run} was over already, and {session.silent_hosts(newest)}"
         message = f"{over}: another run of {newest.job} may be there"
         raise ConnectError(message, hint=f"once they answer again: ddpctl kill {job}")

@@ -26,9 +26,9 @@ from ddpctl.spec.event import Tell
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.kill import KillOutcome
 from ddpctl.spec.origin import Origin
-from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import RunIdentity
 from ddpctl.spec.ranges import RangeFault, expand, fold_names, split
+from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import is_name, plural
 from ddpctl.stages import status as stage
 from ddpctl.transport.base import Fleet

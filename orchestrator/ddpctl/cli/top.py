@@ -26,7 +26,7 @@ from ddpctl.spec.event import Event
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.lines import Group as Lines
 from ddpctl.spec.noise import Held
-from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.status import RunStatus
 from ddpctl.stages.doctor import ask_doctor
 from ddpctl.stages.follow import Selection, follow
 from ddpctl.stages.stop import stop_run
@@ -117,7 +117,7 @@ def _log(
         tell,
         show,
         selection=Selection(lines=OPENED_LINES),
-        noise=Held() if not run.terminal or run.state == contract.SUCCEEDED else None,
+        noise=Held() if not run.verdict.terminal or run.verdict.state == contract.SUCCEEDED else None,
         interrupted=stop,
         restarts=bool(run.record.get("restart")),
     )

@@ -25,8 +25,8 @@ from ddpctl.render.status import plan_view, status_view
 from ddpctl.spec.event import Event, Note
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.names import check_run_name
-from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.preflight import PreflightReport
+from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages.joining import wait_for_ranks
 from ddpctl.stages.launch import Launch, launch_of

@@ -31,14 +31,14 @@ _WIDTH = 24  # letters of a sparkline
 def report_view(report: RunReport) -> RenderableType:
     """Return the end of the run, its attempts, its metrics, and its program."""
     run = report.run
-    head = Text.assemble(f"{run.job}  ", state_text(run.state), report.headline.removeprefix(run.state))
+    head = Text.assemble(f"{run.job}  ", state_text(run.verdict.state), report.headline.removeprefix(run.verdict.state))
     head.append(f"  run {run.run}  cluster {run.cluster}  project {run.project}")
     parts: list[RenderableType] = [head]
     if run.diagnosis:
         parts.append(Text(stuck_line(run, report.made), style="bold yellow"))
     parts += [Text(slow_line(slow), style="yellow") for slow in run.slow]
-    if run.cause:
-        parts.append(cause_view(run.cause))
+    if run.verdict.cause:
+        parts.append(cause_view(run.verdict.cause))
     parts += [Text(f"not in this report: {host}: {why}", "yellow") for host, why in report.missing.items()]
     parts += [Text(""), Whole(_attempts(report))]
     if shown := shown_curves(report.curves):
@@ -61,14 +61,14 @@ def _attempts(report: RunReport) -> Table:
 
 def attempt_ends(report: RunReport) -> Iterator[tuple[Attempt, str]]:
     """Yield each attempt with its end; the last attempt has the run's end."""
-    *earlier, last = report.run.attempts
+    *earlier, last = report.run.verdict.attempts
     for attempt in earlier:
         yield attempt, attempt_end(attempt)
-    yield last, report.run.state
+    yield last, report.run.verdict.state
 
 
 def attempt_took(attempt: Attempt, report: RunReport) -> str:
-    took = elapsed(attempt.started, attempt.ended or report.run.ended or report.made.isoformat())
+    took = elapsed(attempt.started, attempt.ended or report.run.verdict.ended or report.made.isoformat())
     return "-" if took is None else duration_seconds(max(0.0, took))
 
 
@@ -152,7 +152,7 @@ def network_text(report: RunReport) -> str:
 def origin_text(report: RunReport) -> str:
     """Return ``2026-11-24 03:10:25 UTC from anna@desk:/home/anna/exp1``."""
     origin = report.run.origin
-    return f"{clock(report.run.started)}{f' from {origin}' if origin else ''}"
+    return f"{clock(report.run.verdict.started)}{f' from {origin}' if origin else ''}"
 
 
 def clock(time: str | None) -> str:

@@ -113,7 +113,7 @@ def report_html(report: RunReport) -> str:
         _what_ran(report),
         _foot(report),
     ]
-    return page(f"{report.run.job}: {report.run.state}", parts, STYLE)
+    return page(f"{report.run.job}: {report.run.verdict.state}", parts, STYLE)
 
 
 def kind_of(state: str) -> str:
@@ -135,8 +135,8 @@ def _head(report: RunReport) -> str:
     run = report.run
     return (
         f'<header><p class="what">ddpctl report</p><h1>{escape(run.job)}</h1>'
-        f'<div class="verdict"><span class="{kind_of(run.state)} badge">{escape(run.state)}</span>'
-        f"<span>{escape(report.headline.removeprefix(run.state).strip())}</span></div>"
+        f'<div class="verdict"><span class="{kind_of(run.verdict.state)} badge">{escape(run.verdict.state)}</span>'
+        f"<span>{escape(report.headline.removeprefix(run.verdict.state).strip())}</span></div>"
         f'<p class="soft">run {escape(run.run)} · cluster {escape(run.cluster)} · project {escape(run.project)} · '
         f"started {escape(origin_text(report))}</p></header>"
     )
@@ -148,8 +148,8 @@ def _troubles(report: RunReport) -> Iterator[str]:
         count = f"{plural(len(report.missing), 'host')} of {len(run.hosts)}"
         items = "".join(f"<li><b>{escape(host)}</b>: {escape(why)}</li>" for host, why in report.missing.items())
         yield f'<article class="warning"><h3>Not in this report: {count}</h3><ul>{items}</ul></article>'
-    if run.cause:
-        yield f'<article class="error"><h3>What ended it</h3>{_cause(run.cause)}</article>'
+    if run.verdict.cause:
+        yield f'<article class="error"><h3>What ended it</h3>{_cause(run.verdict.cause)}</article>'
     lines = [slow_line(slow) for slow in run.slow]
     if run.diagnosis:
         lines.insert(0, stuck_line(run, report.made))
@@ -179,7 +179,7 @@ def _tiles(report: RunReport) -> str:
     took = report.duration_s
     tiles = [
         ("duration", "-" if took is None else duration_seconds(took)),
-        ("ranks", f"{run.world_size} on {plural(len(run.active_nodes), 'host')}"),
+        ("ranks", f"{run.world_size} on {plural(len(run.verdict.active_nodes), 'host')}"),
     ]
     if (use := mean_use(report.gpus)) is not None:
         tiles.append(("GPU use", f"{use:.0f} %"))
@@ -240,7 +240,7 @@ def _summary(curve: Curve) -> str:
 
 
 def _attempts(report: RunReport) -> str:
-    attempts = report.run.attempts
+    attempts = report.run.verdict.attempts
     rows = [_attempt(attempt, end, report) for attempt, end in attempt_ends(report)]
     early, late = rows[:-MOST_ATTEMPTS], rows[-MOST_ATTEMPTS:]
     folded = f"<details><summary>{plural(len(early), 'earlier attempt')}</summary>{_list(early)}</details>"
@@ -256,21 +256,21 @@ def _list(rows: Iterable[str]) -> str:
 
 def _strip(attempts: Iterable[Attempt], report: RunReport) -> Iterator[str]:
     for attempt in attempts:
-        took = elapsed(attempt.started, attempt.ended or report.run.ended or report.made.isoformat()) or 0.0
+        took = elapsed(attempt.started, attempt.ended or report.run.verdict.ended or report.made.isoformat()) or 0.0
         tip = escape(f"attempt {attempt.number}: {attempt_took(attempt, report)}", quote=True)
         yield f'<i class="{_kind(attempt, report)}" style="flex-grow:{max(took, 0.001):.3f}" title="{tip}"></i>'
 
 
 def _kind(attempt: Attempt, report: RunReport) -> str:
-    if attempt.number == report.run.attempts[-1].number:
-        return kind_of(report.run.state)
+    if attempt.number == report.run.verdict.attempts[-1].number:
+        return kind_of(report.run.verdict.state)
     return "warning" if attempt.cause else "info"  # the run survived it
 
 
 def _attempt(attempt: Attempt, end: str, report: RunReport) -> str:
     where = f"{fold_names(attempt.hosts)} · {clock(attempt.started)} · {attempt_took(attempt, report)}"
     trace = attempt.cause.traceback if attempt.cause else None
-    if attempt.number == report.run.attempts[-1].number:
+    if attempt.number == report.run.verdict.attempts[-1].number:
         trace = None  # the top of the page shows it
     more = _folded("Traceback", trace) if trace else ""
     text = f"{end[:LONG]}…" if len(end) > LONG else end
@@ -306,7 +306,7 @@ def _gpus(report: RunReport) -> str:
 
 
 def _gpu(gpu: GpuUse, report: RunReport) -> str:
-    began, took = report.run.started, report.duration_s
+    began, took = report.run.verdict.started, report.duration_s
     picture = use_picture(use_over_time(gpu, began, max(took, 1.0), GPU_COLUMNS)) if began and took is not None else ""
     use = "-" if gpu.use is None else f"{gpu.use:.0f} %"
     figures = (
@@ -389,8 +389,8 @@ def _what_ran(report: RunReport) -> str:
     facts.append(("hosts", escape(fold_names(run.hosts))))
     facts.append(("world size", str(run.world_size)))
     facts.append(("started", escape(origin_text(report))))
-    if run.ended:
-        facts.append(("ended", escape(clock(run.ended))))
+    if run.verdict.ended:
+        facts.append(("ended", escape(clock(run.verdict.ended))))
     if report.command:
         facts.append(
             (
@@ -426,7 +426,7 @@ def _hosts(report: RunReport) -> str:
 
 
 def _foot(report: RunReport) -> str:
-    live = "" if report.run.terminal else " The run was live at that time."
+    live = "" if report.run.verdict.terminal else " The run was live at that time."
     made = clock(report.made.isoformat(timespec="seconds"))
     text = f"Made by ddpctl {ddpctl.__version__} on {made} from the records of {plural(len(report.launches), 'host')}."
     return f'<footer class="soft">{escape(text + live)}</footer>'

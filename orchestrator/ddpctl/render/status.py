@@ -16,20 +16,13 @@ from ddpctl.render.push import size
 from ddpctl.spec.checkpoints import lag_line
 from ddpctl.spec.command import REDACTED, display
 from ddpctl.spec.kill import KillOutcome, SavedOutcome, StoppedNode
-from ddpctl.spec.outcome import (
-    LOST_FOR_RUN,
-    Attempt,
-    Cause,
-    NodeStatus,
-    RunStatus,
-    Untracked,
-    end_and_continue,
-    no_majority,
-)
+from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, Untracked
 from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.removal import RemovedRun
+from ddpctl.spec.status import LOST_FOR_RUN, RunStatus
 from ddpctl.spec.values import plural
+from ddpctl.spec.verdict import end_and_continue, no_majority
 from ddpctl_worker.wire import contract
 
 _STYLE = {
@@ -95,14 +88,15 @@ def state_text(state: str) -> Text:
 
 def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     """Return a run: a row for each node, and its cause if it failed. ``candidates``: also other possible causes."""
-    head = Text.assemble(f"{run.job}  ", state_text(run.state), f"  run {run.run}  world size {run.world_size}")
+    head = Text.assemble(f"{run.job}  ", state_text(run.verdict.state), f"  run {run.run}  world size {run.world_size}")
     head.append(f"\ncluster {run.cluster}  project {run.project}")
-    if run.started:
-        head.append(f"  started {age_text(run.started)}")
-    if run.ended:
-        head.append(f"  ended {age_text(run.ended)}, after {duration_text(run.started, run.ended, live=False)}")
+    started, ended = run.verdict.started, run.verdict.ended
+    if started:
+        head.append(f"  started {age_text(started)}")
+    if ended:
+        head.append(f"  ended {age_text(ended)}, after {duration_text(started, ended, live=False)}")
     table = columns("HOST", "NODE RANK", "RANKS", "STATE", "PID", "EXIT", "HEARTBEAT")
-    for node in run.active_nodes:
+    for node in run.verdict.active_nodes:
         table.add_row(
             Text(node.host),
             str(node.node_rank),
@@ -115,8 +109,8 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     parts: list[RenderableType] = [head, Whole(table)]
     if run.continues:
         parts.append(Text(f"continues run {run.continues}"))
-    parts += [Text(attempt_line(one), style="yellow") for one in run.attempts[:-1]]
-    spares = [host for host in run.hosts if host not in run.attempts[-1].hosts]
+    parts += [Text(attempt_line(one), style="yellow") for one in run.verdict.attempts[:-1]]
+    spares = [host for host in run.hosts if host not in run.verdict.attempts[-1].hosts]
     if spares:
         parts.append(Text(f"not in use: {fold_names(spares)}"))
     if run.metrics:
@@ -126,17 +120,17 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     if run.diagnosis:
         parts.append(Text(stuck_line(run), style="bold yellow"))
     parts += [Text(slow_line(one), style="yellow") for one in run.slow]
-    if run.cause:
-        parts.append(cause_view(run.cause))
-    if candidates and run.candidates:
+    if run.verdict.cause:
+        parts.append(cause_view(run.verdict.cause))
+    if candidates and run.verdict.candidates:
         parts.append(Text("other possible causes, earliest first:", style="bold"))
-        parts += [Text(f"{cause.time}  {cause_line(cause)}") for cause in run.candidates]
-    parts += [Text(left_line(node), style="yellow") for node in run.departed_nodes]
+        parts += [Text(f"{cause.time}  {cause_line(cause)}") for cause in run.verdict.candidates]
+    parts += [Text(left_line(node), style="yellow") for node in run.verdict.departed_nodes]
     parts += [Text(f"{node.host}: {node.note}", style="yellow") for node in run.nodes if node.note]
-    if run.record.get("restart") and not run.terminal:
+    if run.record.get("restart") and not run.verdict.terminal:
         lost = [node.host for node in run.nodes if node.state == contract.LOST]
         parts += [Text(f"{host} is lost: {LOST_FOR_RUN}", style="yellow") for host in lost]
-        if run.lacks_majority:
+        if run.verdict.lacks_majority:
             words = no_majority(len(run.nodes) - len(lost), len(run.nodes))
             parts.append(Text(f"{words}; {end_and_continue(run.run)}", style="yellow"))
     if bothered := [node for node in run.nodes if node.strangers]:
@@ -206,8 +200,8 @@ def stuck_line(run: RunStatus, now: datetime | None = None) -> str:
     If the run is over: ``was stuck for 40s when it ended: ...``. The run must have a diagnosis.
     """
     diagnosis = run.diagnosis or {}
-    if run.terminal:
-        took = duration_text(diagnosis["since"], run.ended or diagnosis["time"], live=False)
+    if run.verdict.terminal:
+        took = duration_text(diagnosis["since"], run.verdict.ended or diagnosis["time"], live=False)
         return f"was stuck for {took} when it ended: {diagnosis['verdict']}"
     return f"stuck for {age_text(diagnosis['since'], now).removesuffix(' ago')}: {diagnosis['verdict']}"
 
@@ -229,10 +223,10 @@ def strangers_line(nodes: Sequence[NodeStatus], now: datetime | None = None) -> 
 
 def end_line(run: RunStatus) -> str:
     """Return the cause of a run's end, and what the run was stuck in unless both name the same rank."""
-    why = cause_line(run.cause) if run.cause else "no node recorded a cause"
+    why = cause_line(run.verdict.cause) if run.verdict.cause else "no node recorded a cause"
     suspects = [(suspect["host"], suspect["rank"]) for suspect in (run.diagnosis or {}).get("suspects", ())]
-    same_rank = run.cause is not None and (run.cause.host, run.cause.rank) in suspects
-    return f"{why}; it {stuck_line(run)}" if run.diagnosis and run.terminal and not same_rank else why
+    same_rank = run.verdict.cause is not None and (run.verdict.cause.host, run.verdict.cause.rank) in suspects
+    return f"{why}; it {stuck_line(run)}" if run.diagnosis and run.verdict.terminal and not same_rank else why
 
 
 def slow_line(slow: Mapping[str, Any]) -> str:
@@ -317,9 +311,9 @@ def _cells(run: RunStatus) -> dict[str, Text]:
         "JOB": Text(run.job),
         "PROJECT": Text(run.project),
         "RUN": Text(run.run),
-        "STATE": state_text(run.state),
-        "STARTED": Text(age_text(run.started)),
-        "TIME": Text(duration_text(run.started, run.ended, live=not run.terminal)),
+        "STATE": state_text(run.verdict.state),
+        "STARTED": Text(age_text(run.verdict.started)),
+        "TIME": Text(duration_text(run.verdict.started, run.verdict.ended, live=not run.verdict.terminal)),
         "HOSTS": Text(fold_names(run.hosts)),
         "USER": Text(run.user or "-"),
         "CLUSTER": Text(run.cluster),

@@ -12,8 +12,9 @@ from ddpctl.render.clean import clean
 from ddpctl.render.console import Whole, columns
 from ddpctl.render.status import age_text, attempt_line, cause_line, slow_line, state_text, stuck_line
 from ddpctl.spec.metrics import COUNTERS, SAMPLES, job_metrics
-from ddpctl.spec.outcome import NodeStatus, RunStatus
+from ddpctl.spec.outcome import NodeStatus
 from ddpctl.spec.ranges import fold_names
+from ddpctl.spec.status import RunStatus
 from ddpctl.spec.top import GpuPulse, Holder, HostView, Overview, Pulse, RankPulse
 from ddpctl.spec.values import plural
 from ddpctl_worker.wire import contract
@@ -84,7 +85,7 @@ def _uses(gpus: Sequence[GpuPulse]) -> str:
 
 def _used_by(seen: Overview, pulse: Pulse) -> Iterator[str]:
     """Yield the live runs on the host, other holders of its GPUs, and the host's faults."""
-    here = {run.run: _job_text(seen, run) for run in seen.runs if run.run in pulse.runs and not run.terminal}
+    here = {run.run: _job_text(seen, run) for run in seen.runs if run.run in pulse.runs and not run.verdict.terminal}
     yield from here.values()
     holders = [holder for gpu in pulse.gpus or () for holder in gpu.holders if holder.run not in here]
     yield from dict.fromkeys(_who(holder, ranks=False) for holder in holders)
@@ -136,11 +137,11 @@ def _run_row(seen: Overview, run: RunStatus) -> TopRow:
     return _row(
         run.run,
         _job_text(seen, run),
-        state_text(run.state),
+        state_text(run.verdict.state),
         join_rows(run),
         _number(values.get("step"), "{:.0f}"),
         _rate(values.get(SAMPLES)),
-        age_text(run.started),
+        age_text(run.verdict.started),
         run.run,
         Text("; ".join(notes(run)), "yellow"),
     )
@@ -148,20 +149,20 @@ def _run_row(seen: Overview, run: RunStatus) -> TopRow:
 
 def join_rows(run: RunStatus) -> str:
     """Return ``4``, or ``1 of 4`` while some nodes have not joined yet."""
-    nodes = run.active_nodes
+    nodes = run.verdict.active_nodes
     there = sum(node.state == contract.RUNNING for node in nodes)
-    return f"{there} of {len(nodes)}" if run.state in (contract.PENDING, contract.STARTING) else str(len(nodes))
+    return f"{there} of {len(nodes)}" if run.verdict.state in (contract.PENDING, contract.STARTING) else str(len(nodes))
 
 
 def notes(run: RunStatus) -> list[str]:
     """Return notes on a run: why it failed or is stuck, slow ranks, and hosts without an answer."""
-    found = [cause_line(run.cause)] if run.cause and run.terminal else []
-    if run.diagnosis and not run.terminal:
+    found = [cause_line(run.verdict.cause)] if run.verdict.cause and run.verdict.terminal else []
+    if run.diagnosis and not run.verdict.terminal:
         found.append(stuck_line(run))
-    if not run.terminal:
+    if not run.verdict.terminal:
         found += [slow_line(slow) for slow in run.slow]
-        found += [f"{node.host} is {node.state}" for node in run.active_nodes if node.state in _NO_ANSWER]
-        found += [attempt_line(attempt) for attempt in run.attempts[-2:-1]]
+        found += [f"{node.host} is {node.state}" for node in run.verdict.active_nodes if node.state in _NO_ANSWER]
+        found += [attempt_line(attempt) for attempt in run.verdict.attempts[-2:-1]]
     return found
 
 
@@ -170,12 +171,12 @@ _NO_ANSWER = (contract.UNREACHABLE, contract.STALE)
 
 def run_head(seen: Overview, run: RunStatus) -> Text:
     """Return the lines above the ranks of a run."""
-    head = Text.assemble(f"{run.job}  ", state_text(run.state), f"  run {run.run}  project {run.project}  ")
-    head.append(f"{plural(len(run.active_nodes), 'node')}  world size {run.world_size}")
-    if run.state in (contract.PENDING, contract.STARTING):
+    head = Text.assemble(f"{run.job}  ", state_text(run.verdict.state), f"  run {run.run}  project {run.project}  ")
+    head.append(f"{plural(len(run.verdict.active_nodes), 'node')}  world size {run.world_size}")
+    if run.verdict.state in (contract.PENDING, contract.STARTING):
         head.append(f"  {join_rows(run)} nodes have joined")
-    if run.started:
-        head.append("\n" + "  ".join((f"started {age_text(run.started)}", *_measured(seen, run))))
+    if run.verdict.started:
+        head.append("\n" + "  ".join((f"started {age_text(run.verdict.started)}", *_measured(seen, run))))
     for line in notes(run):
         head.append(f"\n{clean(' '.join(line.split()))}", "yellow")
     return head
@@ -188,7 +189,7 @@ def _measured(seen: Overview, run: RunStatus) -> Iterator[str]:
 
 def rank_rows(seen: Overview, run: RunStatus) -> list[TopRow]:
     """Return a row for each rank, in order."""
-    rows = {rank: _rank_row(seen, run, node, rank) for node in run.active_nodes for rank in node.ranks}
+    rows = {rank: _rank_row(seen, run, node, rank) for node in run.verdict.active_nodes for rank in node.ranks}
     return [rows[rank] for rank in sorted(rows)]
 
 
@@ -196,8 +197,10 @@ def _rank_row(seen: Overview, run: RunStatus, node: NodeStatus, rank: int) -> To
     host = seen.pulse(node.host)
     of_run = host.runs.get(run.run, {}) if host is not None else {}
     pulse = of_run.get(str(rank), RankPulse())
-    slow = [slow for slow in run.slow if slow["rank"] == rank and not run.terminal]
-    suspects = [who for who in (run.diagnosis or {}).get("suspects", ()) if who["rank"] == rank and not run.terminal]
+    slow = [slow for slow in run.slow if slow["rank"] == rank and not run.verdict.terminal]
+    suspects = [
+        who for who in (run.diagnosis or {}).get("suspects", ()) if who["rank"] == rank and not run.verdict.terminal
+    ]
     note = [f"slow: last in {100 * lag['last_share']:.0f}% of steps, {lag['lag_ms']} ms" for lag in slow]
     note += ["the others wait for it" for _ in suspects]
     gpus = host.gpus if host is not None else None
@@ -229,7 +232,7 @@ def summary(seen: Overview) -> Text:
     """Return ``4 hosts, 1 without an answer (node3)  32 GPUs, 97% in use  2 runs live``."""
     silent = [view.host for view in seen.hosts if view.pulse is None]
     gpus = [gpu for view in seen.hosts if view.pulse for gpu in view.pulse.gpus or ()]
-    live = sum(not run.terminal for run in seen.runs)
+    live = sum(not run.verdict.terminal for run in seen.runs)
     text = Text(plural(len(seen.hosts), "host"))
     if silent:
         text.append(f", {len(silent)} without an answer ({fold_names(silent)})", "yellow")

@@ -31,7 +31,7 @@ from ddpctl.render.top import HOST_COLUMNS, RANK_COLUMNS, RUN_COLUMNS, host_rows
 from ddpctl.screen.parts import Confirm, Rows, Sheet
 from ddpctl.spec.event import Event, Note
 from ddpctl.spec.lines import Group
-from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.status import RunStatus
 from ddpctl.spec.top import Overview
 
 EVERY_S = 2.0  # between two overviews: the hosts send a pulse that often
@@ -147,8 +147,8 @@ class TopView(Screen[None]):
             self.say("this screen was opened with --readonly: nothing can be killed from here")
         elif run is None:
             self.say("choose a run first")
-        elif run.terminal:
-            self.say(f"{run.job} is over: {run.state}")
+        elif run.verdict.terminal:
+            self.say(f"{run.job} is over: {run.verdict.state}")
         else:
             self._ask_kill(run, kill)
 

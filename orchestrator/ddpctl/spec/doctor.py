@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpctl.errors import DdpctlError
-from ddpctl.spec.outcome import SLOW
+from ddpctl.spec.status import SLOW
 from ddpctl_worker.rules import flight, frames
 from ddpctl_worker.rules.verdict import Diagnosis
 from ddpctl_worker.wire import contract

@@ -8,7 +8,8 @@ from typing import Any
 
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.origin import JobId
-from ddpctl.spec.outcome import NodeStatus, RunStatus
+from ddpctl.spec.outcome import NodeStatus
+from ddpctl.spec.status import RunStatus
 from ddpctl_worker.wire import contract
 
 
@@ -64,4 +65,4 @@ def current_attempt(runs: Sequence[RunStatus]) -> list[RunStatus]:
     last: dict[JobId, str] = {}
     for run in runs:
         last[run.job_id] = max(run.run, last.get(run.job_id, ""))
-    return [run for run in runs if not run.terminal or run.run == last[run.job_id]]
+    return [run for run in runs if not run.verdict.terminal or run.run == last[run.job_id]]

@@ -13,7 +13,8 @@ from ddpctl.spec.curves import Curve
 from ddpctl.spec.gpuuse import GpuUse
 from ddpctl.spec.metrics import Values
 from ddpctl.spec.network import Network
-from ddpctl.spec.outcome import SLOW, Attempt, RunStatus
+from ddpctl.spec.outcome import Attempt
+from ddpctl.spec.status import SLOW, RunStatus
 from ddpctl.spec.times import duration_seconds, elapsed
 from ddpctl.spec.values import plural
 from ddpctl_worker.rules.unite import Saved
@@ -42,7 +43,7 @@ class RunReport:
     @property
     def duration_s(self) -> float | None:
         """Return the seconds from the start to the end, or to the report while the run lasts."""
-        took = elapsed(self.run.started, self.run.ended or self.made.isoformat())
+        took = elapsed(self.run.verdict.started, self.run.verdict.ended or self.made.isoformat())
         return None if took is None else max(0.0, took)  # the clocks of two hosts may differ
 
     @property
@@ -68,14 +69,14 @@ class RunReport:
     @property
     def failures(self) -> tuple[Attempt, ...]:
         """Return the failed attempts that another attempt followed."""
-        return tuple(attempt for attempt in self.run.attempts[:-1] if attempt.cause is not None)
+        return tuple(attempt for attempt in self.run.verdict.attempts[:-1] if attempt.cause is not None)
 
     @property
     def headline(self) -> str:
         """Return the verdict: ``succeeded after 12 min, in attempt 3 after 2 failures``."""
-        run, took, number = self.run, self.duration_s, self.run.attempts[-1].number
-        word = "after" if run.terminal else "for"
-        text = run.state if took is None else f"{run.state} {word} {duration_seconds(took)}"
+        run, took, number = self.run, self.duration_s, self.run.verdict.attempts[-1].number
+        word = "after" if run.verdict.terminal else "for"
+        text = run.verdict.state if took is None else f"{run.verdict.state} {word} {duration_seconds(took)}"
         text += f", in attempt {number}" if number > 1 else ""
         return f"{text} after {plural(len(self.failures), 'failure')}" if self.failures else text
 
@@ -84,7 +85,7 @@ class RunReport:
         """Return the last values of every rank that wrote metrics: host, rank, values."""
         found = [
             (node.host, int(rank), values)
-            for node in self.run.active_nodes
+            for node in self.run.verdict.active_nodes
             for rank, values in node.metrics.items()
             if rank
         ]
@@ -92,7 +93,7 @@ class RunReport:
 
     def to_json(self) -> dict[str, Any]:
         run = self.run
-        cause = run.cause
+        cause = run.verdict.cause
         return {
             "schema": contract.SCHEMA,
             "job": run.job,
@@ -100,11 +101,11 @@ class RunReport:
             "cluster": run.cluster,
             "project": run.project,
             "folder": run.origin.folder if run.origin else None,
-            "state": run.state,
+            "state": run.verdict.state,
             "verdict": self.headline,
             "made": self.made.isoformat(timespec="seconds"),
-            "started": run.started,
-            "ended": run.ended,
+            "started": run.verdict.started,
+            "ended": run.verdict.ended,
             "duration_s": self.duration_s,
             "user": run.user,
             "controller": run.origin.machine if run.origin else None,
@@ -114,9 +115,9 @@ class RunReport:
             "settings": self.settings,
             "nodes": [self._node(node.host) | node.to_json() for node in run.nodes],
             "continues": run.continues,
-            "attempts": [attempt.to_json() for attempt in run.attempts],
+            "attempts": [attempt.to_json() for attempt in run.verdict.attempts],
             "cause": cause.to_json() if cause else None,
-            "candidates": [candidate.to_json() for candidate in run.candidates],
+            "candidates": [candidate.to_json() for candidate in run.verdict.candidates],
             "diagnosis": dict(run.diagnosis) if run.diagnosis else None,
             "slow": [{name: rank[name] for name in SLOW} for rank in run.slow],
             "metrics": [curve.to_json() for curve in self.curves],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpctl.spec.metrics import Values
-from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.status import RunStatus
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ddpctl.spec.event import Event, Note, Tell
 from ddpctl.spec.limits import WARM_UP_LINES
 from ddpctl.spec.lines import Group
 from ddpctl.spec.metrics import SAMPLES, Values
-from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.status import RunStatus
 from ddpctl.stages.follow import FAILURES, follow
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.limits import (
@@ -144,7 +144,7 @@ def _watch(run: RunStatus, reader: MetricsReader, fleet: Fleet, seconds: float) 
     while True:
         status = read_run(fleet, run)  # before the metrics, so that no line after it is missed
         came = reader.read()
-        if status.terminal:
+        if status.verdict.terminal:
             while reader.read():
                 pass
             return status
@@ -165,6 +165,12 @@ def _enough(reader: MetricsReader, since_first: float, seconds: float) -> bool:
 
 
 def _raise_for(end: RunStatus) -> None:
-    if end.state in FAILURES:
-        why = f"{end.cause.host}: {end.cause.message}" if end.cause else "no node recorded a cause"
-        raise JobFailed(f"{end.job} {end.state}: {why}", hint=f"its output is kept: ddpctl tail {end.run} -n 100")
+    if end.verdict.state in FAILURES:
+        why = (
+            f"{end.verdict.cause.host}: {end.verdict.cause.message}"
+            if end.verdict.cause
+            else "no node recorded a cause"
+        )
+        raise JobFailed(
+            f"{end.job} {end.verdict.state}: {why}", hint=f"its output is kept: ddpctl tail {end.run} -n 100"
+        )

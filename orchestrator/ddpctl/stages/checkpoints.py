@@ -121,7 +121,7 @@ def set_aside(job: JobId, hosts: Collection[str], when: str, fleet: Fleet, tell:
     live, _ = live_runs_of(fleet, job)
     if live:
         raise UsageError(
-            f"the checkpoints of {job.job} cannot be set aside: its run {live[0].run} is {live[0].state}",
+            f"the checkpoints of {job.job} cannot be set aside: its run {live[0].run} is {live[0].verdict.state}",
             hint=f"ddpctl kill {live[0].run}, or start without --fresh",
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.doctor import DoctorReport
 from ddpctl.spec.inventory import Inventory
-from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.status import RunStatus
 from ddpctl.stages.limits import DOCTOR_LOOK_S
 from ddpctl.stages.status import find_run
 from ddpctl.transport.base import Fleet, Transport
@@ -31,7 +31,7 @@ def ask_doctor(fleet: Fleet, job: str, of: Inventory | None = None) -> DoctorRep
     def look(transport: Transport) -> dict[str, Any]:
         return transport.call("doctor", {"run": run.run}, timeout=DOCTOR_LOOK_S)
 
-    at_work = [node.host for node in run.active_nodes]
+    at_work = [node.host for node in run.verdict.active_nodes]
     hosts = [host for host in at_work if host in fleet.hosts]
     answers = fleet.together(look, hosts)  # the looks are compared as a single moment
     looks = [found for answer in answers.results.values() for found in _looks(answer, run)]
@@ -39,11 +39,18 @@ def ask_doctor(fleet: Fleet, job: str, of: Inventory | None = None) -> DoctorRep
     slow = first["slow"] if first is not None else run.slow
     absent = [host for host in at_work if host not in answers.results]
     found = verdict.diagnose(looks, absent=absent, expected=_expected(run, absent), stall=_stall(run, looks))
-    if run.terminal:
+    if run.verdict.terminal:
         found = _after_the_end(run, found)
     found = found._replace(missing=[_why(line, answers.errors) for line in found.missing])
     return DoctorReport(
-        run.job, run.run, run.state, found, looks, tuple(slow), ended=run.terminal, errors=answers.errors
+        run.job,
+        run.run,
+        run.verdict.state,
+        found,
+        looks,
+        tuple(slow),
+        ended=run.verdict.terminal,
+        errors=answers.errors,
     )
 
 
@@ -55,15 +62,17 @@ def _why(line: str, errors: Mapping[str, DdpctlError]) -> str:
 
 def _looks(answer: dict[str, Any], run: RunStatus) -> list[dict[str, Any]]:
     """Return the looks of a node. A node that ended before the rest of the run has only looks from before its end."""
-    over = answer["ended"] and not run.terminal
+    over = answer["ended"] and not run.verdict.terminal
     return [{**look, "state": "ended", "dumped": False} if over else look for look in answer["looks"]]
 
 
 def _expected(run: RunStatus, absent: Sequence[str]) -> dict[int, str]:
     """Return each rank with its host. Before all nodes have started their ranks, and after the end, return no rank."""
-    if run.terminal or any(node.state in (contract.PENDING, contract.STARTING) for node in run.active_nodes):
+    if run.verdict.terminal or any(
+        node.state in (contract.PENDING, contract.STARTING) for node in run.verdict.active_nodes
+    ):
         return {}
-    hosts = {rank: node.host for node in run.active_nodes for rank in node.ranks}
+    hosts = {rank: node.host for node in run.verdict.active_nodes for rank in node.ranks}
     return {**dict.fromkeys(range(run.world_size), absent[0]), **hosts} if absent else hosts
 
 
@@ -76,10 +85,10 @@ def _stall(run: RunStatus, looks: list[dict[str, Any]]) -> float:
 
 def _after_the_end(run: RunStatus, found: Diagnosis) -> Diagnosis:
     """Return the diagnosis of an ended run: its recorded cause counts, and the last looks are the evidence."""
-    cause = run.cause
-    if run.state == contract.SUCCEEDED or cause is None:
-        return found._replace(verdict=f"the run is over: {run.state}", suspects=[], stuck=False)
+    cause = run.verdict.cause
+    if run.verdict.state == contract.SUCCEEDED or cause is None:
+        return found._replace(verdict=f"the run is over: {run.verdict.state}", suspects=[], stuck=False)
     who = f"rank {cause.rank} on {cause.host}" if cause.rank is not None else cause.host
-    text = f"the run is over ({run.state}): {who}: {' '.join(cause.message.split())}"
+    text = f"the run is over ({run.verdict.state}): {who}: {' '.join(cause.message.split())}"
     suspects = [] if cause.rank is None else [{"host": cause.host, "rank": cause.rank}]
     return found._replace(verdict=text, suspects=suspects)

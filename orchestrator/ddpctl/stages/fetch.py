@@ -21,8 +21,8 @@ from typing import IO, Any
 
 from ddpctl.errors import DdpctlError, HostsFailed
 from ddpctl.spec.event import Event, Note, Progress, StageEnded, StageStarted, Tell
-from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.ranges import fold_names
+from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages.limits import FETCH_CLEANUP_S, FETCH_KNOWN_FILES, FETCH_S, FETCH_WATCH_S
 from ddpctl.stages.status import not_listed, read_run
@@ -140,7 +140,7 @@ def watch(
     """Copy the changed outputs until the run is over. A host that does not answer is asked again."""
     silent: set[str] = set()
     hosts = [host for host in hosts if host in fleet.hosts]
-    while not run.terminal:
+    while not run.verdict.terminal:
         outcome = fetch_run(run.run, hosts, dest, fleet, _nothing, outputs_only=True, kept=kept)
         _tell_news(outcome, tell, silent)
         time.sleep(pause)

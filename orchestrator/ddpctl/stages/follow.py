@@ -33,7 +33,8 @@ from ddpctl.spec.flow import Flow, Out
 from ddpctl.spec.limits import FULL_BATCH, MOST_WEIGHT
 from ddpctl.spec.lines import Group
 from ddpctl.spec.noise import Held
-from ddpctl.spec.outcome import LOST_FOR_RUN, end_and_continue, majority_of, no_majority
+from ddpctl.spec.status import LOST_FOR_RUN
+from ddpctl.spec.verdict import end_and_continue, majority_of, no_majority
 from ddpctl.stages.limits import (
     GIVE_UP_FAILED_S,
     GIVE_UP_S,

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.event import Note, Tell
-from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.ranges import fold_names
+from ddpctl.spec.status import RunStatus
 from ddpctl.stages.limits import JOINING_POLL_S, JOINING_QUIET_S
 from ddpctl.stages.status import read_run
 from ddpctl.transport.base import Fleet
@@ -42,7 +42,7 @@ def _watch(run: RunStatus, fleet: Fleet, tell: Tell, over: threading.Event, pati
         if over.is_set():
             return
         if text is None:
-            if reported is not None and all(node.state == contract.RUNNING for node in now.active_nodes):
+            if reported is not None and all(node.state == contract.RUNNING for node in now.verdict.active_nodes):
                 tell(Note("ranks run on every node"))
             return
         if text != reported:
@@ -55,9 +55,9 @@ def _waiting(run: RunStatus) -> str | None:
 
     Nodes without a launcher come first: with static rendezvous no launcher starts ranks before all launchers have met.
     """
-    nodes = run.active_nodes
+    nodes = run.verdict.active_nodes
     coming = [node for node in nodes if node.state in _COMING]
-    if run.terminal or not coming or any(node.state in contract.TERMINAL for node in nodes):
+    if run.verdict.terminal or not coming or any(node.state in contract.TERMINAL for node in nodes):
         return None
     without = [node.host for node in coming if node.pid is None]
     if without:

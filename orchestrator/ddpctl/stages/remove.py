@@ -7,9 +7,9 @@ from typing import Any
 
 from ddpctl.errors import DdpctlError, UsageError
 from ddpctl.files.records import forget_run
-from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.removal import RemovedPart, RemovedRun
+from ddpctl.spec.status import RunStatus
 from ddpctl.stages.limits import REMOVE_S
 from ddpctl.stages.status import not_listed
 from ddpctl.transport.base import Fleet, Transport

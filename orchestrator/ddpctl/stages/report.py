@@ -10,8 +10,8 @@ from ddpctl.spec.curves import curves
 from ddpctl.spec.gpuuse import gpu_use
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.network import Network
-from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.report import RunReport
+from ddpctl.spec.status import RunStatus
 from ddpctl.spec.times import elapsed
 from ddpctl.stages.limits import CLOCK_SKEW_S, REPORT_S
 from ddpctl.stages.status import find_run
@@ -55,7 +55,7 @@ def _of_run(run: RunStatus, saved: tuple[Saved, ...]) -> tuple[Saved, ...]:
     """Return the checkpoints that this run saved: a job keeps its checkpoints from run to run."""
 
     def inside(checkpoint: Saved) -> bool:
-        before, after = elapsed(checkpoint.time, run.started), elapsed(run.ended, checkpoint.time)
+        before, after = elapsed(checkpoint.time, run.verdict.started), elapsed(run.verdict.ended, checkpoint.time)
         return before is not None and before <= CLOCK_SKEW_S and (after is None or after <= CLOCK_SKEW_S)
 
     return tuple(checkpoint for checkpoint in saved if inside(checkpoint))

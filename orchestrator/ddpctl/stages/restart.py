@@ -18,7 +18,6 @@ from ddpctl.files.env_file import read_env_file
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
-from ddpctl.spec.outcome import RunStatus, end_and_continue, no_majority
 from ddpctl.spec.plan import CodeRef, RunIdentity
 from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.restart import (
@@ -30,7 +29,9 @@ from ddpctl.spec.restart import (
     recorded_attempts,
     without_hosts,
 )
+from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import plural
+from ddpctl.spec.verdict import end_and_continue, no_majority
 from ddpctl.stages.launch import Launch, notifiers_of, pack_code
 from ddpctl.stages.status import ask_runs
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
@@ -58,7 +59,7 @@ def launch_again(fleet: Fleet, inventory: Inventory, run: RunStatus, identity: R
         )
     heard = ask_runs(fleet, run.run)
     record = _recorded(run, heard)
-    settings = without_hosts(Settings.from_json(record["settings"]), run.excluded_hosts)
+    settings = without_hosts(Settings.from_json(record["settings"]), run.verdict.excluded_hosts)
     own = run.job_id == inventory.job_id(run.job)
     job_now = inventory.jobs.get(settings.job) if own else None
     inventory = inventory.model_copy(update={"cluster": run.cluster, "project": run.project})
@@ -88,13 +89,13 @@ def launch_again(fleet: Fleet, inventory: Inventory, run: RunStatus, identity: R
 
 def require_ended(run: RunStatus) -> None:
     """Raises UsageError: the run is live. ConnectError: silent hosts may still run it."""
-    if run.terminal:
+    if run.verdict.terminal:
         return
     restarts = bool(run.record.get("restart"))
     silent = [node.host for node in run.nodes if node.state == contract.UNREACHABLE]
     heard = {node.state for node in run.nodes if node.host not in silent}
     if silent and heard <= contract.TERMINAL:
-        if restarts and not run.silent_may_go_on:
+        if restarts and not run.verdict.silent_may_go_on:
             return
         gone = "; if they are gone for good, `ddpctl up` starts a new run on other hosts, from the same checkpoints"
         raise ConnectError(
@@ -103,16 +104,16 @@ def require_ended(run: RunStatus) -> None:
             hint=f"once {'enough of them answer' if restarts else 'it answers'} again: ddpctl restart {run.run}"
             + (gone if restarts else ""),
         )
-    if run.lacks_majority:
+    if run.verdict.lacks_majority:
         left = sum(node.state != contract.LOST for node in run.nodes)
         raise UsageError(
-            f"{run.job} is {run.state} (run {run.run}): {no_majority(left, len(run.nodes))}",
+            f"{run.job} is {run.verdict.state} (run {run.run}): {no_majority(left, len(run.nodes))}",
             hint=end_and_continue(run.run),
         )
     by_itself = "its hosts restart it by themselves when it fails or a host is lost"
     what = by_itself if restarts else "only a run that has ended can be restarted"
     raise UsageError(
-        f"{run.job} is {run.state} (run {run.run} on {fold_names(run.hosts)}); {what}",
+        f"{run.job} is {run.verdict.state} (run {run.run} on {fold_names(run.hosts)}); {what}",
         hint=f"follow it: ddpctl attach {run.run}; end it: ddpctl kill {run.run}",
     )
 
@@ -148,8 +149,8 @@ def _unusable(
     """Return the hosts of the run that cannot take part any more, each with the reason."""
     found: dict[str, DdpctlError] = {}
     for host in dict.fromkeys((*run.hosts, *settings.hosts)):
-        if host in run.excluded_hosts:
-            found[host] = DdpctlError(f"it was set aside: {run.excluded_hosts[host]}", host=host)
+        if host in run.verdict.excluded_hosts:
+            found[host] = DdpctlError(f"it was set aside: {run.verdict.excluded_hosts[host]}", host=host)
         elif host in heard.errors:
             found[host] = heard.errors[host]
         elif host not in inventory.names:
@@ -181,10 +182,10 @@ def _attempts(run: RunStatus, missing: Mapping[str, DdpctlError]) -> tuple[Mappi
     A last attempt without an end gets the end of the run: its hosts could not agree on another end. The hosts that
     cannot be used now count as excluded from it.
     """
-    *others, last = [attempt.to_json() for attempt in run.attempts]
+    *others, last = [attempt.to_json() for attempt in run.verdict.attempts]
     excluded = {entry["host"] for entry in last["set_aside"]}
     absent = [host for host in last["hosts"] if host in missing and host not in excluded]
-    last["ended"] = last["ended"] or run.ended
+    last["ended"] = last["ended"] or run.verdict.ended
     last["cause"] = last["cause"] or run.to_json()["cause"]
     last["set_aside"] += [{"host": host, "why": " ".join(missing[host].message.split())} for host in absent]
     return recorded_attempts([*others, last])

@@ -17,7 +17,7 @@ from ddpctl.errors import DdpctlError, HostsFailed, NotSaved
 from ddpctl.spec.checkpoints import JobCheckpoints
 from ddpctl.spec.event import Line, Note, Tell
 from ddpctl.spec.kill import SavedOutcome
-from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages.checkpoints import read_checkpoints
 from ddpctl.stages.follow import lines_of
@@ -51,8 +51,8 @@ def save_run(fleet: Fleet, run: RunStatus, tell: Tell, *, last: bool = False) ->
             complete within the job's ``checkpoint.timeout``.
         HostsFailed: a host could not be asked; no rank got the signal.
     """
-    if run.terminal:
-        raise NotSaved(f"{run.run} is over ({run.state}): no rank is left that could save")
+    if run.verdict.terminal:
+        raise NotSaved(f"{run.run} is over ({run.verdict.state}): no rank is left that could save")
     begun = time.monotonic()
     usual = _usual(read_checkpoints(fleet, run.job_id, run.hosts))
     _require_handlers(run, _ask(fleet, run, send=False))
@@ -142,7 +142,7 @@ def _ask(fleet: Fleet, run: RunStatus, *, send: bool) -> Mapping[str, dict[str, 
     def ask(transport: Transport) -> dict[str, Any]:
         return transport.call("ask_checkpoint", request, timeout=SAVE_ASK_S)
 
-    outcome = fleet.together(ask, [node.host for node in run.active_nodes])
+    outcome = fleet.together(ask, [node.host for node in run.verdict.active_nodes])
     if outcome.errors:
         what = "not every host could be asked" if send else "not every host could be asked, so no rank was"
         raise HostsFailed(f"no checkpoint of {run.run}: {what}", outcome.errors)
@@ -201,9 +201,9 @@ def _await_copies(fleet: Fleet, run: RunStatus, saved: Sequence[Saved], until: f
 
 
 def _require_running(run: RunStatus) -> None:
-    if run.terminal:
-        why = f": {run.cause.host}: {' '.join(run.cause.message.split())}" if run.cause else ""
-        raise NotSaved(f"{run.run} ended before it had saved: {run.state}{why}")
+    if run.verdict.terminal:
+        why = f": {run.verdict.cause.host}: {' '.join(run.verdict.cause.message.split())}" if run.verdict.cause else ""
+        raise NotSaved(f"{run.run} ended before it had saved: {run.verdict.state}{why}")
 
 
 def _why(fleet: Fleet, run: RunStatus, errors: Mapping[str, DdpctlError]) -> str:

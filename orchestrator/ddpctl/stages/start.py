@@ -12,8 +12,8 @@ from ddpctl.spec.event import Note, StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.merge import merge_runs
 from ddpctl.spec.names import name_taken
 from ddpctl.spec.network import Network
-from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import NodePlan, Plan
+from ddpctl.spec.status import RunStatus
 from ddpctl.stages.limits import BEGIN_S, START_S
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 from ddpctl_worker.wire import contract

@@ -18,7 +18,8 @@ from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.merge import current_attempt, merge_runs
 from ddpctl.spec.names import ambiguous
 from ddpctl.spec.origin import JobId
-from ddpctl.spec.outcome import End, RunStatus
+from ddpctl.spec.outcome import End
+from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages.limits import END_PAUSE_S, END_S, NAMED_OWNERS, STATUS_S
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
@@ -106,7 +107,9 @@ def find_owners(runs: Collection[RunStatus]) -> str:
 
 def _lives(run: RunStatus, hosts: Collection[str]) -> bool:
     """Whether the run may be live on ``hosts``. A host outside the inventory cannot be asked, and does not count."""
-    return not run.terminal and any(node.state not in contract.TERMINAL and node.host in hosts for node in run.nodes)
+    return not run.verdict.terminal and any(
+        node.state not in contract.TERMINAL and node.host in hosts for node in run.nodes
+    )
 
 
 def _named(fleet: Fleet, job: str, of: Inventory | None, hosts: Collection[str] | None = None) -> list[RunStatus]:
@@ -172,7 +175,7 @@ def read_end(
     while True:
         end = read_run(fleet, run, gone=gone)
         silent = [node for node in end.nodes if node.state == contract.UNREACHABLE and node.host not in unread]
-        known = end.terminal or (end.cause is not None and not end.record.get("restart"))
+        known = end.verdict.terminal or (end.verdict.cause is not None and not end.record.get("restart"))
         if known or not any(node.host in fleet.hosts for node in silent):
             return end
         if now() >= until:
@@ -193,9 +196,9 @@ def is_no_such_run(error: DdpctlError) -> bool:
 
 def with_remembered_end(run: RunStatus) -> RunStatus:
     """Return the run with its remembered end where not all nodes can report the end now."""
-    if run.end is not None:
+    if run.verdict.end is not None:
         with contextlib.suppress(OSError):  # without a writable home only the nodes remember the end
-            save_end(run.run, asdict(run.end))
+            save_end(run.run, asdict(run.verdict.end))
         return run
     seen = last_end(run.run)
     return replace(run, remembered_end=End.from_json(seen)) if seen and "state" in seen else run

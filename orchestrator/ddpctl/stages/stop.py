@@ -11,7 +11,8 @@ from ddpctl.checks.report import size
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.kill import KillOutcome, StoppedNode
-from ddpctl.spec.outcome import NodeStatus, run_state
+from ddpctl.spec.outcome import NodeStatus
+from ddpctl.spec.verdict import run_state
 from ddpctl.stages.limits import KILL_GRACES, KILL_PROOF_S
 from ddpctl.stages.status import is_no_such_run
 from ddpctl.transport.base import Fleet, Frame, Transport

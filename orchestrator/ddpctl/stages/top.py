@@ -11,7 +11,7 @@ from typing import Any
 
 from ddpctl.errors import ConnectError, DdpctlError, Interrupted, to_ddpctl_error
 from ddpctl.spec.merge import current_attempt, merge_runs
-from ddpctl.spec.outcome import RunStatus
+from ddpctl.spec.status import RunStatus
 from ddpctl.spec.top import HostView, Overview, Pulse
 from ddpctl.stages.limits import TOP_ONCE_S, TOP_SILENT_S
 from ddpctl.stages.status import with_remembered_end

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ddpctl.spec.outcome import RunStatus, Untracked
+from ddpctl.spec.outcome import Untracked
+from ddpctl.spec.status import RunStatus
 from ddpctl.stages.limits import UNTRACKED_S
 from ddpctl.stages.status import is_no_such_run
 from ddpctl.transport.base import Fleet, Transport

@@ -19,11 +19,11 @@ from ddpctl.spec.event import Event, Note, Tell
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.kill import KillOutcome
 from ddpctl.spec.names import name_taken
-from ddpctl.spec.outcome import RunStatus
 from ddpctl.spec.plan import Facts, NodeFacts, Plan
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.push import EnvironmentOutcome
 from ddpctl.spec.ranges import fold_names
+from ddpctl.spec.status import RunStatus
 from ddpctl.stages.checkpoints import set_aside
 from ddpctl.stages.imports import try_imports
 from ddpctl.stages.launch import Launch

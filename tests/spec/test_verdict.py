@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl.spec.merge import current_attempt, merge_runs
-from ddpctl.spec.outcome import Cause, End, NodeStatus, RunStatus, run_state
+from ddpctl.spec.outcome import Cause, End, NodeStatus
+from ddpctl.spec.status import RunStatus
+from ddpctl.spec.verdict import run_state
 from ddpctl_worker.wire import contract
 
 STATES = ["pending", "starting", "running", "stopping", "succeeded", "failed", "killed", "lost", "unreachable", "stale"]
@@ -74,7 +76,7 @@ def test_the_first_cause_wins_and_a_victim_never_does() -> None:
     culprit = Cause("b", "exited", "ValueError: boom", "2026-01-01T00:00:02Z", rank=1, exit_code=1)
     nodes = (NodeStatus("a", 0, "failed", cause=victim), NodeStatus("b", 1, "failed", cause=culprit))
     run = RunStatus("train", "1", "lab", nodes, {"project": "exp"})
-    assert run.cause == culprit
+    assert run.verdict.cause == culprit
     document = run.to_json()
     assert document["cause"]["rank"] == 1
     assert set(document) == {
@@ -133,7 +135,7 @@ def test_a_host_that_was_cut_off_does_not_blame_the_others(first: str) -> None:
         [*three, NodeStatus("c", 2, "failed", cause=alone)],
         [three[0], NodeStatus("c", 1, "failed", cause=alone)],
     ):
-        assert RunStatus("train", "1", "lab", tuple(nodes)).cause == told
+        assert RunStatus("train", "1", "lab", tuple(nodes)).verdict.cause == told
 
 
 def test_a_node_that_comes_back_changes_neither_the_cause_nor_the_end() -> None:
@@ -145,19 +147,23 @@ def test_a_node_that_comes_back_changes_neither_the_cause_nor_the_end() -> None:
     for state in ("lost", "killed"):
         back = node("1", "b", state, cause=gone, ended="2026-01-01T00:00:39Z")
         (after,) = merge_runs({"a": told, "b": [back]})
-        assert (after.state, after.cause, after.ended) == (before.state, before.cause, before.ended)
+        assert (after.verdict.state, after.verdict.cause, after.verdict.ended) == (
+            before.verdict.state,
+            before.verdict.cause,
+            before.verdict.ended,
+        )
         assert [one.state for one in after.nodes] == ["failed", state]
     other = {"host": "a", "reason": "node_lost", "message": "nothing was heard of a", "time": "2026-01-01T00:00:22Z"}
     back = node("1", "b", "failed", cause=other, ended="2026-01-01T00:00:39Z")
     (after,) = merge_runs({"a": told, "b": [back]})  # it was cut off
-    assert (after.cause, after.ended) == (before.cause, before.ended)
+    assert (after.verdict.cause, after.verdict.ended) == (before.verdict.cause, before.verdict.ended)
 
 
 def test_a_run_that_nobody_saw_fail_ends_with_the_last_word() -> None:
     gone = {"host": "b", "reason": "node_rebooted", "message": "rebooted", "time": "2026-01-01T00:00:30Z"}
     (run,) = merge_runs({"a": [node("1", "a", "succeeded", ended="t1")], "b": [node("1", "b", "lost", cause=gone)]})
-    assert run.cause is not None
-    assert (run.state, run.cause.reason, run.ended) == ("lost", "node_rebooted", "t1")
+    assert run.verdict.cause is not None
+    assert (run.verdict.state, run.verdict.cause.reason, run.verdict.ended) == ("lost", "node_rebooted", "t1")
 
 
 def test_what_else_may_have_been_the_cause_is_told_once() -> None:
@@ -177,11 +183,11 @@ def test_what_else_may_have_been_the_cause_is_told_once() -> None:
 
 def test_an_end_that_was_seen_stands_when_a_host_is_out_of_reach() -> None:
     (ended,) = merge_runs({"a": [node("1", "a", "killed", ended="t2")], "b": [node("1", "b", "succeeded", ended="t1")]})
-    assert ended.end == End("killed", "t2")
+    assert ended.verdict.end == End("killed", "t2")
     (later,) = merge_runs({"a": [node("1", "a", "killed", ended="t2")]})
-    assert (later.state, later.ended, later.end) == ("stopping", None, None)
-    later = replace(later, remembered_end=End.from_json(asdict(ended.end)))
-    assert (later.state, later.ended) == ("killed", "t2")
+    assert (later.verdict.state, later.verdict.ended, later.verdict.end) == ("stopping", None, None)
+    later = replace(later, remembered_end=End.from_json(asdict(ended.verdict.end)))
+    assert (later.verdict.state, later.verdict.ended) == ("killed", "t2")
     assert [one.state for one in later.nodes] == ["killed", "unreachable"]
 
 
@@ -217,8 +223,8 @@ def test_a_node_that_a_kill_could_not_reach_loses_the_others_to_it(at: str, whol
     run = RunStatus(
         "j", "r", "c", (NodeStatus("a", 0, "killed", cause=killed), NodeStatus("b", 1, "failed", cause=lost))
     )
-    assert run.state == whole
-    assert run.cause == (killed if whole == "killed" else lost)
+    assert run.verdict.state == whole
+    assert run.verdict.cause == (killed if whole == "killed" else lost)
 
 
 @pytest.mark.parametrize(
@@ -248,31 +254,31 @@ def test_an_elastic_run_goes_down_to_its_fewest_nodes(gone: str) -> None:
     """What torch's agent does without is no failure, neither while the run lasts nor when it has succeeded."""
     away = ends("c", gone, 5 if gone == "failed" else None)
     runs = elastic(ends("a", "running"), ends("b", "running"), away)
-    assert (runs.state, runs.cause, list(runs.departed_nodes)) == ("running", None, [away])
+    assert (runs.verdict.state, runs.verdict.cause, list(runs.verdict.departed_nodes)) == ("running", None, [away])
     done = elastic(ends("a", "succeeded", 60), ends("b", "succeeded", 61), away)
-    assert (done.state, done.cause, done.ended) == ("succeeded", None, at(61))
-    assert [one.host for one in done.candidates] == (["c"] if gone == "failed" else [])
+    assert (done.verdict.state, done.verdict.cause, done.verdict.ended) == ("succeeded", None, at(61))
+    assert [one.host for one in done.verdict.candidates] == (["c"] if gone == "failed" else [])
     fewer = elastic(ends("a", "running"), away, replace(away, host="b"))
-    assert fewer.state != "running" or gone == "unreachable"
-    assert not fewer.departed_nodes
+    assert fewer.verdict.state != "running" or gone == "unreachable"
+    assert not fewer.verdict.departed_nodes
 
 
 def test_a_node_that_fails_once_others_have_succeeded_is_a_failure() -> None:
     late = ends("c", "failed", 60)
     run = elastic(ends("a", "succeeded", 60), ends("b", "succeeded", 61), late)
-    assert (run.state, run.cause) == ("failed", late.cause)
+    assert (run.verdict.state, run.verdict.cause) == ("failed", late.cause)
 
 
 def test_without_torchs_agent_every_node_counts() -> None:
     nodes = (ends("a", "succeeded", 60), ends("b", "succeeded", 61), ends("c", "failed", 5))
-    assert elastic(*nodes, least=None).state == "failed"
+    assert elastic(*nodes, least=None).verdict.state == "failed"
 
 
 def test_a_loss_that_an_elastic_run_survived_is_not_its_cause() -> None:
     nodes = (ends("a", "failed", 1000), ends("b", "failed", 1001), ends("c", "failed", 5))
     run = elastic(*nodes)
-    assert run.cause == nodes[0].cause
-    assert elastic(*nodes, least=None).cause == nodes[2].cause
+    assert run.verdict.cause == nodes[0].cause
+    assert elastic(*nodes, least=None).verdict.cause == nodes[2].cause
 
 
 def agreed(version: int = 1, over: str | None = None, hosts: str = "abc") -> dict[str, Any]:
@@ -312,7 +318,7 @@ def voters(*states: str, work: str = "ab", ended: int = 0, over: str = "failed")
     ],
 )
 def test_a_run_with_restarts_is_over_when_no_majority_can_continue_it(run: RunStatus, whole: str) -> None:
-    assert run.state == whole
+    assert run.verdict.state == whole
 
 
 @pytest.mark.parametrize(
@@ -328,14 +334,14 @@ def test_a_run_with_restarts_is_over_when_no_majority_can_continue_it(run: RunSt
     ],
 )
 def test_silent_hosts_may_go_on_where_no_other_vote_is_needed(run: RunStatus, may: bool) -> None:
-    assert run.silent_may_go_on == may
+    assert run.verdict.silent_may_go_on == may
 
 
 def test_half_of_the_hosts_may_have_begun_an_attempt_of_which_the_others_have_lost_the_record() -> None:
     run = voters("lost", "lost", "unreachable", "unreachable", work="ab")
-    assert not run.silent_may_go_on
+    assert not run.verdict.silent_may_go_on
     wiped = replace(run, nodes=(run.nodes[0], replace(run.nodes[1], agreed=None), *run.nodes[2:]))
-    assert wiped.silent_may_go_on
+    assert wiped.verdict.silent_may_go_on
 
 
 def test_a_host_without_its_record_of_a_run_cannot_continue_it() -> None:
@@ -344,7 +350,7 @@ def test_a_host_without_its_record_of_a_run_cannot_continue_it() -> None:
     told = node("1", "c", "failed", agreed=agreed(), record=record)
     (only,) = merge_runs({"a": [], "c": [told]})
     assert [one.state for one in only.nodes] == ["lost", "unreachable", "failed"]
-    assert only.state == "failed"
+    assert only.verdict.state == "failed"
 
 
 def ranked(record: dict[str, Any], **ranks: tuple[int, ...]) -> RunStatus:

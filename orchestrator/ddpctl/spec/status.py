@@ -1,0 +1,183 @@
+"""A run on all its nodes, as ``status`` shows it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ddpctl.spec.limits import SAVE_S
+from ddpctl.spec.metrics import job_metrics
+from ddpctl.spec.origin import JobId, Origin
+from ddpctl.spec.outcome import End, NodeStatus, Untracked
+from ddpctl.spec.verdict import RunVerdict, judge_run
+from ddpctl_worker.wire import contract
+
+SLOW = ("host", "rank", "lag_ms", "last_share")  # the keys of a slow rank in JSON documents
+STRANGERS = ("count", "addresses", "most", "last")  # the keys of connections by strangers in JSON documents
+LOST_FOR_RUN = "it takes part in this run no more; the next `ddpctl restart` or `ddpctl up` uses it again"
+SAVE_SIGNAL = "SIGUSR1"  # if a damaged record does not have the job's own signal
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run on all its nodes.
+
+    ``record`` is the run.json of any node. ``remembered_end`` is the end that this machine recorded earlier.
+    ``silent_hosts`` did not answer the question which run a name means. ``untracked`` is empty unless the command asked
+    for it.
+    """
+
+    job: str
+    run: str
+    cluster: str
+    nodes: tuple[NodeStatus, ...]
+    record: Mapping[str, Any] = field(default_factory=dict)
+    remembered_end: End | None = None
+    silent_hosts: tuple[str, ...] = ()
+    untracked: tuple[Untracked, ...] = ()
+
+    @cached_property
+    def verdict(self) -> RunVerdict:
+        """Return the judgement on the run as a whole."""
+        return judge_run(self.nodes, self.record, self.remembered_end)
+
+    @property
+    def project(self) -> str:
+        return str(self.record["project"])
+
+    @property
+    def job_id(self) -> JobId:
+        return JobId(self.cluster, self.project, self.job)
+
+    @property
+    def origin(self) -> Origin | None:
+        """Return where the run was started; None: the record is damaged."""
+        origin = self.record.get("origin")
+        return Origin.from_json(origin) if origin else None
+
+    @property
+    def user(self) -> str | None:
+        """Return the account that started the run."""
+        return self.origin.account if self.origin else None
+
+    @property
+    def continues(self) -> str | None:
+        """Return the id of the run that this run continues."""
+        return (self.record.get("continues") or {}).get("run")
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return the last values that the job measured of itself."""
+        return job_metrics([values for node in self.nodes for values in node.metrics.values()])
+
+    @property
+    def diagnosis(self) -> Mapping[str, Any] | None:
+        """Return why the run is stuck, or was stuck when it ended: verdict, suspects, since, time. None: not stuck."""
+        if self.verdict.state == contract.SUCCEEDED:
+            return None
+        return self._doctors_report.diagnosis if self._doctors_report else None
+
+    @property
+    def slow(self) -> list[Mapping[str, Any]]:
+        """Return the stragglers, for which all ranks wait again and again: host, rank, lag_ms, last_share."""
+        return sorted(self._doctors_report.slow, key=lambda rank: rank["rank"]) if self._doctors_report else []
+
+    @property
+    def lag(self) -> Mapping[str, Any] | None:
+        """Return how far the fully copied checkpoints are behind the saves, on the host where the gap is widest.
+
+        Keys: name, saved_s, kept_s, behind_s, late, copies. None: no rank has saved in this attempt.
+        """
+        lags = [node.lag for node in self.verdict.active_nodes if node.lag is not None]
+        return max(lags, key=lambda lag: (lag["behind_s"] or 0.0, lag["kept_s"] or 0.0), default=None)
+
+    @property
+    def strangers(self) -> list[dict[str, Any]]:
+        """Return the hosts with connections by strangers: host, count, addresses, most, last."""
+        reports = [(node.host, node.strangers) for node in self.nodes if node.strangers]
+        return [{"host": host, **{name: report[name] for name in STRANGERS}} for host, report in reports]
+
+    @property
+    def _doctors_report(self) -> NodeStatus | None:
+        """Return the node whose ``diagnosis`` and ``slow`` count.
+
+        That is the node with node rank 0, which decides on both. If it does not answer, it is the node that has its
+        newest report.
+        """
+        reporting = [node for node in self.verdict.active_nodes if node.reported]
+        return max(reporting, key=lambda node: (node is self.verdict.active_nodes[0], node.reported), default=None)
+
+    @property
+    def grace(self) -> float:
+        """Return the default seconds from SIGTERM to SIGKILL in a kill: the job's ``timeouts.stop``."""
+        seconds = (self.record.get("timeouts") or {}).get("stop")
+        return contract.STOP_GRACE_S if seconds is None else float(seconds)
+
+    @property
+    def save_signal(self) -> str:
+        """Return the signal that asks a rank for a checkpoint: the job's ``checkpoint.signal``."""
+        return str((self.record.get("checkpoint") or {}).get("signal") or SAVE_SIGNAL)
+
+    @property
+    def save_timeout(self) -> float:
+        """Return the seconds that a requested checkpoint may take: the job's ``checkpoint.timeout``."""
+        return float((self.record.get("checkpoint") or {}).get("timeout") or SAVE_S)
+
+    @property
+    def copies(self) -> bool:
+        """Return whether another host gets a copy of each checkpoint."""
+        return bool((self.record.get("checkpoint") or {}).get("replicas")) and len(self.verdict.active_nodes) > 1
+
+    @property
+    def world_size(self) -> int:
+        if len(self.verdict.own_attempts) > 1:
+            return sum(len(node.ranks) for node in self.verdict.active_nodes)
+        return int(self.record.get("world_size") or sum(len(node.ranks) for node in self.nodes))
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(node.host for node in self.nodes)
+
+    def hosts_of(self, ranks: Collection[int]) -> list[str]:
+        """Return the hosts that may have run any of these ranks; an empty list if the run has no such rank.
+
+        - With restarts or torch's elastic agent: all hosts, since a rank may move to another host.
+        - Else the hosts that report such a rank. If no host reports a rank, also the unreachable hosts, which report no
+          ranks at all: that rank may be theirs.
+        """
+        reported = {rank for node in self.nodes for rank in node.ranks}
+        most = self.record.get("world_size")  # None: torch's elastic agent decides
+        wanted = set(ranks) if most is None else {rank for rank in ranks if rank < most} | reported.intersection(ranks)
+        if wanted and (self.record.get("restart") or self.record.get("min_nodes") is not None):
+            return list(self.hosts)
+        missing = not wanted <= reported
+        return [node.host for node in self.nodes if wanted & set(node.ranks) or (missing and not node.ranks)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of `up --json` and `status --json`, as the contract fixes it."""
+        cause = self.verdict.cause
+        return {
+            "schema": contract.SCHEMA,
+            "job": self.job,
+            "run": self.run,
+            "cluster": self.cluster,
+            "project": self.project,
+            "state": self.verdict.state,
+            "started": self.verdict.started,
+            "ended": self.verdict.ended,
+            "world_size": self.world_size,
+            "nodes": [node.to_json() for node in self.verdict.active_nodes],
+            "cause": cause.to_json() if cause else None,
+            "candidates": [candidate.to_json() for candidate in self.verdict.candidates],
+            "metrics": self.metrics,
+            "slow": [{name: rank[name] for name in SLOW} for rank in self.slow],
+            "strangers": self.strangers,
+            "checkpoints": dict(self.lag) if self.lag else None,
+            "diagnosis": dict(self.diagnosis) if self.diagnosis else None,
+            "attempt": self.verdict.attempts[-1].number,
+            "attempts": [attempt.to_json() for attempt in self.verdict.attempts],
+            "continues": self.continues,
+            "untracked": [asdict(files) for files in self.untracked],
+        }
