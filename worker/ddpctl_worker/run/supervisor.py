@@ -24,8 +24,8 @@ from ddpctl_worker.record.logs import Writer
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.ranks import Roster
-from ddpctl_worker.run import cause as causes
 from ddpctl_worker.run.cleanup import GuardianPipe, ReplacementGuardian
+from ddpctl_worker.run.conclusion import Conclusion
 from ddpctl_worker.run.deadlines import Deadlines
 from ddpctl_worker.run.drain import Drain
 from ddpctl_worker.run.ending import Ending
@@ -34,26 +34,20 @@ from ddpctl_worker.run.keeping import KeeperHandle
 from ddpctl_worker.run.launcher import Launching, has_way_in
 from ddpctl_worker.run.lease import SUPERVISOR, Lease
 from ddpctl_worker.run.limits import (
-    KILLED_KEEPER_LOOK_S,
-    LAST_KEEPER_LOOK_S,
-    LAST_OUTPUT_S,
     LEASED_GRACE_S,
-    LEFTOVER_GRACE_S,
-    LOG_WRITTEN_S,
     SCAN_RUNNING_S,
     SCAN_STARTING_S,
     TICK_S,
 )
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.saving import Saving
-from ddpctl_worker.run.stopper import Ranks, Stopper, reap
+from ddpctl_worker.run.stopper import reap
+from ddpctl_worker.run.stopping import Stop
 from ddpctl_worker.wire.contract import (
     ENV_CHECKPOINT_DIR,
     EXITED,
     FAILED,
-    KILLED,
     NODE_LOST,
-    PLAIN,
     RUNNING,
     SIGNALED,
     SPAWN_FAILED,
@@ -91,11 +85,7 @@ class Supervisor:
         self.state = STARTING
         self.status: Optional[int] = None  # wait status of the launcher once it has ended
         self._reply: Optional[Reply] = reply
-        self._leftover: Optional[float] = None  # seconds for processes that outlive the launcher
         self._stop_look: Optional[Look] = None
-        self._stopper: Optional[Stopper] = None
-        self._drain_until: Optional[float] = None
-        self._log_until: Optional[float] = None
         self._scan_at = 0.0
         self._started = notes.now_iso()
         self._wakeup = Wakeup()
@@ -111,14 +101,25 @@ class Supervisor:
         self._lease = Lease(order.get("lease"), SUPERVISOR)
         self._replacement = ReplacementGuardian(order, self._guardian_pipe, self._lease)
         self._keeping = KeeperHandle(order)
+        self._stop = Stop(self.run, order["cookie"], self._launching, self._roster, guardian, self._spare)
         self._deadlines = Deadlines(self.run)
         self._gang = join(self.run, self.order.get("gang_key"), self._wakeup.wake)
         folder = order["env"].get(ENV_CHECKPOINT_DIR)
         self._saving = Saving(self.run, folder, self._roster, self._gang, self._wakeup.wake)
+        self._conclusion = Conclusion(
+            self._guardian_pipe,
+            self._findings,
+            self._roster,
+            self._stop,
+            self._drain,
+            self._writer,
+            self._recorder,
+            self._keeping,
+            self._gang,
+        )
         self._shutdown = False  # the machine shuts down; the ranks save first
         self._ending = Ending(self.host, self._findings, self._gang, self._tell_outcome, hung=self._hung)
         self._observer: Optional[Observer] = None
-        self._asked_grace: Optional[float] = None
         self._stuck: List[int] = []  # programs that cannot be killed, as last sent to the guardian
 
     def start(self) -> None:
@@ -136,7 +137,9 @@ class Supervisor:
             refused = self._launching.start(self._drain)
             self._keeping.start()
             self._stop_asked()  # a stop in the meantime found no supervisor to signal
-        grace = self._grace() if self.paths.attempt is None else min(self._grace(), LEASED_GRACE_S)
+        grace = self._stop.grace_seconds
+        if self.paths.attempt is not None:
+            grace = min(grace, LEASED_GRACE_S)
         self._guardian_pipe.report(**self._launching.names(), grace=grace)
         notes.send_notes(self._recorder.note)
         self._drain.start()
@@ -183,7 +186,7 @@ class Supervisor:
     def supervise(self) -> None:
         """Run the loop until no process of the job is left, the exit record is written, and the gang knows the end."""
         faults = notes.Faults()
-        while not self._concluded():
+        while not self._conclusion.over:
             faults.survive(self._turn)
         notes.send_notes(None)
         self._guardian_pipe.report(recorded=True)
@@ -198,7 +201,8 @@ class Supervisor:
         self._stand()
         self._keeping.report_death(self._roster.find_first_death(), self._roster.restarted())
         if self._over():
-            self._conclude()
+            assert self.outcome is not None
+            self._conclusion.take_step(self.outcome, self.status, self._observer)
         else:
             self._look()
             self._decide()
@@ -214,16 +218,16 @@ class Supervisor:
         """Return whether no process of the job is left, and the outcome is known."""
         if self.launcher is None:
             return self.outcome is not None
-        if self.outcome is None or self._stopper is None or not self._stopper.done:
+        if self.outcome is None or not self._stop.done:
             return False
-        return self.status is not None or bool(self._stopper.survivors)
+        return self.status is not None or bool(self._stop.survivors)
 
     def _wait(self) -> None:
         now = time.monotonic()
         due = [now + min(1.0, max(TICK_S, self._lease.remaining()))]
         if not self._over():
             due.append(self._scan_at)
-        if self.outcome is not None or self._stopper is not None:
+        if self.outcome is not None or self._stop.begun:
             due.append(now + TICK_S)
         for fd in self._wakeup.wait(min(due) - now):
             if fd == self._guardian_fd:
@@ -231,8 +235,7 @@ class Supervisor:
                 self._replacement.take_over()
             elif self._roster.owns(fd):
                 self._roster.ended(fd)
-                if self._stopper is not None:
-                    self._stopper.rank_ended()
+                self._stop.rank_ended()
         self._at = notes.boottime()
 
     def _collect(self) -> None:
@@ -299,11 +302,10 @@ class Supervisor:
             self._end_at_once()
         if self.outcome is None and self._recorder.lost is not None:
             self._ending.end_with(self._recorder.lost)
-        self._ending.look(self.status, self._stopper is not None, self._overdue)
+        self._ending.look(self.status, self._stop.begun, self._overdue)
         if self.outcome is not None or (self.status is not None and self._ending.candidate is not None):
             self._begin_stop()  # after the cause is known: ranks that are signalled earlier would be taken for it
-        if self._stopper is not None:
-            self._stopper.look()
+        self._stop.look()
 
     def _stand(self) -> None:
         """Answer the start once the run's state is on the disk. A run that no command can find must not continue."""
@@ -332,10 +334,10 @@ class Supervisor:
         """Stop as ``request`` says. It is empty if the disk took no file: then the signal alone asks for a stop."""
         self._ending.obey(str(request.get("by") or ""))
         grace = request.get("grace")
-        self._asked_grace = None if grace is None else float(grace)
+        self._stop.ask_grace(None if grace is None else float(grace))
         self._begin_stop()
-        if self._stopper is not None and grace is not None:
-            allowed = self._stopper.allow if request.get("longer") else self._stopper.shorten
+        if grace is not None:
+            allowed = self._stop.allow if request.get("longer") else self._stop.shorten
             allowed(float(grace))
 
     def _end_at_once(self) -> None:
@@ -344,10 +346,9 @@ class Supervisor:
             text = AGENT_GONE if self._lease.abandoned else CUT_OFF
             why = text % {"host": self.host, "job": self.run["job"]}
             self._ending.end_with(outcomes.failed(outcomes.cause(self.host, NODE_LOST, why)))
-        self._asked_grace = 0.0
+        self._stop.ask_grace(0.0)
         self._begin_stop()
-        if self._stopper is not None:
-            self._stopper.shorten(0.0)
+        self._stop.shorten(0.0)
 
     def _overdue(self) -> Optional[Outcome]:
         diagnosis = self._observer.diagnosis if self._observer else None
@@ -361,121 +362,30 @@ class Supervisor:
             return None
         return outcomes.failed(outcomes.cause(found.host, EXITED, found.message, rank=found.rank), suspect=True)
 
-    def _grace(self) -> float:
-        return float(self.run["timeouts"]["stop"])
-
     def _begin_stop(self) -> None:
-        if self._stopper is not None:
+        if self._stop.begun:
             return
         succeeded = self.outcome is not None and self.outcome.state == SUCCEEDED
         if self._observer and not succeeded and not self._lease.is_over() and not self._observer.last_look():
             return  # asked again at the next turn
         tool.stop()
-        grace, patience = self._asked_grace, 0.0
-        if grace is None:
-            grace = self._grace()
-            if self.status is not None:
-                self._leftover = float(self.run["timeouts"]["leftover"])
-                patience = self._leftover if self.status == 0 else 0.0
-                grace = min(grace, LEFTOVER_GRACE_S if patience else self._leftover)
         if self.outcome is None or self.outcome.state == FAILED:
             self._findings.keep(self.status)  # before the signals of this stop add failures
         self._tell_outcome()
-        self._stopper = Stopper(
-            self._members,
-            self.launcher,
-            grace,
-            ranks=self._stopped_ranks,
-            patience=patience,
-            proof=processes.Proof(self._launching.group, subreaper=True, spare=self._spare),
-        )
+        self._stop.begin(self.status)
         if self.status is None:
             self.state = STOPPING
             self._save_state()
-
-    def _stopped_ranks(self) -> Ranks:
-        failed = any(death.status for _, death in self._roster.dead())
-        any_rank = self._roster.any and self.run.get("launcher") != PLAIN  # without a launcher the rank is its own
-        alive = {one.pid for one in self._roster.alive()}
-        store = self.run["node_rank"] == 0 or self.run["rendezvous"] != "static"
-        saves = store and any(proc.catches(pid, signal.SIGTERM) for pid in alive)
-        return Ranks(alive, failed, saves, any_rank)
-
-    def _members(self) -> Dict[int, proc.Stat]:
-        keep = [os.getpid(), *processes.filter_alive(self.guardian), *self._spare()]
-        found = processes.find_members(self.order["cookie"], [os.getpid()], keep, group=self._launching.group)
-        late = self._spare()  # started during the look
-        return {pid: stat for pid, stat in found.items() if pid not in late}
 
     def _spare(self) -> List[int]:
         """Return the children that are not the job's: replacement guardian, keeper, and helper programs."""
         return [*self._replacement.pids(), *self._keeping.pids(), *tool.started_tools()]
 
-    def _conclude(self) -> None:
-        """Leave the gang, empty the pipes, close the log, write the exit record: a step or less in each turn.
-
-        A step may take as long as the disk is away. The other nodes do not wait for it.
-        """
-        assert self.outcome is not None
-        if self._drain_until is None:
-            self._guardian_pipe.report(ended=True)  # the guardian ignores the lease from now on
-        self._drain.close()
-        if self._gang:
-            if self.outcome.state == SUCCEEDED and not self._keeping.has_met(self._gang.servers):
-                return
-            self._gang.leave(self.outcome)
-        self._drain_until = self._drain_until or time.monotonic() + LAST_OUTPUT_S
-        if not self._drain.over and time.monotonic() < self._drain_until:
-            return
-        if self._observer and not self._observer.dumps_kept():
-            return
-        killed = self.outcome.state == KILLED
-        seconds = KILLED_KEEPER_LOOK_S if killed else LAST_KEEPER_LOOK_S
-        if not self._keeping.settled(self.outcome.state == SUCCEEDED, linger=not killed, seconds=seconds):
-            return
-        if self._log_until is None:
-            self._close_log()
-        if self._writer.over or time.monotonic() >= (self._log_until or 0.0):
-            self._recorder.end(self._exit_record(self.outcome))
-
-    def _close_log(self) -> None:
-        self._log_until = time.monotonic() + LOG_WRITTEN_S
-        self._writer.close()
-        if self._leftover is not None and self._stopper is not None and self._stopper.signalled:
-            text = "%d processes that outlived the launcher were killed; timeouts.leftover gives them %g s"
-            notes.note(text % (self._stopper.signalled, self._leftover))
-        self._tell_outcome()
-
-    def _concluded(self) -> bool:
-        talking = self._gang is not None and self._gang.talking
-        return self._recorder.ended and self._writer.over and not talking
-
-    def _exit_record(self, outcome: Outcome) -> Dict[str, Any]:
-        stopper = self._stopper
-        signalled = stopper.signalled if stopper else 0
-        others = self._findings.causes() + (self._gang.candidates() if self._gang else [])
-        return record.exit_record(
-            outcome,
-            exit_code=self._exit_code(outcome),
-            candidates=outcomes.list_candidates(outcome.cause, others) if outcome.state == FAILED else (),
-            leftover=signalled if self._leftover is not None else 0,
-            signalled=signalled,
-            forced=stopper.forced if stopper else 0,
-            survivors=stopper.survivors if stopper else [],
-            attempt=self._roster.attempt(),
-            dropped_lines=self._writer.dropped,
-        )
-
-    def _exit_code(self, outcome: Outcome) -> Optional[int]:
-        """Return the exit code of the rank that failed here, else of the launcher. Negative: the signal."""
-        code = self._findings.code() if outcome.state == FAILED else None
-        return code if code is not None or self.status is None else causes.code_of(self.status)
-
     def _tell_outcome(self) -> None:
         """Send the exit record to the guardian, which writes it if this process dies first."""
         known = self._ending.known
         if known is not None:
-            self._guardian_pipe.report(end=self._exit_record(known))
+            self._conclusion.tell_guardian(known, self.status)
 
     def _tell_stuck(self, pids: List[int]) -> None:
         """Send ``pids`` to the guardian: it neither waits for these programs nor counts them among the job's."""
