@@ -11,7 +11,7 @@ fails too when its peer dies, and its launcher may be quicker. So:
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from ddpctl_worker.gang.cuts import Cuts
 from ddpctl_worker.gang.limits import (
@@ -26,7 +26,7 @@ from ddpctl_worker.gang.limits import (
     VICTIMS_S,
 )
 from ddpctl_worker.record import outcome as outcomes
-from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.record.outcome import Blame, Outcome
 from ddpctl_worker.wire.contract import KILLED, NODE_LOST, SUPERVISOR_LOST
 
 
@@ -153,14 +153,10 @@ class FailureJudge:
         first = self._first_victim()
         suspects = self._candidates + [known for known in self._done if first is not None and known.happened < first]
 
-        def blame(known: Candidate) -> Tuple[bool, bool, bool, float]:
-            late = known.outcome.early and first is not None and known.happened > first + EARLY_S
-            return (
-                known.outcome.victim or late,
-                known.outcome.suspect,
-                known.outcome.early,
-                known.happened,
-            )
+        def blame(known: Candidate) -> Blame:
+            outcome = known.outcome
+            late = outcome.early and first is not None and known.happened > first + EARLY_S
+            return Blame(outcome.victim or late, outcome.suspect, outcome.early, known.happened)
 
         return sorted(suspects, key=blame)
 

@@ -25,6 +25,23 @@ class Outcome(NamedTuple):
         return self.suspect and (self.cause or {}).get("exit_code") == 0
 
 
+class Blame(NamedTuple):
+    """The order in which failures are blamed: the least is the cause, on a node and in the gang.
+
+    1. A failure of its own: a process failed, a node is lost, a link is cut.
+    2. A suspect: a rank that raised an exception and has not ended.
+    3. A rank that ended with exit code 0 while other ranks still needed it.
+    4. A victim: a rank that failed since its peer was gone.
+
+    Within each class the earliest failure counts. docs/internals.md says how long each decision waits.
+    """
+
+    victim: bool
+    suspect: bool
+    early: bool
+    when: float
+
+
 def cause(
     host: str,
     reason: str,

@@ -8,6 +8,7 @@ import signal
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ddpctl_worker.record.lines import STDERR, STDOUT
+from ddpctl_worker.record.outcome import Blame
 from ddpctl_worker.run import last_output
 from ddpctl_worker.run.last_output import LastOutput
 from ddpctl_worker.run.limits import (
@@ -98,7 +99,7 @@ def candidates(seen: Evidence) -> List[Failure]:
         made += [(failure, False) for failure in _living(seen, dead)]
     if all(failure.victim for failure, _ in made):
         made += [(failure, False) for failure in _ended_early(seen)]
-    made.sort(key=lambda pair: (pair[0].victim, pair[0].suspect, _or_late(pair[0].when), not pair[1]))
+    made.sort(key=lambda pair: (_blame(pair[0]), not pair[1]))
     return [failure for failure, _ in made]
 
 
@@ -114,8 +115,9 @@ def _completed(seen: Evidence) -> Dict[int, Tuple[Optional[int], float]]:
     }
 
 
-def _or_late(when: Optional[float]) -> float:
-    return math.inf if when is None else when
+def _blame(failure: Failure) -> Blame:
+    when = math.inf if failure.when is None else failure.when
+    return Blame(failure.victim, failure.suspect, failure.early, when)
 
 
 def _failed_ranks(seen: Evidence) -> List[_Death]:
