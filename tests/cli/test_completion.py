@@ -98,6 +98,7 @@ def test_commands(endings: Endings) -> None:
         ("ddpctl kill --gr", ["--grace"]),
         ("ddpctl kill --save --s", []),
         ("ddpctl bench scaling --comp", ["--compare"]),
+        ("ddpctl ssh node", ["node0", "node1", "node2"]),
         ("ddpctl up -- tr", []),
         ("ddpctl up ", []),  # then the shell offers files
         ("ddpctl up --nodes ", []),

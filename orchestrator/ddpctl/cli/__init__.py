@@ -8,7 +8,7 @@ Commands, a file for each group:
 - up.py: up, restart. preflight.py: preflight. init.py: init, schema. bench.py: bench. top.py: top.
 - runs.py: ps, status, doctor, report, kill, rm.
 - output.py: tail, attach, fetch. follow.py prints the output for them and for up.
-- nodes.py: exec, push, gc, trust.
+- nodes.py: exec, push, gc, trust. ssh.py: ssh.
 - checkpoints.py: checkpoints, checkpoint.
 
 Shared: session.py (options, inventory, fleet, printing), prompt.py (questions on the terminal), interrupts.py

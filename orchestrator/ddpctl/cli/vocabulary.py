@@ -11,7 +11,7 @@ from ddpctl.cli.program import make_app
 
 # Options and arguments that take a name of this kind. Further options take a file, a choice, or free text.
 _OPTIONS = {"--job": "job", "--host": "hosts", "--only": "checks", "--skip": "checks", "--inventory": "inventory"}
-_ARGUMENTS = {"JOB": "run", "RUN": "run", "INVENTORY": "inventory"}
+_ARGUMENTS = {"JOB": "run", "RUN": "run", "HOST|JOB:RANK": "hosts", "INVENTORY": "inventory"}
 FREE = "free"
 
 

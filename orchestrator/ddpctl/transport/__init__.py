@@ -8,6 +8,7 @@
 - A call of the worker: ``bootstrap`` (start of the worker), ``conversation`` (request and frames), ``pipe`` (framing),
   ``watch`` (deadline and helper threads), ``answers`` and ``shapes/`` (validation of what a host sends).
 - A plain command of the user: ``node`` (fabric) and ``exec_guard`` (a shell that ends the command with its connection).
+- A shell for the user: ``openssh`` (the command line of OpenSSH's ssh).
 
 Threads: a thread for each host of a ``Fleet.map`` (fleet.py), paramiko's reading thread for each connection, and during
 a call a thread that sends the body or ends the input. Processes on this machine: ProxyCommands, commands of

@@ -78,9 +78,13 @@ def build(content: dict[str, bytes]) -> bytes:
 
 
 def command_line(python: str) -> str:
-    """Return the remote command line. ``~/`` before the interpreter means the home folder on the host."""
-    program = '"$HOME"/' + shlex.quote(python[2:]) if python.startswith("~/") else shlex.quote(python)
-    return f"{program} -I -c {shlex.quote(BOOTSTRAP)}"
+    """Return the remote command line."""
+    return f"{quote_interpreter(python)} -I -c {shlex.quote(BOOTSTRAP)}"
+
+
+def quote_interpreter(python: str) -> str:
+    """Return the interpreter as a word for any login shell. ``~/`` means the home folder on the host."""
+    return '"$HOME"/' + shlex.quote(python[2:]) if python.startswith("~/") else shlex.quote(python)
 
 
 def header(nonce: str, base_dir: str, package: Payload) -> bytes:

@@ -15,5 +15,6 @@ A failure: findings.py collects the evidence, cause.py and last_output.py judge 
 the other nodes, stopper.py ends the processes, and recorder.py writes the exit record.
 
 Files: run.json, state.json, exit.json, the heartbeat, supervisor.log and the ranks' FIFOs and interpreter, below the
-run's folder; record/paths.py names each. Verbs: start, stop, free_port, ask_checkpoint.
+run's folder; record/paths.py names each. Verbs: start, stop, free_port, ask_checkpoint. shell.py is the program of
+``ddpctl ssh``.
 """
