@@ -1,4 +1,4 @@
-"""What every test may ask for: real hosts, interpreters with a torch, and the installed `ddpctl`."""
+"""The fixtures that every test may ask for: real hosts, interpreters with a torch, and the installed `ddpctl`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from tests.lab import Lab, interpreters
 from tests.lab.command import Ddpctl
 
-# A runner in the background ignores SIGINT, one under nohup SIGHUP, and hands that down to every child; what is tested
-# is Ctrl-C as a person presses it, and a terminal that is closed.
+# A runner in the background ignores SIGINT, a runner under nohup ignores SIGHUP, and every child inherits this. Tests
+# need Ctrl-C as a person presses it, and a terminal that is closed.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -28,7 +28,7 @@ def _labs() -> Iterator[MakeLab]:
 
 @pytest.fixture
 def make_lab() -> Iterator[MakeLab]:
-    """`make_lab(3, fabric=True)`: a lab of one's own, for one test. Three hosts take a fifth of a second."""
+    """`make_lab(3, fabric=True)`: a separate lab, for a single test. Three hosts take a fifth of a second."""
     yield from _labs()
 
 
@@ -46,7 +46,7 @@ def lab3_module(make_module_lab: MakeLab) -> Lab:
 
 @pytest.fixture
 def lab3(lab3_module: Lab) -> Iterator[Lab]:
-    """Three hosts, shared by the tests of a file, healed after each; what lies on their disks stays."""
+    """Three hosts, shared by the tests of a file, healed after each; the files on their disks stay."""
     yield lab3_module
     lab3_module.heal()
 

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-# A quarter of the loaded profile's: `@few` is for a property whose example costs over 5 ms.
+# A quarter of the loaded profile's: `@few` is for a property with an example that costs over 5 ms.
 few = settings(max_examples=settings().max_examples // 4)

@@ -1,7 +1,7 @@
 """Modules that a test file names at its top and that are imported by the first test that needs them.
 
 Collecting the tests of a file imports the file: a torch, a numpy or a scikit-learn there costs every process seconds,
-also a process that runs none of these tests.
+also a process that runs no such test.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Lazy:
         object.__setattr__(self, "_module", name)
 
     @property
-    def __dict__(self) -> Any:  # type: ignore[override]  # monkeypatch reads here what it will put back
+    def __dict__(self) -> Any:  # type: ignore[override]  # monkeypatch reads here the value that it will put back
         return vars(pytest.importorskip(self._module))
 
     def __getattr__(self, name: str) -> Any:

@@ -48,7 +48,7 @@ ROOMS: dict[str, set[str]] = {
     "mesh": {"run", "doctor", "record", "machine", "rules", "wire"},
     "verbs": {"run", "checkpoint", "doctor", "facts", "store", "record", "machine", "rules", "wire"},
 }
-# What both sides use of the worker: the words of the protocol, and the rules that both apply.
+# The modules of the worker that both sides use: the words of the protocol, and the rules that both apply.
 SHARED = re.compile(r"ddpctl_worker(\.wire(\.contract(\.\w+)?)?|\.rules(\..*)?)?")
 
 
@@ -66,7 +66,7 @@ def parse(path: Path) -> ast.Module:
 
 @cache
 def import_nodes(path: Path) -> list[ast.Import | ast.ImportFrom]:
-    """Return the import statements of a module, also those inside a function. An expression holds none."""
+    """Return the import statements of a module, also those inside a function. An expression holds no import."""
     found: list[ast.Import | ast.ImportFrom] = []
     left: list[ast.AST] = [parse(path)]
     while left:
@@ -91,7 +91,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def own_imports(path: Path, package: str) -> set[str]:
-    """Return the modules of ``package`` that a module of it imports, also inside a function.
+    """Return the modules of ``package`` that any module of the package imports, also inside a function.
 
     By the text: parsing the whole package takes half a second.
     """
@@ -165,7 +165,7 @@ def test_a_room_of_the_worker_imports_rooms_below_it(room: str) -> None:
 
 @pytest.mark.parametrize("root", [ORCHESTRATOR, WORKER], ids=lambda root: root.name)
 def test_no_circle_of_imports(root: Path) -> None:
-    """Also none that a late import, inside a function, would hide."""
+    """Also no circle that a late import, inside a function, would hide."""
     paths = {
         ".".join((root.name, *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__"): path
         for path in modules(root)
@@ -175,7 +175,7 @@ def test_no_circle_of_imports(root: Path) -> None:
         found = own_imports(path, root.name) & paths.keys()
         # `from package import module` needs that module, and the package only as a place.
         left[name] = {one for one in found if one != name and not any(other.startswith(f"{one}.") for other in found)}
-    while True:  # what needs nothing that is left is in no circle
+    while True:  # a module that needs no remaining module is in no circle
         done = {name for name, names in left.items() if not names & left.keys()}
         if not done:
             break
@@ -195,7 +195,7 @@ def test_the_pure_layers_do_no_io(layer: str) -> None:
 
 
 def test_a_public_class_has_its_name_alone() -> None:
-    """Two things of one name are two places to look, and one of them the wrong one."""
+    """With two things of the same name a reader may look in the wrong place."""
     places: dict[str, list[str]] = {}
     for path in [*modules(ORCHESTRATOR), *modules(WORKER)]:
         for name in re.findall(r"^class ([^\W_]\w*)", path.read_text(), re.MULTILINE):

@@ -64,7 +64,7 @@ def find_fault(command: Any, text: str) -> str:
     """Return the fault of a typed command line: the first unknown command, or all unknown options."""
     if "'" in text:
         words = shlex.split(text)
-    else:  # beside a usage stands what it does
+    else:  # a usage has its effect beside it
         usage = re.split(r" {3,}|  #", text.replace("\\\n", " "))[0]
         words = re.sub(r"[][]|\.\.\.", " ", usage).split()
     rest = words[1:]

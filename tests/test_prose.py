@@ -1,4 +1,4 @@
-"""ddpctl speaks plain English: few pronouns that stand for a noun, and no word of its own where the field has a term.
+"""ddpctl speaks plain English: few pronouns that stand for a noun, and no private word where the field has a term.
 
 `python -m tests.test_prose PATH...` lists the sentences to rewrite.
 """

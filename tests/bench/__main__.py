@@ -1,4 +1,4 @@
-"""``python -m tests.bench [NAME ...]``: all benchmarks, or those named."""
+"""``python -m tests.bench [NAME ...]``: all benchmarks, or the named benchmarks."""
 
 from __future__ import annotations
 

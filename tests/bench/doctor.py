@@ -1,4 +1,4 @@
-"""What it costs a rank and its node that `ddpctl doctor` can look: the same job with `doctor: off` and without."""
+"""The cost to a rank and its node of the looks of `ddpctl doctor`: the same job with `doctor: off` and without."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Value = TypeVar("Value")
 
 
 class Pair(NamedTuple):
-    """The same measurement twice, one right after the other."""
+    """The same measurement twice, the second right after the first."""
 
     on: float
     off: float
@@ -110,7 +110,7 @@ def starts(folder: Path) -> list[Row]:
 
 
 def more(what: str, pairs: Sequence[Pair], unit: str) -> Row:
-    """The median of what each pair differs by."""
+    """Return the median of the differences of the pairs."""
     extra = statistics.median(one.on - one.off for one in pairs)
     note = f"{len(pairs)} pairs; with {spread([one.on for one in pairs])}, without {spread([one.off for one in pairs])}"
     return Row(f"{what}, more than without", extra, unit, "", f"{note} {unit}")
@@ -184,7 +184,7 @@ def supervisors(place: Path) -> Iterator[int]:
 
 
 def seconds_of(pid: int) -> tuple[float, float]:
-    """CPU time so far of its thread named `doctor`, and of all its threads; 0 for what has ended."""
+    """CPU time so far of its thread named `doctor`, and of all its threads; 0 for an ended process."""
     doctor = 0.0
     for task in Path(f"/proc/{pid}/task").glob("[0-9]*"):
         try:

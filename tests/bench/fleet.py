@@ -1,4 +1,4 @@
-"""What many hosts cost the controller: `ddpctl status` on 64 of them."""
+"""The cost of many hosts to the controller: `ddpctl status` on 64 hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLEEPER = "import time\ntime.sleep(600)\n"
 
 
 def all_of(folder: Path) -> Sequence[Row]:
-    """CPU and memory of the whole command divided by the hosts, and what one more host costs (64 against 8)."""
+    """CPU and memory of the whole command divided by the hosts, and the cost of another host (64 against 8)."""
     with Lab(HOSTS) as lab:
         many = inventory(lab, folder / "many", HOSTS)
         few = inventory(lab, folder / "few", 8)

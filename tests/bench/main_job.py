@@ -1,4 +1,4 @@
-"""The main job: what `up` costs over typing it by hand, how fast a kill is proven, how late a line comes."""
+"""The main job: the cost of `up` over typing the commands by hand, how fast a kill is proven, how late a line comes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.lab import Lab, interpreters
 PAIRS = 9
 HOSTS = 4
 PORT = 29517
-# Prints the moment of the first finished all-reduce on the machine's one clock (all hosts are on it).
+# Prints the moment of the first finished all-reduce on the machine's clock (all hosts share it).
 FIRST_ALL_REDUCE = """
 import os, time, torch
 import torch.distributed as dist
@@ -121,7 +121,7 @@ def _delays(place: Path) -> list[float]:
             if len(delays) >= 400:
                 break
         process.terminate()
-    return delays[100:]  # the first ones were printed before the stream stood
+    return delays[100:]  # the first lines were printed before the stream stood
 
 
 def _project(lab: Lab, folder: Path, script: str) -> Path:

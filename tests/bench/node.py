@@ -1,4 +1,4 @@
-"""What ddpctl costs a node while a job runs: supervisor and guardian, beside two ranks that write a line a second."""
+"""The cost of ddpctl to a node while a job runs: supervisor and guardian, with two ranks that write."""
 
 from __future__ import annotations
 

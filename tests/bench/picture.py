@@ -17,7 +17,7 @@ from tests.lab.command import Ddpctl
 
 PICTURE = Path(__file__).parents[2] / "docs" / "top.svg"
 SIZE, SETTLE_S = (112, 28), 12.0
-# What Textual's pictures fetch from another host; the viewer's own monospaced font does.
+# The files that Textual's pictures fetch from another host; the viewer's own monospaced font does.
 _FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 TRAINS = """\
 import json, os, time

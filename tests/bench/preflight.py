@@ -64,7 +64,7 @@ def all_of(folder: Path) -> Sequence[Row]:
 
 @contextmanager
 def room_for_neighbours() -> Iterator[None]:
-    """All hosts of a lab share this kernel's one neighbour table, and 64 of them need 64 x 63 entries: the usual 1024
+    """All hosts of a lab share this kernel's neighbour table, and 64 hosts need 64 x 63 entries: the usual 1024
     would make them lose each other, as no 64 machines would."""
     before = {path: path.read_text() for path in NEIGHBOURS}
     for path, limit in NEIGHBOURS.items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """One number with what it is compared to. ``aim`` is in words; ``note`` says how it was measured.
+    """A number with its reference value. ``aim`` is in words; ``note`` says how it was measured.
 
     Where there is no number, ``value`` is a word: ``>60``, ``not run``.
     """

@@ -1,4 +1,4 @@
-"""The mesh of 100 and of 300 hosts: how much of it is looked at, how long that takes, and whether a filter between two
+"""The mesh of 100 and of 300 hosts: the share that is looked at, its duration, and whether a filter between two
 racks is found."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _coverage(report: dict[str, Any]) -> str:
 
 
 def _named(report: dict[str, Any], one: Sequence[Host], other: Sequence[Host]) -> str:
-    """The filter must be the only error, and nobody outside the two racks in it."""
+    """The filter must be the only error, and it must name no host outside the two racks."""
     errors = [found for found in report["findings"] if found["severity"] == "error"]
     assert {found["check"] for found in errors} == {"mesh.ports"}, errors
     hosts = {host for found in errors for host in (found["evidence"].get("hosts") or [found["host"]])}
@@ -63,7 +63,7 @@ def _named(report: dict[str, Any], one: Sequence[Host], other: Sequence[Host]) -
 
 @contextmanager
 def _apart(lab: Lab, one: Sequence[Host], other: Sequence[Host]) -> Iterator[None]:
-    """The switch drops what these two racks say to each other."""
+    """The switch drops the packets between these two racks."""
     first, second = (", ".join(host.address for host in rack) for rack in (one, other))
     rules = f"""
       table bridge racks {{

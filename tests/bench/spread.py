@@ -1,4 +1,4 @@
-"""One big file onto many hosts behind slow links: ddpctl's chain against copies by scp and clush, in the same run."""
+"""A big file onto many hosts behind slow links: ddpctl's chain against copies by scp and clush, in the same run."""
 
 from __future__ import annotations
 

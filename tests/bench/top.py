@@ -75,7 +75,7 @@ def _install(host: Host, library: Path) -> None:
 
 
 def _watch(screen: AtTerminal, seconds: float) -> None:
-    """Read what it draws, as a terminal does."""
+    """Read its output, as a terminal does."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         screen._pause(0.2)

@@ -16,7 +16,7 @@ DDPCTL = Path(sys.prefix) / "bin" / "ddpctl"
 
 @dataclass(frozen=True)
 class Usage:
-    """One finished process: seconds by the clock and of CPU, peak resident memory in MB, and what it printed."""
+    """A finished process: seconds by the clock and of CPU, peak resident memory in MB, and its output."""
 
     wall_s: float
     cpu_s: float

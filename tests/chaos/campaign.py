@@ -42,7 +42,7 @@ class Campaign:
             return Result(round, False, False, (f"campaign: {error!r}",), time.monotonic() - began)
 
     def _start_again(self) -> None:
-        """With new hosts: the lab itself did not do what it should."""
+        """With new hosts: the lab itself failed."""
         self.lab.stop()
         self.lab = Lab(3)
         self._ends.clear()

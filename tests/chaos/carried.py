@@ -1,5 +1,6 @@
-"""Rounds whose job has restarts and a spare: a fault costs an attempt at most, or the run ends with its cause. What is
-seen of them, and what is wrong with it, is as in tests/restarts."""
+"""Rounds whose job has restarts and a spare: a fault costs an attempt at most, or the run ends with its cause.
+tests/restarts has the observation and the judgement of such rounds.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def mark(scene: Scene, facts: Facts) -> None:
 
 
 def see(scene: Scene, facts: Facts, fate: Fate, hold: float) -> None:
-    """Until it trains on, or has ended; a fault that nobody needs to survive lasts for ``hold`` seconds."""
+    """Until it trains on, or has ended; a fault that no run needs to survive lasts for ``hold`` seconds."""
     healed = facts.fault_at
     if fate is not Fate.ENDS:
         time.sleep(hold)

@@ -12,7 +12,7 @@ FAULTS: dict[str, Fault] = {
 
 
 def choices(names: set[str] | None = None) -> dict[str, Choice]:
-    """What a plan may choose from; all faults, or those named."""
+    """What a plan may choose from; all faults, or the named faults."""
     return {
         name: Choice(fault.moments, fault.thens or (FINISH,), fault.jobs)
         for name, fault in FAULTS.items()

@@ -1,4 +1,4 @@
-"""ddpctl itself: killed at any point, and two of them at once."""
+"""ddpctl itself: killed at any point, and two commands at the same time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.chaos.plan import END, FINISH, KILL, PLAIN, STARTING, TORCH, TRAINING
 from tests.lab.command import Running
 
 LIFE_S = 1.5  # a command that is to be killed lives for this long at most
-ONE = (PLAIN, TORCH)  # a run of one attempt: what follows a kill, or a second run of the job, is no attempt
+ONE = (PLAIN, TORCH)  # a run of one attempt: a record after a kill, or of a second run of the job, is no attempt
 ENDED = frozenset({0, 7})  # killed, or nothing there yet to kill
 
 

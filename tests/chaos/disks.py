@@ -34,7 +34,7 @@ def own_disk(host: Host, mount: str = MOUNT) -> Iterator[None]:
 
 
 def frozen(scene: Scene) -> bool:
-    """Who writes waits in the kernel, as for a device or a server that is away."""
+    """A writer waits in the kernel, as for a device or a server that is away."""
     scene.undo.callback(scene.victim.run, ["fsfreeze", "-u", MOUNT], check=False)
     scene.victim.run(["fsfreeze", "-f", MOUNT])
     return True
@@ -59,7 +59,7 @@ def full(scene: Scene) -> bool:
 
 
 def faults() -> Iterator[Fault]:
-    # A kill may not come through while a disk hangs or takes nothing; it must say so, and one after that must.
+    # A kill may not come through while a disk hangs or takes nothing; it must say so, and a later attempt must.
     codes = frozenset({0, 4, 6})
     table: tuple[tuple[str, Callable[[Scene], bool], float], ...] = (
         ("disk-frozen", frozen, 12.0),

@@ -1,4 +1,4 @@
-"""What a fault is: how it is injected, what it means for the run, and whom the cause must name."""
+"""What a fault is: its injection, its meaning for the run, and the host that the cause must name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TARGET_S = 20.0  # how long the process that is to be hurt may take to appear
 
 
 class Fate(enum.Enum):
-    """What must become of the run."""
+    """The required outcome of the run."""
 
     ENDS = "must end"
     GOES_ON = "must go on"
@@ -27,7 +27,7 @@ class Fate(enum.Enum):
 
 @dataclass
 class Scene:
-    """One round while it is played."""
+    """A round while it is played."""
 
     site: Site
     round: Round
@@ -62,18 +62,18 @@ class Scene:
 
 @dataclass(frozen=True)
 class Fault:
-    """``inject`` puts what takes it back on ``scene.undo``, and says whether it found what it was to hurt."""
+    """``inject`` puts what takes it back on ``scene.undo``, and says whether it found its target."""
 
     name: str
     inject: Callable[[Scene], bool]
     fate: Fate = Fate.ENDS  # of a run in mid-training
     moments: tuple[str, ...] = (STARTING, TRAINING, END)
-    thens: tuple[str, ...] = ()  # what may be done with a run that goes on; () is all there is
+    thens: tuple[str, ...] = ()  # the permitted action on a run that goes on; () is all there is
     hold: float = 5.0  # seconds that the fault lasts where the run goes on
     blames: bool = True  # the cause must name the victim ...
-    ends: tuple[str, ...] = ()  # ... or one of the two hosts whose link was cut
+    ends: tuple[str, ...] = ()  # ... or either host of the cut link
     deaf: bool = False  # the victim cannot stop, or be seen, before it is healed
-    leaves: bool = False  # nobody is left on the victim to end the run there: a `ddpctl kill` does
+    leaves: bool = False  # no process is left on the victim to end the run there: a `ddpctl kill` does
     disk: bool = False  # the victim's base_dir is a small ext4 of its own
     jobs: tuple[str, ...] = (PLAIN, TORCH, RESTARTS)  # RESTARTS in mid-training only
     kill_codes: frozenset[int] = frozenset({0})  # of a kill while the fault lasts

@@ -122,7 +122,7 @@ def _not_succeeded(lab: Lab, run: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _everything_stopped(lab: Lab, up: int) -> Iterator[None]:
-    """As when the machine below all of them is paused, or asleep."""
+    """As when the machine below all hosts is paused, or asleep."""
     with contextlib.ExitStack() as undo:
         undo.callback(_signal_group, up, signal.SIGCONT)
         _signal_group(up, signal.SIGSTOP)
@@ -139,7 +139,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 @contextlib.contextmanager
 def _busy(cores: int) -> Iterator[None]:
-    """Two processes a core that want all of it."""
+    """Two processes per core that use all its time."""
     found = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(2 * cores)]
     try:
         yield
@@ -157,7 +157,7 @@ def _swapped() -> float:
 
 @contextlib.contextmanager
 def _swap(place: Path) -> Iterator[bool]:
-    """A swap file, where this machine allows one; without it a host that is short of memory would be hurt, not slow."""
+    """A swap file, where this machine allows it; without it a host that is short of memory would be hurt, not slow."""
     path = place / "swap"
     call(["dd", "if=/dev/zero", f"of={path}", "bs=1M", f"count={SWAP_MB}", "status=none"])
     path.chmod(0o600)

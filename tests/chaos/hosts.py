@@ -9,7 +9,7 @@ from tests.chaos.fault import Fate, Fault, Scene
 from tests.chaos.plan import FINISH, FINISH_FIRST, KILL, THENS, TORCH, TRAINING
 from tests.lab import Host
 
-UNREACHABLE = frozenset({0, 4})  # a kill that cannot ask a host says so; one that came through before is proven
+UNREACHABLE = frozenset({0, 4})  # a kill that cannot ask a host says so; a kill that came through before is proven
 
 REBOOT_S = 16.0  # a record that was written to less than 15 s ago is taken for another machine's
 
@@ -34,7 +34,7 @@ def rebooted(host: Host) -> None:
 
 
 def one_way(chain: str) -> Callable[[Scene], bool]:
-    """What comes from the other nodes, or goes to them, is lost on the way; this machine is not concerned."""
+    """Packets from and to the other nodes are lost on the way; this machine is not concerned."""
 
     def inject(scene: Scene) -> bool:
         scene.undo.callback(scene.victim.heal)

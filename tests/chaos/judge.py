@@ -18,7 +18,7 @@ STOP_S = 60.0  # from a fault that must end the run to the end of all ranks that
 
 @dataclass(frozen=True)
 class Command:
-    """A ddpctl that was run, and what was expected of it. ``rc`` is None where it did not end in time."""
+    """A ddpctl that was run, and its expected result. ``rc`` is None where it did not end in time."""
 
     words: str
     rc: int | None
@@ -55,17 +55,17 @@ class Facts:
 
     round: Round
     fault: Fault
-    hit: bool = True  # the fault found what it was to hurt
+    hit: bool = True  # the fault found its target
     acknowledged: bool = False  # `up` had said that every node has confirmed its start
     victim: str = ""
     healthy: Sequence[str] = ()  # hosts that could stop while the fault lasted
     commands: list[Command] = field(default_factory=list)
     parts: dict[str, dict[str, Part]] = field(default_factory=dict)  # run -> host
-    left: dict[str, list[str]] = field(default_factory=dict)  # after the end, and after a kill where one is due
+    left: dict[str, list[str]] = field(default_factory=dict)  # after the end, and after the kill if a kill is due
     detected: float | None = None  # the first healthy host begins to stop
     stopped: float | None = None  # the last rank on healthy hosts is gone
     up_ended: float | None = None
-    told: Mapping[str, Any] = field(default_factory=dict)  # what `status` says after it all
+    told: Mapping[str, Any] = field(default_factory=dict)  # the output of `status` at the end
     main: str = ""  # the run that the fault hit
     carried: restarts.Facts | None = None  # of a job with restarts
     right: Mapping[int, float] = field(default_factory=dict)  # the loss of each step of a job with restarts
@@ -164,7 +164,7 @@ def _end(facts: Facts) -> Iterator[str]:
 
 
 def _cause(facts: Facts) -> Iterator[str]:
-    """A run that failed names the host that was hurt: in the records of the healthy hosts, and in what ddpctl tells."""
+    """A run that failed names the victim: in the records of the healthy hosts, and in the output of ddpctl."""
     if not facts.fault.blames:
         return
     culprits = facts.fault.ends or (facts.victim,)

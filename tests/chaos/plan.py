@@ -1,4 +1,6 @@
-"""Which fault hits whom and when. Pure: the same seed gives the same plan, and a longer one begins with the shorter."""
+"""The fault, the victim and the moment of each round. Pure: the same seed gives the same plan, and a longer plan begins
+with the shorter plan.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Round:
-    """One run and what happens to it."""
+    """A run and its fault."""
 
     number: int
     fault: str
@@ -43,7 +45,7 @@ class Round:
 
 
 def plan(seed: int, number: int, choices: Mapping[str, Choice], hosts: int = 3) -> list[Round]:
-    """Every kind of fault equally often: one bag of all kinds after the other, each in an order of its own."""
+    """Every kind of fault equally often: bags of all kinds, one by one, each in an order of its own."""
     return [one_round(seed, index, choices, hosts) for index in range(number)]
 
 

@@ -1,4 +1,4 @@
-"""One round: a run is started, hurt, watched, healed, ended, and looked at."""
+"""A round: a run is started, hurt, watched, healed, ended, and looked at."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.lab.command import Running
 
 LIMITS = {"start": 40, "stop": 5}  # of every job
 UP_S = 90.0  # all ranks are up; or `up` has ended, once its ranks have
-START_S = 150.0  # a start that fails: 60 s for a host's answer, then the others are stopped
+START_S = 150.0  # a start that fails: 60 s for a host's answer, then the other hosts are stopped
 KILL_S = 80.0  # twice the grace, 30 s for the proof, 15 s for a dead connection
 STATUS_S = 60.0
 EMPTY_S = 20.0  # after the end of a run, or its kill, nothing is left
 HEALED_S = 90.0  # a host that could not stop has healed: a supervisor has 10, 20 and 30 s for each thing it waits for
 ANY = frozenset({0, 1, 3, 4, 5})
-EVIDENCE = ("stop.json", "supervisor.log")  # what else explains a violation
+EVIDENCE = ("stop.json", "supervisor.log")  # other facts that explain a violation
 
 
 def play(site: Site, round: Round) -> tuple[Facts, Scene]:
@@ -152,7 +152,7 @@ def _see_it_go_on(scene: Scene, facts: Facts) -> None:
         return
     words, status = f"status {scene.job}", scene.site.start("status", scene.run or scene.job, "--json")
     _until(lambda: _all_over(scene), fault.hold)
-    scene.undo.close()  # a slow machine must not make a long pause of a short one: a run may end for that
+    scene.undo.close()  # a slow machine must not turn a short pause into a long pause: a run may end for that
     facts.commands.append(_ended(words, status, frozenset({0, *early}), STATUS_S))
 
 
@@ -164,7 +164,7 @@ def _all_over(scene: Scene) -> bool:
 
 
 def _finish(scene: Scene, facts: Facts) -> None:
-    """Healed: the run comes to its end, and nothing is left of it."""
+    """Healed: the run comes to its end, and leaves nothing behind."""
     killed = scene.round.then == KILL and not facts.must_end
     if killed or facts.fault.leaves:
         _command(scene, facts, "kill", {0, 7}, KILL_S)
@@ -179,12 +179,12 @@ def _finish(scene: Scene, facts: Facts) -> None:
 
 
 def _slow(facts: Facts) -> bool:
-    """The victim finds out only now, or nodes that were not all started wait for the others."""
+    """The victim finds out only now, or the started nodes wait for nodes that were not started."""
     return facts.fault.deaf or facts.fault.fate is Fate.ENDS or facts.round.moment == STARTING
 
 
 def _wait_for_up(scene: Scene, facts: Facts, codes: frozenset[int], deadline: float) -> None:
-    """Once; a campaign that killed it itself expects nothing of it."""
+    """Once; a campaign that killed it expects no result."""
     if scene.up.process.poll() == -9 or any(one.words.startswith("up ") for one in facts.commands):
         return
     facts.commands.append(_ended(" ".join(scene.up.args), scene.up, codes, deadline))
@@ -205,7 +205,7 @@ def _command(scene: Scene, facts: Facts, verb: str, codes: set[int], deadline: f
 
 
 def _gather(scene: Scene, facts: Facts) -> None:
-    """The records, what ddpctl says of them, and the records again: no reader may change them."""
+    """The records, the output of ddpctl about them, and the records again: no reader may change them."""
     scene.watch.look()
     facts.main = scene.run
     if facts.main:

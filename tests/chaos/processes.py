@@ -14,7 +14,7 @@ from tests.lab import Host, Process
 from tests.worker.programs import thread_stopped as stand_still
 
 Find = Callable[[Scene], Process | None]
-ONE = (PLAIN, TORCH)  # the supervisor of one of several attempts has other threads
+ONE = (PLAIN, TORCH)  # the supervisor of an attempt among several has other threads
 THREADS = ("main", "drain", "log", "record", "gang", "cuts")  # of the supervisor, in the order in which it starts them
 AFTER_EXEC = (TRAINING, END)
 KILLS = ("launcher", "rank", "supervisor", "guardian")
@@ -50,7 +50,7 @@ ROLES: dict[str, Find] = {
 
 
 def killed(*roles: str) -> Callable[[Scene], bool]:
-    """SIGKILL, to all of them with one call of kill."""
+    """SIGKILL, to all processes with a single call of kill."""
 
     def inject(scene: Scene) -> bool:
         if not scene.within(lambda: all(ROLES[role](scene) for role in roles)):
@@ -112,7 +112,7 @@ def inner_pid(pid: int) -> int:
 
 
 def send(host: Host, number: signal.Signals, *found: Process) -> bool:
-    """A signal to processes that are still those."""
+    """Send a signal to each process whose identity is unchanged."""
     now = {(one.pid, one.start) for one in host.processes()} if host.running else set()
     alive = [str(one.pid) for one in found if (one.pid, one.start) in now]
     return bool(alive) and host.run(["kill", f"-{number.value}", *alive], check=False).returncode == 0

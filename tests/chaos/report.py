@@ -14,7 +14,7 @@ TIMES = (("detected", "detected"), ("stopped", "stopped"), ("up_ended", "`up` en
 
 @dataclass(frozen=True)
 class Result:
-    """One round's."""
+    """The result of a single round."""
 
     round: Round
     hit: bool
@@ -34,7 +34,7 @@ def line(result: Result) -> str:
 
 
 def summary(plan: str, results: Sequence[Result]) -> str:
-    """``plan`` is what it takes on the command line to have the same plan again."""
+    """``plan`` is the command-line text that makes the same plan again."""
     bad = [result for result in results if result.violations]
     hit = sum(result.hit for result in results)
     lines = [f"{plan}: {len(results)} rounds, {hit} faults, {len(bad)} with violations", ""]

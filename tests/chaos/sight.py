@@ -1,4 +1,4 @@
-"""What can be seen of a run from outside: the hosts' /proc, their control groups and the files below base_dir. Nothing
+"""A run as it can be seen from outside: the hosts' /proc, their control groups and the files below base_dir. Nothing
 here asks ddpctl."""
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def folder(host: Host, base: str, *parts: str) -> Path:
 
 
 def runs(host: Host, base: str) -> set[str]:
-    """The runs whose record has been begun there."""
+    """The runs that have begun a record there."""
     return {path.parent.parent.name for path in folder(host, base, "runs").glob(f"*/{host.name}/run.json")}
 
 
 def document(text: bytes | None) -> dict[str, Any]:
-    """A record; {} where there is none, or none that can be read."""
+    """A record; {} where it is missing or cannot be read."""
     with contextlib.suppress(ValueError):
         found = json.loads(text or b"")
         return found if isinstance(found, dict) else {}
@@ -60,7 +60,9 @@ def left(host: Host) -> list[str]:
 
 
 def _in_groups(host: Host) -> dict[int, str]:
-    """Processes in the groups below the host's own: a run may make groups, and must leave none with a process in it."""
+    """Processes in the groups below the host's own: a run may make groups, and must leave no group with a process in
+    it.
+    """
     found: dict[int, str] = {}
     top = host.lab.claim.groups.host(host.name)
     for path, _, _ in os.walk(top) if top else ():
@@ -76,8 +78,8 @@ class Seen:
     peak: int = 0  # most ranks at once
     launchers: set[tuple[int, int]] = field(default_factory=set)  # pid and start time
     alive: int = 0  # launcher and ranks, at the last look
-    began: float | None = None  # when it began to stop: a rank or launcher gone, word of it in the record
-    gone: float | None = None  # when the last of them was gone
+    began: float | None = None  # when it began to stop: a rank or launcher gone, an entry about it in the record
+    gone: float | None = None  # when the last process was gone
     exits: list[bytes] = field(default_factory=list)  # every content that exit.json ever had
 
 
@@ -101,7 +103,7 @@ class Watch:
         self._thread.join()
 
     def new_runs(self) -> set[str]:
-        """Those begun since this watch."""
+        """The runs that began after this watch."""
         found: set[str] = set()
         for host, base in self.bases.items():
             with contextlib.suppress(OSError):
@@ -112,7 +114,7 @@ class Watch:
         return read(folder(host, self.bases[host], "runs", run or self.run, host.name, name))
 
     def mark(self) -> None:
-        """From now on counts who begins to stop."""
+        """Forget the observed stops: only later stops count."""
         self.look()
         for seen in self.seen.values():
             seen.began, seen.peak = None, 0

@@ -1,4 +1,4 @@
-"""What the checker calls a violation, and what a campaign says of it."""
+"""The violations that the checker finds, and the campaign's report about them."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def view_of(case: dict[str, Any]) -> View:
 
 
 def findings_of(check: Check, case: dict[str, Any]) -> list[Finding]:
-    """What the check says, without its ok ones."""
+    """The findings of the check, without its ok findings."""
     return [finding for finding in judge_checks([check], view_of(case)) if finding.severity is not Severity.OK]
 
 
@@ -74,14 +74,14 @@ def unasked(check: Check, case: dict[str, Any]) -> set[str]:
     asked = {
         question.key for target in view.targets for question in collect_questions([check], target, view.requirements)
     }
-    for target in view.targets:  # what is asked whichever checks run, and who asks: any check may read it
+    for target in view.targets:  # asked whichever checks run: any check may read the answers
         known = [ask(target, view.requirements).key for ask in (network_question, versions_question, live_question)]
         asked |= {*known, MACHINE.key}
     return {key for given in view.answers.values() for key in given} - asked
 
 
 def _for_all(recorded: dict[str, Any], host: str, rank: int) -> dict[str, Any]:
-    """What stands under "*", with UUIDs of its own for each host's GPUs unless the host names them itself."""
+    """The values under "*", with UUIDs of its own for each host's GPUs unless the host names them itself."""
     text = json.dumps(recorded.get("*", {}))
     own = "GPU-" in json.dumps(recorded.get(host, {}))
     made: dict[str, Any] = json.loads(text if own else re.sub(r"GPU-[0-9a-f]{2}", f"GPU-{rank:02x}", text))
@@ -139,7 +139,7 @@ def _want(given: dict[str, Any]) -> Requirements:
 
 
 def _imports(given: dict[str, Any]) -> Imports:
-    """``statements``: a list, each ["train.py:3", "import timm", its guard or none]; the rest as its fields."""
+    """``statements``: a list, each ["train.py:3", "import timm", its guard or null]; the rest as its fields."""
     statements = [(where.rpartition(":"), text, *guard) for where, text, *guard in given.get("statements", [])]
     faults = [{**one, "below": tuple(one["below"]) if one.get("below") else None} for one in given.get("faults", [])]
     return Imports(
@@ -151,7 +151,7 @@ def _imports(given: dict[str, Any]) -> Imports:
 
 
 def mesh_of(targets: tuple[Target, ...], given: dict[str, Any]) -> Mesh:
-    """Every pair, on one sampled port."""
+    """Every pair, on a single sampled port."""
     hosts = tuple(target.name for target in targets)
     fabric = {host: Fabric(*given["fabric"][host]) for host in hosts if host in given["fabric"]}
     seen = {(one[0], one[1]): one[2:] for one in given.get("dials", [])}

@@ -1,15 +1,15 @@
-"""Whole machines, constructed: every answer of a host to every question of the catalogue, and what is to be said of it.
+"""Whole machines, constructed: every answer of a host to every question of the catalogue, and the findings about it.
 
 why       what the machine is, in one line
-base      the machine it is made from; what stands here is laid over it, key by key
+base      the machine it is made from; the values here are laid over it, key by key
 targets   as in a case (case.py)
 want      a Want's fields
 answers   as in a case. A question's name stands for any of its parameters. HOST and RANK are the host's; a list under
           "stdout" is its lines; {"!sub": [[old, new], ...]} changes the text of the base
 faults    name -> what is laid over the machine, with "findings": each [severity, check, host, words of the message,
-          words of the command]. Without a fault there is none
+          words of the command]. Without a fault there is no finding
 
-Errors and warnings are told in full; of what could not be looked at, what a fault names.
+All errors and warnings are listed; of the findings about failed looks, only the findings that a fault names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MACHINES = Path(__file__).with_name("machines")
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine in one state: ``fault`` is "" for a healthy one."""
+    """A machine in a single state: ``fault`` is "" for a healthy machine."""
 
     name: str
     fault: str
@@ -60,7 +60,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def over(whole: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """A machine with what stands in ``change`` in place of its own; its faults are not the change's."""
+    """A machine with the values in ``change`` in place of its own; its faults are not the change's."""
     answers: dict[str, Any] = whole["answers"]
     for host in ("*", *(host for host in change.get("answers", {}) if host != "*")):
         answers = {**answers, host: merged(answers.get(host, {}), change.get("answers", {}).get(host, {}))}

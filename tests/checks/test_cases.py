@@ -1,4 +1,4 @@
-"""Every check against recorded clusters: one JSON file a case, in a folder with the check's id."""
+"""Every check against recorded clusters: a JSON file for each case, in a folder with the check's id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.checks.case import CASES, findings_of, load, unasked
 
 FILES = sorted(CASES.glob("*/*.json"))
 BY_ID = {check.id: check for check in CATALOGUE}
-# Judged on what nodes saw of each other; their tests stand elsewhere.
+# Judged on the nodes' view of each other; their tests stand elsewhere.
 OTHERS = ("mesh.", "fabric.", "rehearsal.", "deep.")
 
 
@@ -24,7 +24,7 @@ def check_of(path: Path) -> Check:
 
 @pytest.mark.parametrize("family", sorted({path.parent.name.partition(".")[0] for path in FILES}))
 def test_each_check_says_exactly_what_its_cases_expect(family: str) -> None:
-    """All cases of the checks with one prefix; a failure names each case and what is wrong with it."""
+    """All cases of the checks with the same prefix; a failure names each case and what is wrong with it."""
     faults = {}
     outcomes: dict[str, set[bool]] = {}  # check -> whether a case expects findings
     for path in (path for path in FILES if path.parent.name.partition(".")[0] == family):

@@ -29,7 +29,7 @@ def test_every_command_passes_bash() -> None:
 
 
 def assert_runs_as_it_is(finding: Finding) -> None:
-    """What bash's grammar does not see: no ssh in it, nothing for a person to fill in, no sentence, one line."""
+    """Errors that bash's grammar does not see: no ssh in it, nothing for a person to fill in, no sentence, one line."""
     command = finding.command or ""
     assert finding.host, f"{finding.check}: nobody knows where to run {command!r}"
     assert not re.search(r"\bssh (-|\w+@|\$|[a-z]+\d)", command), command

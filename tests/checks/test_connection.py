@@ -1,4 +1,4 @@
-"""Hosts that could not be asked: each named while they are few, one finding for many with the same trouble."""
+"""Hosts that could not be asked: each named while they are few, a single finding for many with the same trouble."""
 
 from __future__ import annotations
 

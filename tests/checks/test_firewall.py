@@ -49,7 +49,7 @@ COMMIT
 
 
 def nft(*rules: dict[str, Any] | list[dict[str, Any]], policy: str = "accept", table: str = "filter") -> dict[str, Any]:
-    """A host with one input chain in nftables."""
+    """A host with a single input chain in nftables."""
     place = {"family": "inet", "table": table, "chain": "input"}
     items: list[dict[str, Any]] = [
         {"metainfo": {"json_schema_version": 1}},
@@ -133,7 +133,9 @@ def test_fix_for_ufw() -> None:
 
 
 def test_fix_for_firewalld_is_for_the_zone_that_the_packet_went_through() -> None:
-    """Rules as firewalld 0.9 makes them: the zone's chain lets through what it knows, the base chain rejects."""
+    """Rules as firewalld 0.9 makes them: the zone's chain lets through the packets that it knows, the base chain
+    rejects.
+    """
     fib = {"fib": {"result": "oif", "flags": ["saddr", "mark", "iif"]}}
     reverse_path = {"match": {"op": "==", "left": fib, "right": False}}
     eth0 = {"match": {"op": "==", "left": {"meta": {"key": "iifname"}}, "right": "eth0"}}
@@ -167,7 +169,7 @@ def test_fix_for_firewalld_is_for_the_zone_that_the_packet_went_through() -> Non
     assert other.zone == "public"
     assert (
         firewall.opening_commands(dump, [other], "output", PEERS, PORTS)[0] is None
-    )  # rich rules are for what comes in
+    )  # rich rules are for incoming packets
 
 
 def test_reverse_path_filters_are_not_to_blame() -> None:
@@ -177,7 +179,7 @@ def test_reverse_path_filters_are_not_to_blame() -> None:
 
 
 def test_rule_of_an_address_set_is_possible_and_no_more() -> None:
-    """crowdsec's: who is in the set is known to the kernel alone."""
+    """crowdsec's: only the kernel knows the members of the set."""
     text = "*filter\n:INPUT {}\n-A INPUT -m set --match-set {} src -j {}\nCOMMIT\n"
     (drop,) = firewall.find_blocks({"iptables": text.format("ACCEPT", "crowdsec-blacklists", "DROP")}, SYN, "input")
     assert not drop.certain

@@ -1,4 +1,4 @@
-"""One cause is told once: torch and torchvision have checks of their own."""
+"""A cause is reported once: torch and torchvision have checks of their own."""
 
 from __future__ import annotations
 

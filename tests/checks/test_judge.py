@@ -134,7 +134,7 @@ def test_an_answer_that_a_check_cannot_read_is_a_finding_of_its_host_and_hides_n
 
 
 def test_an_answer_by_which_a_check_cannot_tell_where_it_applies_is_a_finding_of_its_host() -> None:
-    """Whether a host has GPUs at all is read from what the kernel says of them."""
+    """Whether a host has GPUs at all is read from the kernel's data about them."""
     answers = {host: {"nvidia_smi": Answer(True, None), "nvidia_kernel": Answer(True, {"gpus": []})} for host in "ab"}
     answers["b"]["nvidia_kernel"] = Answer(True, ["no mapping"])
     checks = [one for one in CATALOGUE if one.id == "gpu.driver"]

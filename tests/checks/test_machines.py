@@ -1,4 +1,4 @@
-"""Whole machines: a healthy one has no finding, one with a fault has exactly that."""
+"""Whole machines: a healthy machine has no finding, a machine with a fault has exactly the findings of this fault."""
 
 from __future__ import annotations
 

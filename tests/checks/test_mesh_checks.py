@@ -1,4 +1,4 @@
-"""Verdicts on a mesh that need no lab: what differs by backend, by who may read, and by how many are concerned."""
+"""Verdicts on a mesh that need no lab: the differences by backend, by permission, and by the number of nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLEAN = {"uid": 0, "iptables": ""}
 
 
 def view(count: int, broken: dict[tuple[int, int], str], *, port: int = SAMPLE, gpus: int = 0, **keys: Any) -> View:
-    """``count`` nodes; ``broken``: (dialer, peer) -> status of the one port of each."""
+    """``count`` nodes; ``broken``: (dialer, peer) -> status of the single port of each."""
     hosts = tuple(f"n{i}" for i in range(count))
     fabric = {host: Fabric(f"10.0.0.{i + 1}", "eth0") for i, host in enumerate(hosts)}
     dials = tuple(

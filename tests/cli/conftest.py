@@ -43,7 +43,7 @@ class InProcess:
 
 
 def call_main(args: tuple[str, ...], environ: Mapping[str, str], cwd: Path, stdin: str) -> Done:
-    """Call main with these words, this environment and this folder; what it changes of the process is put back."""
+    """Call main with these words, this environment and this folder; its changes to the process are put back."""
     out, err = io.StringIO(), io.StringIO()
     began = time.monotonic()
     with contextlib.ExitStack() as stack:

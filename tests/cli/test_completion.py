@@ -1,4 +1,4 @@
-"""A shell that asks how a word may end gets an answer at once: no connection, and none of the big libraries."""
+"""A shell that asks how a word may end gets an answer at once: no connection, and no big library."""
 
 from __future__ import annotations
 

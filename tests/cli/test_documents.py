@@ -1,4 +1,6 @@
-"""What programs read: every document of a run that really ran on this machine, key for key and type for type."""
+"""The documents that programs read: every document of a run that really ran on this machine, key for key and type for
+type.
+"""
 
 from __future__ import annotations
 
@@ -174,7 +176,7 @@ def test_push_names_what_every_node_has(ddpctl: Run) -> None:
 
 
 def test_restart_says_the_same_and_which_run_it_continues(ddpctl: Run) -> None:
-    """Also of one that has succeeded."""
+    """Also of a run that has succeeded."""
     first = json.loads(ddpctl("up", "--job", "again", "--json").stdout)
     done = ddpctl("restart", "again", "--json")
     assert done.returncode == 0, done.stderr

@@ -153,7 +153,7 @@ def test_fetch_refuses_a_place_that_cannot_be_a_folder_before_anything_is_contac
 
 @pytest.fixture
 def job(inventory: Path) -> Path:
-    """The inventory with a job whose data is not there, so that preflight refuses it."""
+    """The inventory with a job with missing data, so that preflight refuses it."""
     inventory.with_name("train.py").write_text("")
     inventory.write_text(
         inventory.read_text() + "jobs:\n  train: {script: train.py, requires: {data: [/data/nowhere]}}\n"

@@ -1,4 +1,4 @@
-"""`ddpctl init` before it contacts a host: what it refuses, and what it then asks to be given."""
+"""`ddpctl init` before it contacts a host: its refusals, and the values that it then asks for."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_file_that_is_there_stays(run_command: InProcess, folder: Path) -> Non
 
 @pytest.mark.slow  # a terminal
 def test_a_group_and_a_script_are_chosen_by_number(ddpctl: Ddpctl, folder: Path) -> None:
-    """Nobody listens on port 1 of this machine: the host that was chosen is named."""
+    """No process listens on port 1 of this machine: the host that was chosen is named."""
     (folder / "main.py").write_text(TRAIN)
     nowhere = "ansible_host=127.0.0.1 ansible_port=1"
     (folder / "hosts").write_text(f"[web]\nw1 {nowhere}\n[gpu]\ng1 {nowhere}\n")

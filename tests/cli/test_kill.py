@@ -1,4 +1,4 @@
-"""`ddpctl kill`: what counts as proof."""
+"""`ddpctl kill`: the evidence that counts as proof."""
 
 from __future__ import annotations
 

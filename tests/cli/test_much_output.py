@@ -1,4 +1,4 @@
-"""A tail of much output: in order, and in bounded memory even where nobody reads it for a while."""
+"""A tail of much output: in order, and in bounded memory even while no process reads it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ BEGIN = 1_790_000_000.0
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two hosts that has ended, with other logs than it wrote: four ranks take turns, and what they say is the
-    same for all of them."""
+    """A run of two hosts that has ended, with other logs than it wrote: four ranks take turns, and their output is the
+    same for all ranks.
+    """
     folder = tmp_path_factory.mktemp("much")
     (folder / "train.py").write_text("print('here')")
     common = {"connection": "local", "python": sys.executable, "fabric_address": "127.0.0.1", "slots": 2}
@@ -58,7 +59,7 @@ sys.exit(code)
 
 
 def in_bounds(folder: Path, *args: str) -> list[str]:
-    """The lines that `ddpctl tail much` prints into a pipe that nobody reads at first."""
+    """The lines that `ddpctl tail much` prints into a pipe that no process reads at first."""
     env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
     pipe = subprocess.PIPE
     command = [sys.executable, "-c", MEASURED, str(PROGRAM), "tail", "much", *args]

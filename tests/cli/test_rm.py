@@ -1,4 +1,4 @@
-"""`ddpctl rm`: several runs at once, a host that cannot be reached, and a run that nobody knows."""
+"""`ddpctl rm`: several runs at once, a host that cannot be reached, and an unknown run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIRST, SECOND = "20260101T000000Z-aaaaaa", "20260102T000000Z-bbbbbb"
 
 @pytest.fixture
 def inventory(tmp_path: Path) -> Path:
-    """A host with two ended runs, and one that refuses connections."""
+    """A host with two ended runs, and a host that refuses connections."""
     path = tmp_path / "inventory.yaml"
     here = {"name": "here", "connection": "local", "base_dir": str(tmp_path / "base")}
     path.write_text(json.dumps({"hosts": [here, {"name": "dead", "address": "127.0.0.1", "port": 1}]}))

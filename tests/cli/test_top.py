@@ -1,4 +1,4 @@
-"""``ddpctl top`` before its screen is there: what is imported, and who may be asked."""
+"""``ddpctl top`` before its screen is there: the imports, and the hosts that may be asked."""
 
 from __future__ import annotations
 

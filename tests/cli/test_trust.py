@@ -1,4 +1,4 @@
-"""`ddpctl trust` on real hosts: what is unknown is shown and added when confirmed, what has changed never."""
+"""`ddpctl trust` on real hosts: an unknown key is shown and added when confirmed, a changed key is never added."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder of code and a cache, for one test each."""
+"""A folder of code and a cache, separate for each test."""
 
 from __future__ import annotations
 

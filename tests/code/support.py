@@ -1,4 +1,4 @@
-"""Folders of code, and what lies in their archives."""
+"""Folders of code, and the content of their archives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One archive, the same bytes for the same code."""
+"""An archive, the same bytes for the same code."""
 
 from __future__ import annotations
 

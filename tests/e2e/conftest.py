@@ -30,7 +30,7 @@ def lab_of_three() -> Iterator[Lab]:
 
 @pytest.fixture
 def lab(lab_of_three: Lab) -> Iterator[Lab]:
-    """Three hosts. What a test does to them is undone, what it leaves running is ended, their disks stay."""
+    """Three hosts. After each test its changes are undone and its processes are ended. The disks stay."""
     yield lab_of_three
     lab_of_three.heal()
 

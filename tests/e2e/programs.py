@@ -1,4 +1,4 @@
-"""Small programs for jobs. One imports torch: that takes seconds, and the launcher does it already."""
+"""Small programs for jobs. Only COLLECTIVES needs the real torch, and that import takes seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ line = json.dumps({"argv": argv, "environ": environ, "cwd": os.getcwdb().decode(
 sys.stdout.write(line + "\\n")
 """
 
-# Goes on until it is told to stop; says a word first.
+# Continues until a signal stops it; says a word first.
 SLEEP = """\
 import os, time
 print("rank", os.environ["RANK"], "sleeps", flush=True)
@@ -45,8 +45,8 @@ while True:
     time.sleep(0.2)
 """
 
-# The rank named on the command line ends in the way named there; all others wait for ever, as in a collective, and do
-# not even notice that a peer is gone: the gang has to stop them.
+# The rank named on the command line ends in the way named there. All other ranks wait for ever, as in a collective, and
+# do not even notice that a peer is gone: the gang has to stop them.
 ONE_FAILS = """\
 import os, signal, sys, time
 way, rank, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
@@ -65,7 +65,7 @@ else:
     sys.exit(int(way))
 """
 
-# Writes much, and says in a file of its home how far it came: what it tells must not depend on the log.
+# Writes much, and keeps its progress in a file of its home: its progress must not depend on the log.
 FLOOD = """\
 import os, sys, time
 for number in range(int(sys.argv[1])):
@@ -79,8 +79,8 @@ with open(os.path.expanduser("~/progress"), "w") as file:
     file.write("done")
 """
 
-# Collectives until all nodes have the file `enough`; rank 0 counts them aloud. No collective lasts longer than the
-# argument says, or nobody would notice that a node is gone.
+# Collectives until all nodes have the file `enough`; rank 0 prints their number. The argument is the timeout of each
+# collective in seconds: without it no rank would notice that a node is gone.
 COLLECTIVES = """\
 import datetime, os, sys, time
 import torch, torch.distributed as dist
@@ -97,8 +97,8 @@ for number in range(10**9):
 dist.destroy_process_group()
 """
 
-# The beginning of a script that says, by a real exchange between the ranks, which attempt it is, with whom, and which
-# save each of them finds. No tensor: it runs with the stand-in for torch too.
+# The beginning of a script: the ranks exchange their hosts and newest checkpoints, and each prints them with the number
+# of the attempt. No tensor: it runs with the stand-in for torch too.
 MEETING = """\
 import os, sys, time
 import torch.distributed as dist

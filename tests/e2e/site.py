@@ -1,4 +1,4 @@
-"""A user with a folder of code and an inventory of a lab's hosts, and what the hosts' own /proc tells of the jobs."""
+"""A user with a folder of code and an inventory of a lab's hosts; and the jobs, read from the hosts' own /proc."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Site:
         self.folder = folder
         self.code = folder / "code"
         self.code.mkdir(parents=True)
-        # The hosts keep what other tests have saved: each place has jobs of its own.
+        # The hosts keep the checkpoints of other tests: each place has jobs of its own.
         self.project = re.sub(r"[^A-Za-z0-9._-]", "-", f"{folder.parent.name}-{folder.name}".lstrip("._-"))[:63]
         self.home = lab.home(re.sub(r"\W", "-", str(folder))[-80:])
         self.python = python
@@ -52,7 +52,7 @@ class Site:
     def job(self, name: str, program: str, *args: str, **keys: Any) -> str:
         """A job that runs a program of Python text; returns its name.
 
-        What it saves stays on the hosts' disks under its name: a job that resumes needs a name of no other test.
+        Its checkpoints stay on the hosts' disks under its name: a job that resumes needs a name of no other test.
         """
         script = str(keys.setdefault("script", f"{name}.py"))
         (self.code / script).parent.mkdir(parents=True, exist_ok=True)
@@ -103,12 +103,12 @@ class Site:
         return f"/root/.local/state/ddpctl/checkpoints/lab/{self.project}/{job}"
 
     def wait_for_copy(self, host: Host, job: str, writer: Host, name: str) -> None:
-        """Until this host has, of a checkpoint that another one wrote, a copy with its record."""
+        """Wait until this host has a copy of another host's checkpoint, with the manifest."""
         path = f"{self.checkpoints(job)}/{writer.name}/.ddpctl/{name}.json"
         until(lambda: host.exists(path), 240, f"{host.name} has no copy of {name}", pause=0.2)
 
     def wait_for_state(self, job: str, *states: str, timeout: float = 120) -> dict[str, Any]:
-        """The status once the run is in one of these states; all of them are ends.
+        """Return the status once the run is in any of these terminal states.
 
         A command that follows the run ends with it: asking again and again would take most of a core.
         """
@@ -131,7 +131,7 @@ class Site:
 def until(
     done: Callable[[], Any], timeout: float = 30, trouble: Callable[[], str] | str = "", pause: float = 0.05
 ) -> Any:
-    """Poll until it is true; returns what it gave."""
+    """Poll until it is true; returns the value."""
     deadline = time.monotonic() + timeout
     while True:
         begun = time.monotonic()
@@ -140,11 +140,11 @@ def until(
         now = time.monotonic()
         if now > deadline:
             raise AssertionError(f"not within {timeout} s: {trouble if isinstance(trouble, str) else trouble()}")
-        time.sleep(max(pause, min(0.5, 3 * (now - begun))))  # looks must not take the processor from what they wait for
+        time.sleep(max(pause, min(0.5, 3 * (now - begun))))  # looks must not take the processor from the awaited work
 
 
 def running(host: Host) -> list[Process]:
-    """What runs in a host, zombies apart: nothing but its init and sshd is there before and after a job."""
+    """The processes of a host without zombies: nothing but its init and sshd is there before and after a job."""
     return [process for process in host.processes() if process.state not in "ZX"]
 
 
@@ -201,7 +201,7 @@ def wait_for_gang(hosts: Sequence[Host], run: str) -> None:
 
 
 def answered(connections: str) -> bool:
-    """Whether the hub has sent a message after its greeting of 150 bytes; ``connections`` as ss tells of them."""
+    """Return whether the hub has sent a message after its greeting of 150 bytes; ``connections`` is ss's output."""
     return any(int(count) > 200 for count in re.findall(r"bytes_received:(\d+)", connections))
 
 
@@ -223,7 +223,7 @@ def wait_until_reconnecting(host: Host, run: str) -> None:
 
 
 def wait_until_reconnected(host: Host, run: str, before: Iterable[int]) -> None:
-    """Until this member has a new connection, and none of those before: it closes them once the hub has answered."""
+    """Wait until this member has a new connection and no old connection: it closes these once the hub has answered."""
     old = set(before)
 
     def there() -> bool:
@@ -255,7 +255,7 @@ def assert_nothing_runs(hosts: Iterable[Host], *, within: float = 5.0) -> None:
 
 
 def one_line(done: Done) -> str:
-    """What ddpctl itself ended with on stderr, as one line: what failed, where and why; then what to type next."""
+    """Return ddpctl's own last messages on stderr as one line: error, place and cause, then the next command."""
     starts = ("error: ", "hint: ", "interrupted", "detached")
     lines = [line for line in done.stderr.splitlines() if line.startswith(starts)]
     assert lines, done.stderr

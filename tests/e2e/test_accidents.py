@@ -1,4 +1,4 @@
-"""What can happen to machines and to ddpctl's own processes in mid-run: the job ends or goes on, and says so."""
+"""Accidents of machines and of ddpctl's own processes during a run: the job ends or goes on, and says so."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_supervisor_killed(site: Site, lab: Lab) -> None:
 
 @pytest.mark.full(covered_by="tests/worker/run/test_watchers.py::test_a_standby_that_dies_at_once_is_replaced")
 def test_guardian_killed_then_the_supervisor(site: Site, lab: Lab) -> None:
-    """The job does not mind the guardian's death; who comes after it still cleans up after the supervisor."""
+    """The guardian's death does not disturb the job; the next guardian still cleans up after the supervisor."""
     job = site.job("guardian", SLEEP)
     run = site.up(job)["run"]
     wait_for_ranks(lab, run)
@@ -87,7 +87,9 @@ def test_guardian_killed_then_the_supervisor(site: Site, lab: Lab) -> None:
 
 
 def test_both_killed_at_once(site: Site, lab: Lab) -> None:
-    """Ranks that obey end with their launcher; those that do not stay, are not forgotten, and a kill ends them."""
+    """Ranks that obey SIGTERM end with their launcher. Ranks that ignore it stay, the status still shows their node,
+    and `kill` ends them.
+    """
     site.only(0, 1)
     # Less than the launcher of torch leaves its ranks when its own parent is gone: 30 s.
     job = site.job("both", STUBBORN, timeouts={"stop": 5})
@@ -160,7 +162,7 @@ def test_a_cable_is_out_until_the_node_looks_for_its_hub(site: Site, lab: Lab) -
 
 @pytest.mark.full(covered_by="tests/simulator/test_seeds.py::test_gangs")
 def test_a_host_hangs_for_ever(site: Site, lab: Lab) -> None:
-    """Its kernel answers, its processes stand still: the others stop within their deadline, and the kill says so."""
+    """Its kernel answers, its processes stand still: the other hosts stop in time, and the kill says so."""
     job = site.job("frozen", SLEEP)
     run = site.up(job)["run"]
     wait_for_ranks(lab, run)

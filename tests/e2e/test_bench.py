@@ -1,4 +1,4 @@
-"""What more machines buy, and which of them hold the others up: measured on real hosts."""
+"""The gain from more machines, and the machines that slow the run: measured on real hosts."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_bad_sizes(site: Site, args: list[str], said: str) -> None:
 @pytest.mark.alone
 @pytest.mark.full(covered_by="tests/spec/test_bench.py::test_one_slow_host_is_named_and_nobody_else")
 def test_network_names_the_slow_host(torch_site: Site, lab: Lab) -> None:
-    """Links of 200 Mbit/s, one of 40: shaped, so that the figures are the links' and not the processors'."""
+    """Links of 200 Mbit/s, and a link of 40: shaped, so that the figures are the links' and not the processors'."""
     site = torch_site
     for host in lab:
         host.slow("40mbit" if host is lab[2] else "200mbit")
@@ -179,7 +179,7 @@ def test_network_names_the_slow_host(torch_site: Site, lab: Lab) -> None:
         "env": THREADS,
     }
     ours, theirs = whole_of(report, 16 << 20)["busbw_gb_s"], []
-    for _ in range(3):  # two measurements at two moments: on a machine with other work they agree in one of a few
+    for _ in range(3):  # the two measurements are taken at different moments: on a busy machine only some pairs agree
         theirs.append(reduced(site))
         if theirs[-1] == pytest.approx(ours, rel=0.1):
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.e2e.site import Site, running, until
 from tests.lab import Host, Lab, Process
 
-# No torch: what is saved is an archive, as torch.save writes one, so that ddpctl can see where it ends.
+# No torch: a checkpoint is a zip archive, as from torch.save, so that ddpctl can see where it ends.
 SAVER = """
 import os, time, zipfile
 folder, rank = os.environ["DDPCTL_CHECKPOINT_DIR"], int(os.environ["RANK"])
@@ -44,7 +44,7 @@ def test_what_was_saved_on_a_disk_that_is_lost_is_resumed_from_its_copy(site: Si
     until(lambda: not any(map(keepers, lab)), 120, "the keepers stay")
 
 
-# Saves as fast as it can, always under one name.
+# Saves as fast as it can, always under the same name.
 REPLACES = """
 import os, time
 folder, step = os.environ["DDPCTL_CHECKPOINT_DIR"], 0

@@ -34,7 +34,7 @@ while True:
 def test_a_run_lives_on_and_its_failure_is_told_in_order(
     make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_in: str
 ) -> None:
-    """The output of both hosts goes on, no host counts as lost, and of two failures the first one is the cause."""
+    """The output of both hosts goes on, no host counts as lost, and the first of two failures is the cause."""
     if compiler() is None:
         pytest.skip("there is no C compiler: a host gets a clock of its own by a library")
     lab = make_lab(2)

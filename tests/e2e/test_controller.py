@@ -1,4 +1,4 @@
-"""The job does not care whether the controller lives; who follows it misses nothing and sees nothing twice."""
+"""The job runs on without its controller; a user who follows it misses no line and sees no line twice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_controller_is_killed_and_attach_goes_on_with_the_next_line(site: Si
     assert all(len(found) >= 2 for found in pids)
     up.kill()
     outputs.append(up.stdout)
-    for _ in range(2):  # and whoever attached is killed too
+    for _ in range(2):  # and every `attach` is killed too
         attach = site.start("attach", job)
         see_more(attach)
         attach.kill()
@@ -70,7 +70,9 @@ def test_the_controller_is_killed_and_attach_goes_on_with_the_next_line(site: Si
 
 
 def overlap(killed: str, next_one: str, rank: str) -> int:
-    """How many lines of a rank the next one has printed again: the last ones, as its first."""
+    """Return the number of lines of a rank that the next attach has printed again: the last lines of the killed command
+    are the first lines of the next.
+    """
     first, second = (
         [int(match[3]) for match in NUMBER.findall(text) if match[2] == rank] for text in (killed, next_one)
     )
@@ -80,7 +82,7 @@ def overlap(killed: str, next_one: str, rank: str) -> int:
 
 
 def test_the_connection_breaks_and_the_lines_go_on(site: Site, lab: Lab) -> None:
-    """A short break heals by itself; the run ends while nobody can be reached over SSH, and its end is seen."""
+    """A short break heals by itself; the run ends while no host can be reached over SSH, and its end is seen."""
     site.only(0, 1)
     job = site.job("counting", NUMBERS)
     up = site.start("up", "--job", job)

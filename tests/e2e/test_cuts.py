@@ -1,4 +1,4 @@
-"""The network between the nodes is cut for a while: a short cut costs nothing, a long one ends both sides."""
+"""The network between the nodes is cut for a while: a short cut costs nothing, a long cut ends both sides."""
 
 from __future__ import annotations
 

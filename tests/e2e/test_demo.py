@@ -1,4 +1,4 @@
-"""`make demo` as it ships, and the output that the README shows of it."""
+"""`make demo` as it ships, and its output in the README."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.lab.process import Process, read_processes
 
 GUARD_S = 1500  # half a minute on two idle cores
 
-# What differs from run to run and from machine to machine.
+# The parts that differ from run to run and from machine to machine.
 VALUES = (
     (r"\b\d{8}T\d{6}Z-[0-9a-f]{6}\b", "RUN"),
     (r"\b[0-9a-f]{16}\b", "DIGEST"),
@@ -35,7 +35,7 @@ VALUES = (
 def test_the_demo_and_the_output_in_the_readme(ddpctl: Ddpctl, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    # The rule for `demo` and no other: its virtual environment is the one that runs this test.
+    # The rule for `demo` and no other: its virtual environment runs this test.
     make = f"exec make --silent --old-file=venv BIN={PROGRAM.parent} demo"
     try:
         done = ddpctl.start(shell=make, cwd=CHECKOUT, home=home).wait(GUARD_S).ok()
@@ -51,9 +51,9 @@ def test_the_demo_and_the_output_in_the_readme(ddpctl: Ddpctl, tmp_path: Path) -
     output = [line for line in up_sample.splitlines() if " | " in line]
     stages = [line for line in up_sample.splitlines() if " | " not in line]
     assert shapes(done.stdout.splitlines()) == shapes(output), done.stdout
-    # A slow machine is told more there, such as that no rank has started yet.
+    # On a slow machine stderr has more lines, such as that no rank has started yet.
     assert shapes(stages) - shapes(done.stderr.splitlines()) == Counter(), done.stderr
-    # A busy machine may keep one rank behind the others, and then the status says so.
+    # On a busy machine a rank may fall behind its peers, and then the status says so.
     lines = [line for line in status.stdout.splitlines() if not line.startswith("slow: rank ")]
     assert shapes(lines) == shapes(status_sample.splitlines()), status.stdout
     losses = [float(loss) for loss in re.findall(r"epoch \d/4 loss (\S+)", done.stdout)]

@@ -1,4 +1,4 @@
-"""A job that hangs on real hosts: who is to blame is said by `doctor`, and by the run itself before anybody asks."""
+"""A job that hangs on real hosts: `doctor` names the culprit, and the run itself does so before any question."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.site import Site, assert_nothing_runs, one_line, until
 
-# Rank 1 reads from a pipe that nobody writes to; the others wait for it in an all_reduce.
+# Rank 1 reads from a pipe without a writer; the other ranks wait for it in an all_reduce.
 HANGS = """\
 import os
 import torch
@@ -27,7 +27,7 @@ for step in range(10):
         open("/tmp/nobody-writes").read()  # HANG
     dist.all_reduce(loss)  # WAIT
 """
-# Rank 0 is at work while the others wait for it, for longer than the stall.
+# Rank 0 works while the other ranks wait for it, for longer than the stall.
 PAUSES = """\
 import time
 import torch
@@ -153,7 +153,7 @@ def test_a_slow_rank_is_named(torch_site: Site) -> None:
     site.up("slow")
     (slow,) = until(lambda: site.status("slow")["slow"], 180, "no rank is slow", pause=1.0)
     assert (slow["host"], slow["rank"]) == ("node1", 1)
-    assert 100 < slow["lag_ms"] < 2000  # it works for 200 ms longer than the others in each step
+    assert 100 < slow["lag_ms"] < 2000  # in each step it works for 200 ms longer than the other ranks
     assert slow["last_share"] > 0.5
     assert site("doctor", "slow", "--json").ok().json()["slow"][0]["rank"] == 1
     assert "slow: rank 1 on node1" in site("status", "slow").ok().stdout

@@ -1,4 +1,4 @@
-"""torch's own elastic agent below ddpctl: what it survives, what ends it, and what is said then."""
+"""torch's own elastic agent below ddpctl: the events that it survives, the events that end it, and the messages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
     covered_by="tests/worker/run/test_torch.py::test_an_elastic_run_restarts_and_its_ranks_keep_their_names"
 )
 def test_c10d_does_without_a_node_but_not_without_its_store(torch_site: Site, lab: Lab) -> None:
-    """Rank 0 is on the node whose address sorts first, wherever the store is, and moves when that node is lost: the
-    collectives end after 20 s, and torch's agent starts again. No host knows the name of another."""
+    """Rank 0 is on the node with the first address in sorted order, wherever the store is. If that node is lost, rank 0
+    moves: the collectives end after 20 s, and torch's agent starts again. No host knows the name of another host."""
     site = torch_site
     for host in lab:
         host.hosts_file("127.0.0.1 localhost\n")
@@ -28,7 +28,7 @@ def test_c10d_does_without_a_node_but_not_without_its_store(torch_site: Site, la
 
     lab[0].power_off()
     up.wait_for("node0.*trying again", 90)
-    up.wait_for(r"node1:0 .* restart [01] world 2 step 3\b", 150)  # 30 s of it are torch's wait for a third node
+    up.wait_for(r"node1:0 .* restart [01] world 2 step 3\b", 150)  # torch waits 30 s for a third node
     status = site.status(job)
     assert (status["state"], status["cause"]) == ("running", None)
     assert {node["host"]: node["state"] for node in status["nodes"]} == {

@@ -1,4 +1,4 @@
-"""`ddpctl exec` on real hosts: one command everywhere, what it prints, and that nothing of it stays."""
+"""`ddpctl exec` on real hosts: the same command on every host, its output, and an end without leftover processes."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_one_rank_fails_and_the_others_wait_for_ever(
         assert "[/red] $(id)" in cause["traceback"]
         assert "in deep" in done.stderr
         assert "[/red] $(id)" in done.stderr
-    for node in status["nodes"]:  # each host's own end, told alike from everywhere
+    for node in status["nodes"]:  # each host's own end, the same from every machine
         assert node["exit_code"] != 0
 
 
@@ -81,7 +81,7 @@ def test_at_once_on_every_host(site: Site, lab: Lab) -> None:
     "::test_a_rank_that_ended_early_is_the_cause_under_a_launcher_that_is_slow_to_end"
 )
 def test_a_rank_that_does_fewer_steps_than_the_others_is_the_cause(torch_site: Site, lab: Lab) -> None:
-    """It ends with exit code 0, and every other one says that its peer is gone."""
+    """It ends with exit code 0, and every other rank reports that its peer is gone."""
     site = torch_site
     job = site.job("fewer", FEWER, env={"OMP_NUM_THREADS": "1"})
     done = site("up", "--job", job, "--json", timeout=120)

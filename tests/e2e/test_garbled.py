@@ -1,5 +1,5 @@
-"""A host whose interpreter is a wrapper that garbles what the worker says: every command ends, says so in one clear
-line of that host, and serves the others."""
+"""A host with a wrapper as its interpreter, which garbles the worker's output: every command ends,
+prints a clear line about that host, and serves the other hosts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BOUND_S = 90.0
 PATH = "/root/python-with-a-mind-of-its-own"
 ESCAPE = "\x1b]52;c;Z2FyYmxl\x07\x1b[2J"
 
-# Hands on what the real interpreter says, up to the banner as it is, then as /root/how tells.
+# Passes the real interpreter's output on: unchanged up to the banner, then changed as /root/how says.
 WRAPPER = r"""#!%(python)s
 import json, os, subprocess, sys
 ESCAPE = "\x1b]52;c;Z2FyYmxl\x07\x1b[2J"
@@ -78,7 +78,7 @@ MORE = pytest.mark.full(covered_by="tests/e2e/test_garbled.py::test_every_comman
 
 @pytest.mark.parametrize("ways", [("types", "escape"), pytest.param(("drop",), marks=MORE)], ids="-".join)
 def test_every_command_serves_the_others(site: Site, lab: Lab, ways: tuple[str, ...]) -> None:
-    # A name that no other run has: node1 cannot say that an older run of it has ended.
+    # A name that no other run has: node1 cannot say that an older run of the same name has ended.
     job = site.job("-".join(("garbled", *ways)), SLEEP)
     run = site.up(job)["run"]
     wait_for_ranks(lab, run)
@@ -105,7 +105,7 @@ def test_every_command_serves_the_others(site: Site, lab: Lab, ways: tuple[str, 
     assert harmless(preflight).rc == 3, preflight.stderr
     report = preflight.json()
     errors = [(finding["host"], finding["check"]) for finding in report["findings"] if finding["severity"] == "error"]
-    # The others are told of what runs on them.
+    # The findings of the other hosts name the job that runs on them.
     assert errors == [("node1", "host.worker"), ("node0", "job.leftovers"), ("node2", "job.leftovers")]
     assert "torch.import" in {finding["check"] for finding in report["findings"] if finding["severity"] == "ok"}
     assert "\x1b" not in debug.stderr

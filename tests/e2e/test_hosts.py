@@ -1,5 +1,6 @@
-"""Hosts that cannot be used: each ends in bounded time with its exit code and one line that tells host, cause and next
-step; every other host is reported too, and nothing is left running."""
+"""Hosts that cannot be used: each command ends in bounded time with its exit code and a line with host, cause and next
+step. Every other host is reported too, and no process is left.
+"""
 
 from __future__ import annotations
 
@@ -119,11 +120,13 @@ def test_before_the_start(
     assert report["hosts"] == [entry["name"] for entry in site.hosts]
     assert {finding["host"] for finding in report["findings"] if finding["severity"] == "error"} == {name}
     fine = {finding["check"] for finding in report["findings"] if finding["severity"] == "ok"}
-    assert "torch.import" in fine  # the others were asked all the same
+    assert "torch.import" in fine  # the other hosts were asked all the same
 
 
 def test_while_a_job_runs(site: Site, lab: Lab) -> None:
-    """One host is out of reach: the others are told and killed, and the kill is not called proven."""
+    """One host is out of reach: `status` still shows the other hosts, and `kill` ends their ranks but reports that host
+    as not reached.
+    """
     job = site.job("reached", SLEEP)
     run = site.up(job)
     wait_for_ranks(lab, run["run"])
@@ -146,7 +149,7 @@ def test_while_a_job_runs(site: Site, lab: Lab) -> None:
 
 
 def test_a_key_that_nobody_knows(site: Site, lab: Lab) -> None:
-    """The client's own key is another one; and kill says so for every host."""
+    """The client has another key; and kill says so for every host."""
     generate_keys([site.home / ".ssh" / KEY])
     done = site("status", "any", timeout=BOUND_S)
     assert done.rc == 4

@@ -1,4 +1,4 @@
-"""`ddpctl init` on real hosts: from an empty home to the first all-reduce, at a terminal and without one."""
+"""`ddpctl init` on real hosts: from an empty home to the first all-reduce, with and without a terminal."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_at_a_terminal_from_nothing_to_ranks_that_meet(desk: Desk, lab: Lab) -> 
 
 
 def test_three_commands_from_nothing_to_the_first_all_reduce(torch_desk: Desk, lab: Lab, tmp_path: Path) -> None:
-    """Install, init, up. What uv downloads is in its cache."""
+    """Install, init, up. uv's downloads are in its cache."""
     desk = torch_desk
     install = ["tool", "install", "--python", sys.executable]
     run(

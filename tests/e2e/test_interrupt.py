@@ -1,4 +1,4 @@
-"""Ctrl-C: on a terminal it asks, without one it detaches; it never kills for who attached."""
+"""Ctrl-C: on a terminal it asks, without a terminal it detaches; it never ends a run for a user who attached."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def press(up: Running, keys: str) -> None:
 
 
 def test_without_a_terminal_it_detaches(site: Site, lab: Lab) -> None:
-    """However it is told to end; the job does not notice."""
+    """SIGINT, SIGTERM and SIGHUP end `up` and `attach`; the job does not notice."""
     site.only(0, 1)
     up = sleeping(site, "batch")
     run = str(site.status("batch")["run"])

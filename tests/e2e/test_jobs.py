@@ -14,7 +14,7 @@ from tests.lab.disk import CHECKOUT
 JOBS = CHECKOUT / "worker" / "jobs"
 SMALL_RESNET = ["--data_dir", "synthetic", "--train_size", "960", "--test_size", "200", "--width", "8"]
 SMALL_RESNET += ["--batch_size", "8", "--learning_rate", "0.02"]
-# name -> arguments for a short run, what rank 0 says in the end, and the test that runs it without ddpctl
+# name -> arguments for a short run, the last words of rank 0, and the test that runs the job without ddpctl
 JOBS_OF_THE_BOX = {
     "init_proc": (
         ["--size_mb", "1"],
@@ -52,11 +52,11 @@ JOBS_OF_THE_BOX = {
         "test_fsdp_gpt.py::test_fsdp_and_ddp_do_the_same_and_hold_different_amounts",
     ),
 }
-OLD = ["init_proc", "toy_ddp", "sampler", "resnet_ddp"]  # the others need a newer torch or Pillow
+OLD = ["init_proc", "toy_ddp", "sampler", "resnet_ddp"]  # the other jobs need a newer torch or Pillow
 
 
 def beside(name: str) -> Any:
-    """A job, whose own test is enough on most days."""
+    """A job with a test of its own that is enough on most days."""
     return pytest.param(name, marks=pytest.mark.full(covered_by=f"tests/jobs/{JOBS_OF_THE_BOX[name][2]}"))
 
 
@@ -90,7 +90,7 @@ def test_job_with_an_old_torch(old_site: Site, lab: Lab, name: str) -> None:
 
 @pytest.mark.full(covered_by="tests/jobs/test_resnet_ddp.py::test_a_resumed_training_ends_as_one_that_never_stopped")
 def test_a_training_continues_after_a_kill(torch_site: Site, lab: Lab) -> None:
-    """The same losses, epoch for epoch, as those of a training that was never interrupted."""
+    """The losses equal the losses of a training that was never interrupted, epoch for epoch."""
     site = torch_site
     add(site, "whole", *SMALL_RESNET, "--num_epochs", "3")
     add(site, "parts", *SMALL_RESNET, "--num_epochs", "3", "--resume")

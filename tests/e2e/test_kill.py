@@ -117,7 +117,7 @@ def test_a_name_with_two_live_runs_is_asked_about(site: Site, lab: Lab) -> None:
     for host in lab.hosts[:2]:
         runs.append(site.up(job, "--nodes", "1")["run"])
         wait_for_ranks([host], runs[-1])
-        site.hosts.append(site.hosts.pop(0))  # the next one begins with the next host
+        site.hosts.append(site.hosts.pop(0))  # the next attempt begins with the next host
     done = site("kill", job)
     assert done.rc == 2
     line = one_line(done)
@@ -128,7 +128,7 @@ def test_a_name_with_two_live_runs_is_asked_about(site: Site, lab: Lab) -> None:
     document = site("kill", job, "--all", "--json").ok().json()
     assert [(one["run"], one["state"]) for one in document["runs"]] == [(run, "killed") for run in runs]
     assert_nothing_runs(lab, within=0)
-    assert site("kill", job, "--json").ok().json()["run"] == runs[1]  # none is live: harmless, as ever
+    assert site("kill", job, "--json").ok().json()["run"] == runs[1]  # no run is live: harmless, as ever
 
 
 def test_no_such_job(site: Site) -> None:

@@ -1,4 +1,6 @@
-"""Scripts of every age run unchanged with torch 1.13 and 2.13, and what a dry run prints is what runs."""
+"""Scripts of every age run unchanged with torch 1.13 and 2.13, and the command that a dry run prints is the command
+that runs.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ def test_processes_of_an_old_script_really_meet(version: str, request: pytest.Fi
 
 @pytest.mark.parametrize("version", ["site", pytest.param("old_site", marks=OLD_DRY_RUN)])
 def test_what_a_dry_run_prints_is_what_runs(version: str, request: pytest.FixtureRequest, lab: Lab) -> None:
-    """Command lines and environment of the launchers, from /proc; with what only the nodes know given in the file."""
+    """The launchers' command lines and environment in /proc are as planned. The file gives the values that only nodes
+    know.
+    """
     site: Site = request.getfixturevalue(version)
     for host, entry in zip(lab, site.hosts, strict=True):
         entry.update(fabric_address=host.address, interface="eth0", env={"HOST_SAYS": f"{host.name} $x"})
@@ -115,7 +119,8 @@ def test_what_a_dry_run_prints_is_what_runs(version: str, request: pytest.Fixtur
 
 
 def check_environment(planned: dict[str, str], real: dict[str, str], tokens: dict[str, str]) -> None:
-    """Everything planned is there, and what else there is comes from the login or is ours and secret.
+    """Check that every planned variable is there, and that every other variable comes from the login, ddpctl or
+    torch.
 
     ``tokens`` are the parts of a planned value that only the node, or only the real run, can spell.
     """

@@ -1,4 +1,4 @@
-"""The network between two nodes is cut while both still reach the hub: nobody but their ranks' own data shows it."""
+"""The network between two nodes is cut while both still reach the hub: only the data of their ranks shows it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ while True:
         print("step", step, flush=True)
     time.sleep(0.02)
 """
-# Rank 1 sends without end, rank 2 takes what comes and says nothing: one end alone has data that waits.
+# Rank 1 sends without end, rank 2 only receives: data waits at one end of the connection only.
 STREAM = """\
 import os, socket, sys, time
 rank, port = int(os.environ["RANK"]), 45000
@@ -171,7 +171,7 @@ def test_a_cut_between_the_hub_and_a_member_on_the_ranks_own_network(
     assert_nothing_runs(lab)
 
 
-# Rank 1 connects to rank 2 once it is told to, as gloo does before the ranks have met; nothing else is ever sent.
+# Rank 1 connects to rank 2 once the file `go` exists, as gloo does before the ranks have met; no data is ever sent.
 OPENS = """\
 import os, socket, sys, time
 print("rank", os.environ["RANK"], "waits", flush=True)
@@ -184,7 +184,7 @@ time.sleep(1000)
 
 
 def test_a_cut_before_the_ranks_have_met_names_both_hosts(site: Site, lab: Lab) -> None:
-    """With the next attempt or the end of gloo's patience, half an hour later, nobody would know any more."""
+    """The run must name the cause now: after the next attempt, or gloo's timeout of half an hour, no trace is left."""
     job = site.job("unmet", OPENS, lab[2].fabric_address, timeouts={"start": 60})
     run = site.up(job)["run"]
     wait_for_ranks(lab, run)

@@ -1,4 +1,6 @@
-"""Notifications through the installed command: what arrives, from which node, and that an address stays a secret."""
+"""Notifications through the installed command: the text that arrives, the node that sends it, and the address stays a
+secret.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ class Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hook() -> Iterator[str]:
-    """The address of a web server that keeps in ``asked`` what it was sent."""
+    """Yield the address of a web server that keeps the requests in ``asked``."""
     asked.clear()
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -45,7 +47,7 @@ def hook() -> Iterator[str]:
 
 @pytest.fixture
 def inventory(tmp_path: Path, hook: str, stand_in: str) -> Path:
-    """Two nodes on this machine: one job that fails, one that stays."""
+    """Two nodes on this machine: a job that fails, and a job that stays."""
     work = tmp_path / "work"
     work.mkdir()
     (work / "fails.py").write_text(f"import os\nassert os.environ['RANK'] != '1', 'no data'\n{SLEEP}")

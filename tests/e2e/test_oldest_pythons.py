@@ -1,4 +1,4 @@
-"""The oldest Pythons that are supported: ddpctl itself on the one, hosts with the other."""
+"""The oldest Pythons that are supported: ddpctl itself on the first, hosts with the second."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.lab.disk import CHECKOUT
 
 SOURCES = f"{CHECKOUT}/orchestrator:{CHECKOUT}/worker"
 
-# Imports all of ddpctl, shows the help of every command, and tells which Python did so.
+# Imports all of ddpctl, shows the help of every command, and prints its Python version.
 EVERYTHING = """\
 import importlib, pkgutil, sys
 import ddpctl

@@ -1,4 +1,4 @@
-"""What processes write is what comes out: every byte of it, nothing interpreted, in text, in JSON and on disk."""
+"""The output of processes comes out unchanged: every byte, nothing interpreted, in text, in JSON and on disk."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_tail_in_every_way(site: Site, lab: Lab) -> None:
 
 
 def test_documents_on_stdout_and_everything_else_on_stderr(site: Site, lab: Lab) -> None:
-    """One JSON document whatever the job prints, and the exit codes of what was typed wrong."""
+    """A single JSON document whatever the job prints, and the exit codes for wrong arguments."""
     site.only(0, 1)
     job = site.job("quick", "print('not json')\n")
     done = site("up", "--job", job, "--json").ok()

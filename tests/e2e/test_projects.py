@@ -43,7 +43,7 @@ def test_two_folders_with_one_script_name(site: Site, lab: Lab, ddpctl: Ddpctl, 
     third = Site(lab, ddpctl, tmp_path / "third", stand_in).only(0, 1)
     for place in (site, other):
         place.job("train", TRAIN, outputs=["kept"])
-        place.home = site.home  # one account of one machine
+        place.home = site.home  # the same account of the same machine
     here, there = (f"root@{socket.gethostname()}:{place.folder}" for place in (site, other))
 
     first = site("up", "--json").ok()

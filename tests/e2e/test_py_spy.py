@@ -27,7 +27,7 @@ def fresh(site: Site, lab: Lab) -> Site:
 
 
 def tools(host: Host) -> list[str]:
-    """What lies in the folder of tools."""
+    """Return the files in the folder of tools."""
     return host.run(["sh", "-c", f"ls {BASE}/tools 2>/dev/null || true"]).stdout.split()
 
 

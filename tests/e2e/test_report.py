@@ -1,4 +1,4 @@
-"""One page about a run: live, ended, from another machine, without one of its hosts, and of a run that failed."""
+"""One page about a run: live, ended, from another machine, without a host, and of a failed run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.lab import Lab
 from tests.lab.command import Done
 
 # Two ranks that meet, with metrics, a checkpoint at every hundredth step, and the death of rank 1 in the first attempt,
-# ten steps after they were told to go on.
+# ten steps after the file `go-on` lets them continue.
 TRAIN = """\
 import json, os, signal, sys, time, zipfile
 import torch.distributed as dist

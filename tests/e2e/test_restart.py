@@ -8,7 +8,7 @@ from tests.e2e.site import Site, assert_nothing_runs
 from tests.e2e.test_restarts import MEET
 from tests.lab import Lab
 
-# Says what it finds, and what it was given; fails in the first attempt.
+# Prints its checkpoints, arguments and secret; fails in the first attempt.
 ONCE = """\
 import os, sys, zipfile
 folder = os.environ["DDPCTL_CHECKPOINT_DIR"]
@@ -26,8 +26,9 @@ if os.environ["DDPCTL_ATTEMPT"] == "0":
 
 @pytest.mark.full(covered_by="tests/stages/test_restart.py::test_too_few_hosts_are_named")
 def test_two_hosts_of_which_one_was_lost(site: Site, lab: Lab) -> None:
-    """Neither of two is a majority, so the run ends and says what to type. With one host it is refused; once the other
-    one is back, it continues with both, and its own hosts restart it again."""
+    """One host of two is no majority, so the run ends and names the command to type. `restart` is refused while node1
+    is down. Once node1 is back, the run continues on both hosts, and they restart it again by themselves.
+    """
     site.only(0, 1)
     job = site.job("pair", MEET, "fail", "1", "node0", restarts=1)
     up = site.start("up", "--job", job)

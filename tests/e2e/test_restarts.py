@@ -1,4 +1,4 @@
-"""A run carries on by itself when a host loses power, the one with rank 0 included; nobody is there to help it."""
+"""A run continues by itself when a host loses power, even the host of rank 0, without help from a controller."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.e2e.programs import MEETING
 from tests.e2e.site import Site, assert_nothing_runs, until
 from tests.lab import Lab
 
-# Rank 0 saves once. Can be told to fail in one attempt.
+# Rank 0 saves once. Fails in an attempt if it is asked to.
 MEET = (
     MEETING
     + """\

@@ -1,4 +1,4 @@
-"""One base_dir for all hosts, on a mount that they share, as a home on a file server is."""
+"""All hosts use the same base_dir on a shared mount, like a home on a file server."""
 
 from __future__ import annotations
 

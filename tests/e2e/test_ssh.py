@@ -46,7 +46,7 @@ def test_a_shell_in_the_place_of_a_rank(site: Site) -> None:
     assert found["folder"] == site.lab[2].run(f"readlink /proc/{rank.pid}/cwd").stdout.strip()
     same = ["WORD", "RANK", "WORLD_SIZE", "MASTER_ADDR", "PATH", "DDPCTL_RUN"]
     assert [environ.get(name) for name in same] == [rank.environ.get(name) for name in same]
-    # What marks a process of the run is left out: kill ends no shell of a user.
+    # The variables that mark a process of the run are left out: kill ends no shell of a user.
     assert not [
         name for name in environ if name.startswith("DDPCTL_LOOK") or name in ("DDPCTL_COOKIE", "DDPCTL_METRICS")
     ]

@@ -1,4 +1,4 @@
-"""Somebody on the network who does not belong to a run connects to its ports."""
+"""A program on the network that does not belong to a run connects to the run's ports."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Glass:
 
     @property
     def text(self) -> str:
-        assert self._program.stdout is not None  # reads what has come
+        assert self._program.stdout is not None  # the property reads the new output
         new = self._program.screen[self._fed :]
         self._fed += len(new)
         # Questions to the terminal, which pyte takes for text.
@@ -64,7 +64,7 @@ class Glass:
 
 @pytest.fixture(scope="module")
 def lab_of_three() -> Iterator[Lab]:
-    """Hosts of its own: `top` shows what other tests have left on theirs."""
+    """Hosts of its own: `top` shows the runs that other tests have left on their hosts."""
     with Lab(3) as lab:
         yield lab
 

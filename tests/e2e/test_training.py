@@ -13,7 +13,7 @@ EPOCH = re.compile(r"^node0:0 .*?epoch (\d+)/3 loss (\d+\.\d+) accuracy (\d\.\d+
 
 def test_three_hosts_train(torch_site: Site, lab: Lab) -> None:
     site = torch_site
-    assert not any(host.exists(str(CHECKOUT / "worker")) for host in lab)  # what works there was sent there
+    assert not any(host.exists(str(CHECKOUT / "worker")) for host in lab)  # the worker has to be sent
     job = site.training("resnet", "--num_epochs", "3", "--model_dir", "saved_models", outputs=["saved_models", "plots"])
     done = site("up", "--job", job, timeout=200).ok()
     epochs = EPOCH.findall(done.stdout)
@@ -35,7 +35,7 @@ def test_three_hosts_train(torch_site: Site, lab: Lab) -> None:
     assert (row["job"], row["state"], row["hosts"]) == (job, "succeeded", [host.name for host in lab])
     tail = other("tail", status["run"], "-n", "all", "--rank", "2").ok().stdout.splitlines()
     assert tail
-    said = re.findall(r"^node\S*:(?:2|0-2|1-2|0,2) +[|] (.*)$", done.stdout, re.MULTILINE)  # equal lines are one
+    said = re.findall(r"^node\S*:(?:2|0-2|1-2|0,2) +[|] (.*)$", done.stdout, re.MULTILINE)  # 0-2: equal lines
     assert [line.partition(" | ")[2] for line in tail] == said
 
     fetch = other("fetch", job, "results").ok()

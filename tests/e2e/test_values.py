@@ -1,4 +1,4 @@
-"""Hostile values reach the script byte for byte or are refused; no shell ever runs one; a secret stays secret."""
+"""Hostile values reach the script byte for byte or are refused; no shell ever runs them; a secret stays secret."""
 
 from __future__ import annotations
 

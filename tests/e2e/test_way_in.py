@@ -63,7 +63,9 @@ def refused(site: Site, *words: str, **env: str) -> str:
 
 
 def test_certificates_of_users(site: Site, lab: Lab, tmp_path: Path) -> None:
-    """From a file, beside a key in the agent, in the agent; a stray one beside a key; one that has expired."""
+    """A certificate works from a file, from a file for a key in the agent, and from the agent; an expired certificate
+    is refused.
+    """
     site.only(0, 1)
     authority, key = tmp_path / "ca", site.home / ".ssh" / KEY
     generate_keys([authority, key])
@@ -97,7 +99,7 @@ def test_certificates_of_users(site: Site, lab: Lab, tmp_path: Path) -> None:
     shutil.move(tmp_path / KEY, key)
     expired = sign(authority, key, "-n", "root", "-V", "20200101:20200102")
     refused(site, f"{expired} (expired)")
-    for host in lab.hosts[:2]:  # now the plain key is what counts
+    for host in lab.hosts[:2]:  # now the plain key counts
         host.heal()
         host.write("/root/.ssh/authorized_keys", public_key(key) + "\n" + public_key(lab.key) + "\n", 0o600)
     site("ps").ok()
@@ -153,7 +155,7 @@ def test_an_agent_that_never_answers(site: Site, tmp_path: Path) -> None:
 
 
 def test_a_password_goes_where_it_is_asked_for(site: Site, lab: Lab) -> None:
-    """One host takes passwords, one only keys, and does not accept ours; one is fine."""
+    """A host takes passwords; another takes only keys, and does not accept ours; the third works."""
     lab[0].run("id guest || useradd --create-home --shell /bin/bash guest; echo 'guest:s3cret words' | chpasswd")
     lab[0].sshd_config("PasswordAuthentication yes")
     lab[1].refuse_key()

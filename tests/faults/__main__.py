@@ -1,4 +1,4 @@
-"""`python -m tests.faults [WORDS]`: put each fault (whose name has the words) into a copy, and see which tests fail."""
+"""`python -m tests.faults [WORDS]`: put each fault with these words into a copy, and see which tests fail."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is broken, and the tests of `make test` that must fail because of it."""
+    """The broken code, and the tests of `make test` that must fail because of it."""
 
     name: str
     edits: tuple[Edit, ...]

@@ -42,7 +42,9 @@ def copy_with_fault(fault: Fault, folder: Path) -> Path:
 
 
 def make_environment(folder: Path) -> Path:
-    """A virtual environment with all packages of this one, but with the copy's ddpctl; returns its Python."""
+    """A virtual environment with all packages of the current environment, but with the copy's ddpctl; returns its
+    Python.
+    """
     target = folder / ".venv"
     venv.create(target, symlinks=True)
     python = target / "bin" / "python"
@@ -57,7 +59,7 @@ def make_environment(folder: Path) -> Path:
 
 
 def find_failed_tests(python: Path, folder: Path, tests: Sequence[str]) -> list[str]:
-    """Run tests of `make test` in the copy; return the names of those that failed, and why.
+    """Run tests of `make test` in the copy; return the names of the failed tests, and the reasons.
 
     Raises:
         RuntimeError: pytest itself could not run.

@@ -1,4 +1,4 @@
-"""Nodes that garble what they say: real answers of the real worker, changed at random, given to the real stages.
+"""Nodes that garble their messages: real answers of the real worker, changed at random, given to the real stages.
 
     python -m tests.garble --seed 1 --number 5000
 

@@ -1,4 +1,4 @@
-"""Scene after scene with another seed each time, and what must hold."""
+"""Scene after scene with another seed each time, and the conditions that must hold."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Said = Mapping[str, Mapping[str, list[Frame]]]
 
 @contextlib.contextmanager
 def impatient() -> Iterator[None]:
-    """A node that hangs is given up after a second: what happens then is of interest, not the waiting."""
+    """A node that hangs is given up after a second: the result after the deadline is of interest, not the waiting."""
     with (
         mock.patch.object(contract, "LINK_DEAD_S", 1.0),
         mock.patch.object(follow, "GIVE_UP_S", 1.0),
@@ -36,7 +36,7 @@ def impatient() -> Iterator[None]:
 
 
 def play(scene: str, said: Said, folder: Path, seed: int | None) -> Played:
-    """One scene; with a seed host `b` garbles what it says."""
+    """A scene; with a seed host `b` garbles its messages."""
     rng = random.Random(f"{scene} {seed}")
     change = None if seed is None else (lambda frames: garbled(frames, rng))
     played = Played(folder)
@@ -45,7 +45,7 @@ def play(scene: str, said: Said, folder: Path, seed: int | None) -> Played:
 
 
 def judged(scene: str, said: Said, folder: Path, seed: int, usual: Played) -> tuple[Played | None, list[str]]:
-    """What became of one seed, and what does not hold."""
+    """The result of a single seed, and the violated conditions."""
     crashed: list[str] = []
     done: list[Played] = []
 

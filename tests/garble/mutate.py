@@ -39,7 +39,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def garbled(frames: list[Frame], rng: random.Random) -> list[bytes]:
-    """The same frames as bytes, one to three things of them changed."""
+    """The same frames as bytes, with one to three changes."""
     frames = [Frame(json.loads(json.dumps(dict(one.data))), one.raw) for one in frames]
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         rng.choices((_value, _key, _frames, _raw), (10, 5, 3, 1))[0](frames, rng)
@@ -71,7 +71,7 @@ def _value(frames: list[Frame], rng: random.Random) -> None:
 
 
 def _key(frames: list[Frame], rng: random.Random) -> None:
-    """A key less, or one with another name, or an item twice."""
+    """A key less, or a key with another name, or an item twice."""
     spot = _spot(frames, rng)
     if spot is None:
         return
@@ -85,7 +85,7 @@ def _key(frames: list[Frame], rng: random.Random) -> None:
 
 
 def _frames(frames: list[Frame], rng: random.Random) -> None:
-    """A frame less, twice, or in another's place; or one of another kind."""
+    """A frame less, twice, or in another's place; or a value of another kind."""
     if not frames:
         return
     place = rng.randrange(len(frames))
@@ -105,7 +105,7 @@ def _frames(frames: list[Frame], rng: random.Random) -> None:
 
 
 def _raw(frames: list[Frame], rng: random.Random) -> None:
-    """Raw bytes more, fewer, or another count of them."""
+    """More raw bytes, fewer, or another byte count."""
     if not frames:
         return
     place = rng.randrange(len(frames))

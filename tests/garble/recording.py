@@ -1,4 +1,4 @@
-"""What the worker says, verb by verb: recorded from real ones, each host a folder of this machine."""
+"""What the worker says, verb by verb: recorded from real nodes, each host a folder of this machine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SMALL = BytesSource(b"code", "code")
 
 
 class _Pipe(ProcessPipe):
-    """Keeps what came."""
+    """Keeps the received bytes."""
 
     def __init__(self, argv: list[str]) -> None:
         super().__init__(argv)
@@ -63,7 +63,7 @@ class _Pipe(ProcessPipe):
 
 
 class Recorder(LocalTransport):
-    """A host of this machine whose answers are kept: verb -> its frames, the result last."""
+    """A host of this machine with kept answers: verb -> its frames, the result last."""
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -117,7 +117,7 @@ def plan_of(where: Inventory) -> Plan:
 
 
 def record(folder: Path) -> Mapping[str, Mapping[str, list[Frame]]]:
-    """host -> verb -> frames. What needs minutes or a network is left to the replay (spread's dialogue, install)."""
+    """host -> verb -> frames. Work of minutes or with a network is left to the replay (spread's dialogue, install)."""
     where = inventory(folder)
     recorders = {host.name: Recorder(host) for host in where.hosts}
     fleet = SSHFleet(recorders)

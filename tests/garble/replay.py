@@ -95,7 +95,7 @@ class ReplayPipe:
 
 
 class Node:
-    """One host: what it says to each verb, as recorded, or changed by ``change``."""
+    """One host: its answer to each verb, as recorded, or changed by ``change``."""
 
     user = "train"
 

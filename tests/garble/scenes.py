@@ -1,4 +1,4 @@
-"""What a user does, down to what is shown: every verb of the worker is in one of these scenes."""
+"""What a user does, down to what is shown: these scenes cover every verb of the worker."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ GOOD = ("a", "c")
 
 
 class Played:
-    """What became of a scene: what the good hosts gave, every host's error, and all that a person would see."""
+    """The result of a scene: what the good hosts gave, every host's error, and all that a person would see."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -129,7 +129,7 @@ def _fetch(fleet: SSHFleet, played: Played) -> None:
 
 
 def _checkpoints(fleet: SSHFleet, played: Played) -> None:
-    """Each host has written a file of one name: the newest counts, whoever is garbled."""
+    """Each host has written a file of the same name: the newest counts, whichever host is garbled."""
     found = list_checkpoints(fleet, "train", inventory(played.folder))
     found.to_json()
     played.failed(found.errors)
@@ -198,7 +198,7 @@ def _push(fleet: SSHFleet, played: Played) -> None:
 
 
 def _code(fleet: SSHFleet, played: Played) -> None:
-    """Whatever a host sends in the place of a run's code: no other code comes of it."""
+    """Whatever a host sends in the place of a run's code: it gives no other code."""
     wanted, cache = CodeRef(SMALL.sha256, SMALL.size), played.folder / "code"
     for host in HOSTS:
         try:

@@ -22,7 +22,7 @@ Task = TypeVar("Task")
 
 
 class Labs:
-    """One lab a number of hosts, started at first use."""
+    """A lab for each number of hosts, started at first use."""
 
     def __init__(self) -> None:
         self._labs: dict[int, Lab] = {}
@@ -55,8 +55,9 @@ def site_in(lab: Lab, folder: Path) -> Iterator[Site]:
 
 @contextlib.contextmanager
 def _noted() -> Iterator[list[int]]:
-    """Signals raise nothing meanwhile. Blocking them is not enough: the kernel gives one that is for the process to any
-    thread that takes it, and Python then raises in this one."""
+    """Signals raise nothing meanwhile. Blocking them is not enough: the kernel gives a signal for the process to any
+    thread that takes it, and Python then raises in the main thread.
+    """
     caught: list[int] = []
     before = {one: signal.signal(one, lambda number, frame: caught.append(number)) for one in SIGNALS}
     try:
@@ -69,8 +70,8 @@ def _noted() -> Iterator[list[int]]:
 def side_by_side(tasks: Sequence[Task], play: Callable[[Task, float], None], jobs: int) -> None:
     """Play every task, `jobs` at once; `play` gets the task and the time at which it began (monotonic seconds).
 
-    Raises the first error of `play`, or what interrupts us, once the tasks that are under way have ended; the rest is
-    left out. No `Thread.join` here: one that an exception interrupts takes its thread for ended (CPython 3.11).
+    Raises the first error of `play`, or the interrupt, once the tasks that are under way have ended; the rest is
+    left out. No `Thread.join` here: an interrupted join takes its thread for ended (CPython 3.11).
     """
     with ThreadPoolExecutor(jobs) as pool:
         # An exception in the middle of a submit would leave a thread that the pool does not know, and not wait for it.

@@ -1,4 +1,4 @@
-"""The campaign of hangs: a plan, one round after the other or some at once, and its report."""
+"""The campaign of hangs: a plan, rounds one by one or some at once, and its report."""
 
 from __future__ import annotations
 

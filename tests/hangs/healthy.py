@@ -29,7 +29,7 @@ BUSY = "while True: pass"
 
 
 class BusyMachine:
-    """One process a core that wants all of it, for as long as a job of some thread needs that."""
+    """A process per core that uses all its time, for as long as the job of any thread needs it."""
 
     def __init__(self) -> None:
         self._users = 0

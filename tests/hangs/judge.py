@@ -1,4 +1,4 @@
-"""What was seen of a job, and what was wrong with what the doctor said of it. Pure."""
+"""The observations of a job, and the errors in the doctor's report about it. Pure."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def wrong_suspects(document: Document, expected: Expected) -> str:
 
 
 def wrong_lines(document: Document, expected: Expected) -> Iterator[str]:
-    """Every odd rank whose innermost line is not one of those that are marked in the program."""
+    """Every odd rank whose innermost line is not among the marked lines of the program."""
     if not expected.lines:
         return
     by_rank = {int(one["rank"]): one for one in document.get("ranks") or ()}
@@ -148,7 +148,7 @@ def host_of(rank: int) -> str:
 
 
 def ranks(found: frozenset[int]) -> str:
-    """`rank 1`, `ranks 0, 2` or `nobody`."""
+    """Return `rank 1`, `ranks 0, 2` or `nobody`."""
     return f"rank{'s' if len(found) > 1 else ''} {', '.join(map(str, sorted(found)))}" if found else "nobody"
 
 
@@ -158,7 +158,7 @@ class Healthy:
 
     program: str
     state: str = ""
-    diagnoses: list[Document] = field(default_factory=list)  # every one that `status` ever showed
+    diagnoses: list[Document] = field(default_factory=list)  # every message that `status` ever showed
     doctors: list[Document] = field(default_factory=list)
     trouble: list[str] = field(default_factory=list)
 

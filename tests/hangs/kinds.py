@@ -14,12 +14,12 @@ STOP, FREEZE = "stop", "freeze"
 
 @dataclass(frozen=True)
 class Kind:
-    """One hang. `suspects` takes the odd ranks and the world size, and gives every set of ranks that is right."""
+    """A hang. `suspects` takes the odd ranks and the world size, and gives every set of ranks that is right."""
 
     name: str
     parts: Parts
     frames: Sequence[str] = ("ddp", "bare")
-    odd: Sequence[int] = (1,)  # how many odd ranks, one of these
+    odd: Sequence[int] = (1,)  # the number of odd ranks, any of these
     worlds: Sequence[int] = (4, 8)
     suspects: Callable[[Ranks, int], Alternatives] = lambda odd, world: (odd,)
     busy: bool = False  # a rank that uses its core: the watcher waits for three times the stall
@@ -29,13 +29,13 @@ class Kind:
 
 
 def _sides(odd: Ranks, world: int) -> Alternatives:
-    """Without a majority either side may be the odd one; the doctor may also name both."""
+    """Without a majority either side may be odd; the doctor may also name both."""
     all_ranks = frozenset(range(world))
     return (odd, all_ranks - odd, all_ranks) if 2 * len(odd) == world else (odd,)
 
 
 def team(odd: Ranks, world: int) -> Ranks:
-    """The members of the subgroup: the odd rank and those after it, more than half of all."""
+    """The members of the subgroup: the odd rank and the ranks after it, more than half of all."""
     return frozenset((min(odd) + nth) % world for nth in range(world // 2 + 1))
 
 
@@ -45,12 +45,12 @@ def _odd_or_team(odd: Ranks, world: int) -> Alternatives:
 
 
 def _cycle(odd: Ranks, world: int) -> Alternatives:
-    """Where all ranks are in the cycle none is odd: the doctor may name all or none."""
+    """Where all ranks are in the cycle no rank is odd: the doctor may name all ranks or no rank."""
     return (odd, frozenset()) if len(odd) == world else (odd,)
 
 
 def _cycle_or_all(odd: Ranks, world: int) -> Alternatives:
-    """All ranks are in recv, and nothing outside of a program says from whom."""
+    """All ranks are in recv, and nothing outside of a program says from which rank."""
     return odd, frozenset(range(world)), frozenset()
 
 
@@ -146,7 +146,7 @@ def _collectives() -> list[Kind]:
 
 
 def _alone() -> list[Kind]:
-    """One rank does something that never ends; the others wait for it."""
+    """One rank does something that never ends; the other ranks wait for it."""
     stop = "write_time('ready')\n    time.sleep(60)  # HANG"
     return [
         *_pair("sleep", "time.sleep(3600)  # HANG"),

@@ -58,7 +58,7 @@ def _stack(tool: str, pid: int, inner: int) -> list[dict[str, Any]]:
         print(f"py-spy of {pid}: {done.stderr.strip()[-200:]}", file=sys.stderr)
         return []
     threads = json.loads(done.stdout)
-    main = next(one for one in threads if one["os_thread_id"] in (pid, inner))  # the one or the other namespace's
+    main = next(one for one in threads if one["os_thread_id"] in (pid, inner))  # of either namespace
     return [{"file": frame["filename"], "line": frame["line"], "function": frame["name"]} for frame in main["frames"]]
 
 

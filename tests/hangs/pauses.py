@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 BUSY_STALL = 0.5  # of the pause: a rank that uses its core is given three times the stall
-ASLEEP_STALL = 1.5  # of the pause: a rank that sleeps looks as one that sleeps for ever
+ASLEEP_STALL = 1.5  # of the pause: a rank that sleeps for a while looks like a rank that sleeps for ever
 
 HEAD = """\
 import datetime
@@ -90,7 +90,7 @@ os._exit(0)
 
 @dataclass(frozen=True)
 class Pause:
-    """One healthy program. `lines` is the body of `pause(model, optimizer)`."""
+    """A healthy program. `lines` is the body of `pause(model, optimizer)`."""
 
     name: str
     lines: str = "pass"
@@ -248,7 +248,7 @@ PROGRAMS: dict[str, Pause] = {
 
 @dataclass(frozen=True)
 class Run:
-    """One healthy job."""
+    """A healthy job."""
 
     number: int
     program: str
@@ -258,7 +258,7 @@ class Run:
 
 
 def plan(seed: int, number: int, programs: Sequence[str] = (), looks: int = 3) -> list[Run]:
-    """Every program equally often; one in four on four hosts."""
+    """Every program equally often; every fourth on four hosts."""
     return [_one_run(seed, index, sorted(programs or PROGRAMS), looks) for index in range(number)]
 
 

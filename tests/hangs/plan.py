@@ -1,4 +1,4 @@
-"""Which program hangs where. Pure: the same seed gives the same plan, and a longer one begins with the shorter."""
+"""Which program hangs where. Pure: the same seed gives the same plan, and a longer plan begins with the shorter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Round:
 
 
 def plan(seed: int, number: int, kinds: Sequence[str] = ()) -> list[Round]:
-    """Every kind equally often: one bag of all kinds (or of those named) after the other, each in its own order."""
+    """Every kind equally often: bags of all kinds (or of the named kinds), one by one, each in its own order."""
     return [one_round(seed, index, sorted(kinds or KINDS)) for index in range(number)]
 
 

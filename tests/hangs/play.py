@@ -1,4 +1,4 @@
-"""One round: start a job that hangs, wait for the watcher, ask the doctor, end the job."""
+"""A round: start a job that hangs, wait for the watcher, ask the doctor, end the job."""
 
 from __future__ import annotations
 

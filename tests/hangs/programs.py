@@ -1,4 +1,4 @@
-"""The text of programs that hang: a small training loop, with one thing wrong in it.
+"""The text of programs that hang: a small training loop, with a single error in it.
 
 A program gets three arguments: the step of the hang, the odd ranks (`1` or `1,2`) and the name of the job. The lines
 at which the odd ranks may stand carry the comment `# HANG`. Every rank writes the time of each finished step to
@@ -125,13 +125,13 @@ FRAMES = {"ddp": DDP, "bare": BARE}
 
 @dataclass(frozen=True)
 class Parts:
-    """The lines of one hang, each for its place in the frame; `# HANG` marks where the odd ranks stand."""
+    """The lines of a hang, each for its place in the frame; `# HANG` marks where the odd ranks stand."""
 
     functions: str = ""
     setup: str = ""  # before the first step
     load: str = ""  # in __getitem__
-    early: str = ""  # before forward: the others wait in backward
-    late: str = ""  # after the optimizer: the others wait in the all_reduce of the metric
+    early: str = ""  # before forward: the other ranks wait in backward
+    late: str = ""  # after the optimizer: the other ranks wait in the all_reduce of the metric
     reduce: str = "dist.all_reduce(metric)"
     loader_marked: bool = False  # the odd rank may stand at the loop's head
     barrier_marked: bool = False
@@ -154,7 +154,7 @@ def marked_lines(text: str) -> frozenset[int]:
 
 
 def _put(text: str, place: str, lines: str) -> str:
-    """Replace the line that is `place` by these lines, at its indentation; by nothing where there are none."""
+    """Replace the line that is `place` by these lines, at its indentation; by nothing where there are no lines."""
     found = []
     for line in text.splitlines():
         if line.strip() != place:

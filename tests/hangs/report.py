@@ -9,7 +9,7 @@ from tests.hangs.judge import Facts, Healthy, false_alarms, findings
 
 
 def line(facts: Facts, seconds: float) -> str:
-    """One round; `seconds` is how long it took."""
+    """A round; `seconds` is how long it took."""
     word = "WRONG" if findings(facts) else "right"
     times = {"watcher": facts.watcher_s, "doctor": facts.doctor_s}
     said = ", ".join(f"{name} {value:.1f} s" for name, value in times.items() if value is not None)
@@ -25,7 +25,7 @@ def healthy_line(healthy: Healthy, number: int, seconds: float) -> str:
 
 
 def summary(repeat: str, results: Sequence[Facts]) -> str:
-    """``repeat`` is what it takes on the command line to have the same plan again."""
+    """``repeat`` is the command-line text that makes the same plan again."""
     wrong = [facts for facts in results if findings(facts)]
     rows = [f"{repeat}: {len(results)} hangs, {len(wrong)} wrong", "", *_table(results)]
     for facts in wrong:
@@ -59,7 +59,7 @@ def healthy_summary(results: Sequence[Healthy]) -> str:
 
 
 def program_line(facts: Facts, seconds: float) -> str:
-    """One round without the doctor: where each rank stands, by py-spy."""
+    """A round without the doctor: where each rank stands, by py-spy."""
     rows = [f"{facts.round} {'WRONG' if facts.trouble else 'right'} {seconds:5.0f} s  {facts.state}"]
     if facts.expected.ends:
         rows.append(f"       cause: {facts.cause}")

@@ -1,6 +1,7 @@
-"""The campaign of slow ranks: one rank needs a tenth of a step more in one phase, and it alone may be named.
+"""The campaign of slow ranks: a single rank needs a tenth of a step more in a single phase, and only this rank may be
+named.
 
-With ``--balanced`` no rank does, and none may be named. The first half of this file is pure.
+With ``--balanced`` no rank does, and no rank may be named. The first half of this file is pure.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ AIM = 50  # steps until it is named
 GIVE_UP, BALANCED = 100, 200  # steps
 START_S, MOST_S, POLL_S = 120.0, 300.0, 0.2
 
-# A step waits in data, forward and backward, where a real one works: the lab's cores are too few for its ranks.
+# A step waits in data, forward and backward, where a real step works: the lab's cores are too few for its ranks.
 PROGRAM = """\
 import os
 import sys
@@ -100,7 +101,7 @@ class Seen:
     """All that was seen of a run."""
 
     run: Run
-    steps: int | None = None  # when a rank was named, or none by the end of the run
+    steps: int | None = None  # when a rank was named, or that no rank was named by the end of the run
     slow: list[dict[str, Any]] = field(default_factory=list)  # as `status --json` has it
     trouble: list[str] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""Jobs side by side: all are played, and those under way end before an error is raised."""
+"""Jobs side by side: all are played, and the rounds under way end before an error is raised."""
 
 from __future__ import annotations
 

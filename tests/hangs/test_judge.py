@@ -1,4 +1,4 @@
-"""What the judge calls wrong, and what a campaign says of it."""
+"""The errors that the judge finds, and the campaign's report about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan is a pure function of its seed, and every program of it can be run."""
+"""The plan is a pure function of its seed, and each of its programs can be run."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python with a torch, and what it takes to start a script under it on loopback."""
+    """A Python with a torch; `launch` starts a script under it on loopback."""
 
     path: str
     torch: str
@@ -136,7 +136,7 @@ class Zygote:
         self.process.communicate()
 
 
-_zygotes: list[Zygote] = []  # the last of them may be alive
+_zygotes: list[Zygote] = []  # the last in the list may be alive
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -148,7 +148,8 @@ def end_of_zygotes() -> Iterator[None]:
 
 
 def forked(source: str, *places: dict[str, str], preload: str = "torch") -> Ended:
-    """Runs Python text in one process a rank, on loopback: ``places`` are what each has in its environment besides.
+    """Run Python text in a process per rank, on loopback; ``places`` are the additional environment variables of each
+    rank.
 
     The modules in ``preload`` are imported once for all tests of this process, so this costs much less than a launch.
     Status 1: some rank failed.
@@ -167,13 +168,13 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def started(command: list[str], **extra: str) -> subprocess.Popen[str]:
-    """A process whose output is kept."""
+    """A process with its output kept."""
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment(**extra))
 
 
 def ended(process: subprocess.Popen[str]) -> Ended:
-    """Waits for the end; a process that does not come to one is ended and fails the test."""
+    """Wait until the process ends; a process that does not end in time is terminated and fails the test."""
     try:
         stdout, stderr = process.communicate(timeout=PATIENCE)
     except subprocess.TimeoutExpired:
@@ -184,7 +185,7 @@ def ended(process: subprocess.Popen[str]) -> Ended:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on."""
+    """Return a TCP port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -200,8 +201,8 @@ def interpreter_at(path: str) -> Interpreter:
 def both_interpreters(function: str) -> pytest.MarkDecorator:
     """`@both_interpreters("tests/jobs/test_x.py::test_y")` runs a test under each of two Pythons.
 
-    They are the one that runs this, with a new torch, and Debian's, with torch 1.13. The second is for `make
-    test-all`: a fault of the job itself shows under the first.
+    The first is the Python of this test run, with a new torch; the second is Debian's, with torch 1.13. The second is
+    for `make test-all`: a fault of the job itself shows under the first.
     """
     old = pytest.param(DEBIAN, marks=pytest.mark.full(covered_by=function))
     return pytest.mark.parametrize(
@@ -217,7 +218,7 @@ def interpreter(request: pytest.FixtureRequest) -> Interpreter:
 
 @pytest.fixture
 def debian() -> Interpreter:
-    """Debian's Python, whose torch and torchvision fit each other."""
+    """Debian's Python: its torch and torchvision fit each other."""
     return interpreter_at(DEBIAN)
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of the collectives: formulas, sizes, who meets whom, and whole measurements on loopback."""
+"""The benchmark of the collectives: formulas, sizes, the pairs of ranks, and whole measurements on loopback."""
 
 from __future__ import annotations
 

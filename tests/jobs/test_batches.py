@@ -15,7 +15,7 @@ common = Lazy("common")
 
 
 def shares(world_size: int, begin: int) -> list[list[int]]:
-    """What each rank gets of 24 images in epoch 3, where ``begin`` images of it are done."""
+    """Return each rank's share of 24 images in epoch 3 when ``begin`` images of the epoch are done."""
     found = []
     for rank in range(world_size):
         sampler = batches.Sampler(range(24), world_size, rank, shuffle=True, seed=1)
@@ -50,7 +50,7 @@ def test_one_process_of_a_node_goes_first(monkeypatch: pytest.MonkeyPatch, local
     assert seen == order
     with pytest.raises(KeyError), batches.one_of_node_first(place):
         raise KeyError
-    assert seen == [*order, "barrier"]  # also a first one that fails lets the others go on
+    assert seen == [*order, "barrier"]  # a first process that fails lets the other processes go on too
 
 
 def windows(image: Any, mirror: bool) -> set[bytes]:

@@ -21,7 +21,7 @@ common = Lazy("common")
 
 
 def state(number: int) -> dict[str, Any]:
-    """One that can be told from the others."""
+    """Return a state that is different for every number."""
     return {"epoch": number, "model": {"weight": torch.full((1000,), float(number))}}
 
 
@@ -42,7 +42,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def names(path: Path) -> list[str]:
-    """What lies in the checkpoint's folder."""
+    """Return the files in the checkpoint's folder."""
     return sorted(each.name for each in path.parent.iterdir())
 
 
@@ -78,7 +78,7 @@ def test_an_end_at_any_rename_leaves_a_whole_checkpoint(
     path: Path, alone_place: Any, monkeypatch: pytest.MonkeyPatch, renames: int
 ) -> None:
     class Killed(BaseException):
-        """What no code catches."""
+        """An exception that no code catches."""
 
     done: list[str] = []
     rename = os.replace
@@ -99,7 +99,7 @@ def test_an_end_at_any_rename_leaves_a_whole_checkpoint(
 
 
 def flipped(content: bytes) -> bytes:
-    """One bit of a tensor is wrong: torch.load says nothing."""
+    """A single bit of a tensor is wrong: torch.load says nothing."""
     where = content.index(torch.full((1000,), 2.0).numpy().tobytes()) + 2000
     return content[:where] + bytes([content[where] ^ 1]) + content[where + 1 :]
 

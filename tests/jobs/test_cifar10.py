@@ -129,7 +129,7 @@ class Calls:
 
 
 def fault_of(folder: Path, batch: object) -> str:
-    """Return what loading a folder with this object as its first batch says."""
+    """Return the error of loading a folder with this object as its first batch; "loaded" without an error."""
     (folder / "data_batch_1").write_bytes(pickle.dumps(batch, protocol=2))
     try:
         cifar10.load(str(folder), 0, None, None)

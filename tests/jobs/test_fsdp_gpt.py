@@ -64,7 +64,7 @@ PRELOAD = "torch torch.distributed.fsdp torch.distributed.checkpoint.state_dict 
 
 
 def remember_steps(module: Any, keep: Callable[[list[tuple[float, float]]], object]) -> None:
-    """Has every step of a training handed on, with those before it."""
+    """Call ``keep`` after every step of a training with the results of all steps so far."""
     step = module.train_step
     steps: list[tuple[float, float]] = []
 
@@ -203,7 +203,7 @@ def test_the_one_before_a_damaged_checkpoint_is_taken(
     assert name in said[0]
     assert said[0].endswith(": the checkpoint before it is next")
     assert said[1] == f"resumed {checkpoint(tmp_path, 2)}"
-    assert train(tmp_path, "--steps", "4", "--resume") == []  # the damaged one was replaced
+    assert train(tmp_path, "--steps", "4", "--resume") == []  # the damaged checkpoint was replaced
 
 
 def test_it_saves_when_it_is_asked(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

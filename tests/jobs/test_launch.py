@@ -1,4 +1,4 @@
-"""The training programs under torch's launcher: several processes on loopback, with a new torch and an old one."""
+"""The training programs under torch's launcher: several processes on loopback, with a new and an old torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUICK = ("--data_dir", "synthetic", "--train_size", "400", "--test_size", "200",
     covered_by="tests/jobs/test_resnet_ddp.py::test_three_ranks_of_which_one_is_killed_continue_to_the_same_end"
 )
 def test_two_processes_learn_and_go_on_from_their_checkpoint(debian: Interpreter, tmp_path: Path) -> None:
-    """With the old torch; test_resnet_ddp.py does it with the new one."""
+    """With the old torch; test_resnet_ddp.py does it with the new torch."""
     args = (*QUICK, "--learning_rate", "0.02", "--model_dir", str(tmp_path), "--resume")
     first = debian.launch(2, "resnet_ddp.py", *args, "--num_epochs", "2", "--num_workers", "1")
     assert first.status == 0, first.stderr
@@ -56,7 +56,7 @@ def test_a_rank_that_fails_does_not_leave_the_other_waiting(interpreter: Interpr
 
 
 def two_ranks(interpreter: Interpreter, folder: Path, *differences: list[str]) -> list[Ended]:
-    """Two processes without a launcher, so that nobody ends one because of the other."""
+    """Run two processes without a launcher, so that the failure of a process does not end its peer."""
     port, command = (
         str(free_port()),
         [interpreter.path, str(JOBS / "resnet_ddp.py"), *QUICK, "--model_dir", str(folder)],

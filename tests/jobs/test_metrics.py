@@ -75,20 +75,20 @@ def test_what_is_no_training_does_not_count(clock: SimpleNamespace, written: Any
     meter.start()
     clock.now += 2.0
     meter.step(10)
-    meter.write()  # nothing since the last line: none
+    meter.write()  # no step since the last line: no new line
     assert written() == [{"step": 3, "samples_per_s": 5.0}]
 
 
 @pytest.fixture
 def parallel(alone: None) -> Any:
-    """A DDP model of one rank, whose gradients fill several buckets."""
+    """A DDP model of one rank; its gradients fill several buckets."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
     return torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=0.01)
 
 
 def backward(model: Any) -> None:
-    """One backward pass."""
+    """A backward pass."""
     model(torch.ones(2, 64)).sum().backward()
 
 

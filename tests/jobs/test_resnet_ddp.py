@@ -1,4 +1,4 @@
-"""Whole trainings in this one process, and two ranks of which one is killed."""
+"""Whole trainings in this process, and trainings of several ranks in which a rank is killed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_resumed_training_ends_as_one_that_never_stopped(
     straight = epoch_lines(capsys.readouterr().out)
 
     class Killed(BaseException):
-        """What no code catches."""
+        """An exception that no code catches."""
 
     saved: list[str] = []
     really = checkpoint.save
@@ -268,7 +268,7 @@ resnet_ddp.main(os.environ["ARGS"].split())
 
 
 def test_three_ranks_of_which_one_is_killed_continue_to_the_same_end(tmp_path: Path) -> None:
-    """Three: the sum of two numbers has no order, so two ranks would hide that one of them has changed."""
+    """Three ranks, because the sum of two numbers is the same in either order: two ranks would hide a new order."""
 
     def launch(folder: str, *args: str, **extra: str) -> Ended:
         line = [*SMALL, "--model_dir", str(tmp_path / folder), "--num_epochs", "4", "--checkpoint_steps", "1", *args]

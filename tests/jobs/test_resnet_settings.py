@@ -1,4 +1,4 @@
-"""What the training can be asked for, what it refuses, and its learning rate."""
+"""The options of the training, the options that it refuses, and its learning rate."""
 
 from __future__ import annotations
 

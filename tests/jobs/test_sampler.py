@@ -1,4 +1,4 @@
-"""Who gets which samples: an exact partition, for any number of samples and ranks."""
+"""The samples of each rank: an exact partition, for any number of samples and ranks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_shares_are_a_partition(world_size: int, more: int, drop_last: bool)
     [
         ([0, 1, 2, 3, 4, 4], False),  # 4 twice, and 5 not at all
         ([0, 1, 2, 3, 4, 6], False),  # no such sample
-        ([0, 1, 2, 3, 4], False),  # one rank has one sample less
+        ([0, 1, 2, 3, 4], False),  # a single rank has a sample less
         ([0, 1, 2, 3, 4, 5, 0, 1], False),  # a round too many
         ([0, 1, 2, 2], True),
         ([0, 1, 2, 3], True),  # two samples more could have been given out

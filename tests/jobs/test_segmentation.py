@@ -1,4 +1,4 @@
-"""The segmentation job: the same work by DDP, DataParallel and one device, and what it refuses."""
+"""The segmentation job: the same work by DDP, DataParallel and a single device, and the options that it refuses."""
 
 from __future__ import annotations
 

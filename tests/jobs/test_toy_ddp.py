@@ -1,4 +1,6 @@
-"""The demos of one DDP step against values computed here with plain tensor math: no DDP, no autograd, no BatchNorm."""
+"""The demos of a single DDP step against values computed here with plain tensor math: no DDP, no autograd, no
+BatchNorm.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def gradients_by_hand(model: Any, rank: int) -> list[Any]:
 
 
 def row(tensors: list[Any]) -> Any:
-    """All their values in one row."""
+    """Return all values in a single row."""
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 
@@ -133,7 +135,7 @@ def test_a_given_checkpoint_is_kept_and_loaded_the_next_time(alone: None, tmp_pa
 
 
 def flipped(content: bytes) -> bytes:
-    """One bit of one weight is another one."""
+    """Return the content with a bit of a weight flipped."""
     weight = toy().lower.weight.detach().numpy().tobytes()
     assert content.count(weight) == 1
     return content.replace(weight, bytes([weight[0] ^ 1]) + weight[1:])

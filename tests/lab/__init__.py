@@ -6,8 +6,8 @@
         assert ddpctl("preflight", inventory=inventory, home=lab3.home("user")).rc == 3
 
 A host has its own network, processes, name and disk. It sees the programs that are installed on this machine (its disk
-is an overlay over `/`), but neither the checkout nor anybody's home, temporary files or environment. What a test does
-to a host (host.py) is one line and is taken back by `heal`, which `lab3` calls after each test. By hand:
+is an overlay over `/`), but neither the checkout nor any home, temporary files or environment. A fault of a host
+(host.py) is one line in a test; `heal`, which `lab3` calls after each test, undoes it. By hand:
 `python -m tests.lab up 3`.
 """
 

@@ -1,7 +1,7 @@
 """Which labs there are: each claims a number, and with it a folder, a subnet and a network device.
 
-The claim is a lock on a file that the kernel lets go when its holder dies, however it dies. Whoever starts a lab
-first clears away every lab whose lock is free but whose folder is still there.
+The claim is a lock on a file that the kernel lets go when its holder dies, however it dies. A new lab first clears away
+every lab with a free lock and a remaining folder.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Claim:
 
 
 def claim() -> Claim:
-    """Sweep what dead labs left, then take the first free number."""
+    """Remove the remains of dead labs, then take the first free number."""
     sweep()
     for number in NUMBERS:
         if (lock := _try_lock(number)) is None:
@@ -95,7 +95,7 @@ def claim() -> Claim:
 
 
 def sweep() -> None:
-    """Clear every lab whose owner is dead."""
+    """Clear every lab of a dead owner."""
     for number in [*_numbers()]:
         if (lock := _try_lock(number)) is not None:
             Claim(number, lock).release()
@@ -122,7 +122,7 @@ def _lock_path(number: int) -> Path:
 
 
 def _try_lock(number: int) -> int | None:
-    """The lock as a file descriptor, or None where another lab holds it."""
+    """Return the lock as a file descriptor; ``None``: another lab holds it."""
     ROOT.mkdir(mode=0o755, exist_ok=True)
     try:
         lock = os.open(_lock_path(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,7 +1,7 @@
 """A wall clock of a host's own.
 
-The kernel has one for all hosts. A library that is loaded into every program of the host adds what a file says to each
-reading; times of files stay those of the kernel.
+The kernel has a single wall clock for all hosts. A library that is loaded into every program of the host adds the
+offset in a file to each reading; the times of files stay the kernel's.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Done:
     seconds: float
 
     def json(self) -> Any:
-        """The one document on stdout."""
+        """Return the only document on stdout."""
         return json.loads(self.stdout)
 
     def ok(self) -> Done:
@@ -97,7 +97,9 @@ class Running:
         return Done(self.args, rc, self.stdout, self.stderr, time.monotonic() - self.began)
 
     def wait_for(self, pattern: str, timeout: float = 60) -> re.Match[str]:
-        """Until the pattern is in what it has said; an error where it ends, or the time does, without it."""
+        """Wait until the pattern is in the output. Raises an AssertionError if the command ends or the time is up
+        before.
+        """
         deadline = time.monotonic() + timeout
         while True:
             over = self.process.poll() is not None or time.monotonic() > deadline
@@ -166,7 +168,7 @@ class AtTerminal(Running):
             os.close(slave)
 
     def _pause(self, seconds: float) -> None:
-        """Read for so long: who writes to a terminal that nobody reads comes to a halt."""
+        """Read for so long: a process that writes to a terminal without a reader comes to a halt."""
         deadline = time.monotonic() + seconds
         while self.master >= 0:
             ready, _, _ = select.select([self.master], [], [], max(0.0, deadline - time.monotonic()))
@@ -187,7 +189,7 @@ def _take_terminal() -> None:
 
 
 class Ddpctl:
-    """Runs `ddpctl`, and ends what is left of it."""
+    """Runs `ddpctl`, and ends its remaining processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -208,7 +210,7 @@ class Ddpctl:
         terminal: bool = False,
         shell: str = "",
     ) -> Running:
-        """Start and come back. The inventory goes in as $DDPCTL_INVENTORY; the home is empty unless one is given.
+        """Start and come back. The inventory goes in as $DDPCTL_INVENTORY; without ``home`` it gets an empty home.
 
         ``shell`` is a line of bash in which ``ddpctl "$@"`` stands for the command.
         """

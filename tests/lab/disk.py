@@ -24,7 +24,7 @@ Subsystem sftp internal-sftp
 
 
 def hidden_folders() -> list[Path]:
-    """What no host may see: the checkout, with the whole top folder around it unless programs live there."""
+    """The files that no host may see: the checkout, with the whole top folder around it unless programs live there."""
     top = CHECKOUT.parts[1]
     if Path(top) == CHECKOUT.relative_to("/"):
         return [CHECKOUT]
@@ -32,7 +32,7 @@ def hidden_folders() -> list[Path]:
 
 
 def exposed_folders(*folders: Path) -> list[Path]:
-    """Those that the host would not see: in a hidden folder or on a disk of its own."""
+    """The paths that the host would not see: in a hidden folder or on a disk of its own."""
     covered = [*hidden_folders(), *(Path("/", folder) for folder in EMPTY)]
     found = []
     for folder in filter(Path.is_dir, folders):
@@ -82,7 +82,7 @@ class Disk:
         target.chmod(mode)
 
     def _empty(self, path: Path) -> None:
-        """A folder that hides what lies below it."""
+        """A folder that hides the files below it."""
         self._like_below(self.upper / path)
         os.setxattr(self.upper / path, "trusted.overlay.opaque", b"y")
 

@@ -1,4 +1,6 @@
-"""A stranger on the hosts' network: idle connections to ports, and new ones all the time, without a word on any."""
+"""A stranger on the hosts' network: it holds idle connections to ports, opens new connections all the time, and never
+sends a byte.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Iterable
 
 from tests.lab.host import Host
 
-# ADDRESS:PORT... with the number of idle connections to each, new ones a second to all of them, and how many in all.
+# Arguments: idle connections to each end, new connections a second to all ends, their number, ADDRESS:PORT...
 FLOOD = """
 import collections, selectors, socket, sys, time
 idle, rate, total = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
@@ -44,7 +46,7 @@ def listening(host: Host) -> list[int]:
 
 
 def flood(stranger: Host, hosts: Iterable[Host], idle: int, rate: float, total: int) -> str:
-    """Every port of these hosts, from ``stranger``; what it says at its end."""
+    """Every port of these hosts, from ``stranger``; its report at its end."""
     ends = [f"{host.fabric_address}:{port}" for host in hosts for port in listening(host)]
     assert ends
     command = ["/usr/bin/python3", "-c", FLOOD, str(idle), str(rate), str(total), *ends]

@@ -1,4 +1,6 @@
-"""Control groups of a lab: each host sees one of its own as the top of its tree, can be frozen, and short of memory."""
+"""Control groups of a lab. Each host has a group of its own, which is the root of the tree that the host sees. A group
+can be frozen, and its memory limited.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ VERSION_1_MEMORY = Path("/sys/fs/cgroup/memory")
 
 
 class Groups:
-    """The groups of one lab, by the name of the host."""
+    """The groups of a lab, by the name of the host."""
 
     def __init__(self, number: int) -> None:
         root = next((root for root in VERSION_2 if (root / "cgroup.procs").exists()), None)
@@ -22,7 +24,7 @@ class Groups:
         self.memory = VERSION_1_MEMORY / f"ddplab{number}" if VERSION_1_MEMORY.is_dir() else None
 
     def host(self, name: str) -> Path | None:
-        """The host's group; None on a machine without version 2, or where we may not make one."""
+        """The host's group; ``None`` on a machine without version 2, or without permission to create a group."""
         if not self.lab:
             return None
         group = self.lab / name
@@ -33,7 +35,9 @@ class Groups:
         return group
 
     def of_a_process(self, name: str) -> list[Path]:
-        """The groups that a process started in the host belongs in; none while it is frozen, so that we can look in."""
+        """The groups for a process started in the host; an empty list while the host is frozen, so that tests can look
+        in.
+        """
         if self.frozen(name):
             return []
         groups = [self.host(name), self.memory / name if self.memory else None]
@@ -55,7 +59,7 @@ class Groups:
         raise LabError(f"{name} does not freeze or thaw")
 
     def thaw(self, name: str) -> None:
-        """For a host whose power was cut while it was frozen."""
+        """For a host that lost its power while it was frozen."""
         if group := self.host(name):
             (group / "cgroup.freeze").write_text("0")
 

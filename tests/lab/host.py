@@ -1,4 +1,4 @@
-"""What can go wrong with a host, one line each for the author of a test; `heal` takes all of it back."""
+"""The faults of a host, a line each for the author of a test; `heal` undoes every fault."""
 
 from __future__ import annotations
 
@@ -61,11 +61,13 @@ class Host(Machine):
         self.run(["nft", "flush", "ruleset"])
 
     def drop(self, *, port: int | str | None = None, from_: Machine | str | None = None) -> None:
-        """Drop what comes in, in silence: TCP to the port (or range `a-b`), or anything; from one host, or from all."""
+        """Drop incoming packets without an answer: TCP to the port (or range `a-b`), or anything; from one host, or
+        from all.
+        """
         self.firewall(_match(port, from_) + "drop")
 
     def reject(self, *, port: int | str | None = None, from_: Machine | str | None = None) -> None:
-        """Refuse what comes in: the client sees `connection refused` at once."""
+        """Refuse incoming connections: the client sees `connection refused` at once."""
         self.firewall(_match(port, from_) + "meta l4proto tcp reject with tcp reset")
 
     def cable(self, plugged: bool, *, interface: str = "eth0") -> None:
@@ -88,7 +90,7 @@ class Host(Machine):
         self.lab.switch.call(["tc", "qdisc", "delete", "dev", self._port(interface), "root"], check=False)
 
     def mtu_black_hole(self, size: int, *, interface: str = "eth0") -> None:
-        """The switch swallows packets longer than this, both ways and without a word; shorter ones pass."""
+        """The switch drops packets longer than this in both directions without an ICMP error; shorter packets pass."""
         port = self._port(interface)
         for line in self.lab.hosts:  # a sender that hands the wire 64 KB at once would be cut off for its size alone
             line.run(["ip", "link", "set", interface, "gso_max_segs", "1"])
@@ -130,7 +132,7 @@ class Host(Machine):
         self.start_sshd()
 
     def silent_sshd(self) -> None:
-        """The kernel goes on accepting connections to port 22, and nobody says a word on them."""
+        """The kernel still accepts connections to port 22, but the stopped sshd never answers."""
         self._signal_sshd("STOP")
         self._remember("sshd", self.start_sshd)
 
@@ -146,7 +148,7 @@ class Host(Machine):
         self.restart_sshd()
 
     def wrong_host_key(self) -> None:
-        """Another host key than the one in known_hosts."""
+        """Give the host another host key than the key in known_hosts."""
         self.run(f"rm -f /etc/ssh/{HOST_KEY}* && ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/{HOST_KEY}")
         self.restart_sshd()
         self._remember("host key", self._restore_host_key)
@@ -161,12 +163,12 @@ class Host(Machine):
         return public_key(self.disk.folder / HOST_KEY)
 
     def refuse_key(self) -> None:
-        """Nobody's key is let in."""
+        """No key is accepted."""
         self.run("mv /root/.ssh/authorized_keys /root/.ssh/refused")
         self._remember("authorized_keys", lambda: self.run("mv /root/.ssh/refused /root/.ssh/authorized_keys"))
 
     def bashrc(self, text: str) -> None:
-        """What bash runs at the start of each command that comes over SSH."""
+        """Set the lines that bash runs at the start of each command over SSH."""
         self.write("/root/.bashrc", f"{text}\n")
         self._remember("bashrc", lambda: self.run("rm -f /root/.bashrc"))
 
@@ -201,7 +203,7 @@ class Host(Machine):
         return self.lab.claim.groups.frozen(self.name)
 
     def memory_limit(self, limit: str) -> None:
-        """So much memory (`300M`) for all that the host runs from now on; the kernel kills whoever takes more."""
+        """Limit the memory (`300M`) of all the host's processes together; beyond it the kernel kills a process."""
         self.lab.claim.groups.limit_memory(self.name, limit, self.outer_pids())
         self._remember("memory", lambda: self.memory_limit("64G"))
 

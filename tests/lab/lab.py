@@ -1,4 +1,4 @@
-"""A laboratory: real hosts with real sshds on one machine, each in namespaces of its own."""
+"""A laboratory: real hosts with real sshds on a single machine, each in namespaces of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOOLS = ("unshare", "nsenter", "pivot_root", "ip", "tc", "nft", "ssh", "ssh-keyg
 
 
 def missing() -> str | None:
-    """Why no lab can be started here, or None."""
+    """Return why no lab can be started here; ``None``: a lab can be started."""
     if os.geteuid() != 0:
         return "a lab needs root (network namespaces, mounts)"
     if absent := [tool for tool in TOOLS if not shutil.which(tool)]:
@@ -37,10 +37,10 @@ class Lab:
     """Hosts node0 to node<N-1>. Use as a context manager, or call `stop`.
 
     fabric: every host gets a second network (eth1) that this machine is not on.
-    jump: only node0 is reachable from this machine; the others are behind it.
+    jump: only node0 is reachable from this machine; the other hosts are behind it.
     ipv6: no host has an IPv4 address but 127.0.0.1.
     expose: folders of this machine that hosts would not see, such as an interpreter below a home.
-    shared: this folder of every host is a mount of one folder, as an NFS home is.
+    shared: this folder of every host is a mount of the same folder, like an NFS home.
     """
 
     def __init__(
@@ -107,7 +107,9 @@ class Lab:
         return call(["ssh", "-F", str(self.ssh_config), host, command], check=False, timeout=timeout)
 
     def home(self, name: str) -> Path:
-        """A home folder of a user who may log in everywhere: `.ssh` with config, known_hosts and key. One a name."""
+        """A home folder of a user who may log in everywhere: `.ssh` with config, known_hosts and key. Each name has its
+        own home.
+        """
         home = self.folder / "homes" / name
         if not home.exists():
             ssh = home / ".ssh"
@@ -148,7 +150,9 @@ class Lab:
         return self._switch
 
     def boot(self, hosts: Sequence[Machine]) -> None:
-        """Start hosts side by side: every one in namespaces, then all cables in one go, then wait for each sshd."""
+        """Start hosts side by side: first the namespaces of every host, then all cables together, then wait for each
+        sshd.
+        """
         for host in hosts:
             host.switch_on()
         inits = [host.meet() for host in hosts]
@@ -184,7 +188,7 @@ class Lab:
         self.ssh_config.write_text(self._config(self.folder))
 
     def _cables(self, index: int, fabric: bool) -> list[Cable]:
-        """Segment 0 is the one with this machine on it, segment 1 the one among the hosts."""
+        """Return the cables of a host. Segment 0 reaches this machine; segment 1 is among the hosts only."""
         segments = [0]
         if fabric or (self.jump and index == 0):
             segments = [0, 1]
@@ -196,7 +200,7 @@ class Lab:
         ]
 
     def _config(self, folder: Path) -> str:
-        """An ssh_config whose files lie in the folder."""
+        """Return an ssh_config that refers to the files in the folder."""
         common = {
             "User": "root",
             "IdentityFile": folder / KEY,

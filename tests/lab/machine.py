@@ -34,7 +34,7 @@ class Machine:
         self.disk = disk
         self.init: Identity | None = None
         self._started: list[subprocess.Popen[str]] = []
-        self._shell: subprocess.Popen[str] | None = None  # unshare, whose child is the host's init
+        self._shell: subprocess.Popen[str] | None = None  # unshare; its child is the host's init
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.address}>"
@@ -46,7 +46,7 @@ class Machine:
 
     @property
     def fabric_address(self) -> str:
-        """What the other hosts reach it by, on the network of their own where there is one."""
+        """Where the other hosts reach it: on the hosts' own network if the lab has such a network."""
         return self.cables[-1].address
 
     # -- power ---------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class Machine:
             )
 
     def _hear(self) -> str:
-        """The next word of the boot script; where it has ended, its error."""
+        """Return the next word of the boot script. Raises a LabError with the boot log if there is no word in time."""
         stdout = self._pipes()[1]
         ready, _, _ = select.select([stdout], [], [], BOOT_TIMEOUT)
         word = stdout.readline().strip() if ready else ""
@@ -193,13 +193,13 @@ class Machine:
 
     @property
     def proc(self) -> Path:
-        """The host's own /proc, readable from outside: the pids in it are the ones that the host knows."""
+        """The host's own /proc, readable from outside: its pids are the host's own."""
         if not self.init:
             raise LabError(f"{self.name}: {ENDED}")
         return Path("/proc", str(self.init.pid), "root/proc")
 
     def processes(self, *, system: bool = False) -> list[Process]:
-        """What runs in the host, read from /proc; its init and its sshd only where asked for."""
+        """The processes of the host, read from /proc; its init and its sshd only where asked for."""
         return [process for process in read_processes(self.proc) if system or not process.system]
 
     def kill_processes(self) -> None:
@@ -227,7 +227,7 @@ class Machine:
             return ""
 
     def _reap(self) -> None:
-        """The ends on this machine of what `popen` started."""
+        """The ends on this machine of the processes that `popen` started."""
         while self._started:
             with self._started.pop() as process:
                 process.kill()

@@ -1,6 +1,6 @@
-"""The network of a lab: one switch in a network namespace of its own, a cable to each host and one to this machine.
+"""The network of a lab: a switch in a network namespace of its own, a cable to each host and a cable to this machine.
 
-Only the end of that one cable is in this machine's network: neither its firewall nor its bridge settings touch the
+Only the end of the last cable is in this machine's network: neither its firewall nor its bridge settings touch the
 traffic between hosts, and all the rest is gone when the switch's process is.
 """
 
@@ -19,16 +19,16 @@ IPV6 = int(IPv6Address("fddd:6c61:62::"))  # of the addresses reserved for priva
 
 @dataclass(frozen=True)
 class Cable:
-    """One end in a host, the other in a port of the switch."""
+    """The first end in a host, the second in a port of the switch."""
 
     interface: str  # eth0, eth1: its name in the host
-    segment: int  # 0: the segment that this machine is on; 1: the one among hosts
+    segment: int  # 0: the segment that this machine is on; 1: the segment among hosts
     port: str
     address: str
 
     @property
     def mac(self) -> str:
-        """One for good, as on real hardware: with a new one after each boot the neighbours talk to a stranger."""
+        """The same after every boot, as on real hardware: a new address would make the neighbours' ARP tables stale."""
         return ":".join(["02", "dd", *(f"{byte:02x}" for byte in ip_address(self.address).packed[-4:])])
 
     @property
@@ -38,7 +38,7 @@ class Cable:
 
 
 class Switch:
-    """The switch of one lab: segment 0 with this machine at address 1, and segment 1 for hosts only."""
+    """The switch of a lab: segment 0 with this machine at address 1, and segment 1 for hosts only."""
 
     def __init__(self, claim: Claim, *, detached: bool, ipv6: bool = False) -> None:
         self.claim = claim

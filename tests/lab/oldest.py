@@ -13,13 +13,15 @@ INSTALLER = CHECKOUT / "tests" / "setup" / "controller-interpreter"
 
 
 def controller() -> tuple[Path | None, str]:
-    """An interpreter with ddpctl's dependencies, made if need be; or None, and why there is none."""
+    """An interpreter with ddpctl's dependencies, made if need be; or ``None``, and why it is missing."""
     done = subprocess.run([INSTALLER], capture_output=True, text=True)
     return (Path(done.stdout.strip()) if done.returncode == 0 else None), done.stderr.strip()
 
 
 def worker() -> Path | None:
-    """By its own path: the name on PATH may be a shim that picks a version. None where there is none that runs."""
+    """Return the interpreter's own path: the name on PATH may be a shim that picks a version. ``None``: no such Python
+    runs.
+    """
     version = ".".join(map(str, MIN_PYTHON))
     ask = [f"python{version}", "-c", "import sys; print(sys.executable)"]
     try:

@@ -1,4 +1,4 @@
-"""Running commands, and ending processes by identity: a pid alone may belong to somebody else by now."""
+"""Running commands, and ending processes by identity: a pid alone may belong to another process by now."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Process:
-    """A process as the host's own /proc tells it."""
+    """A process, read from the host's own /proc."""
 
     pid: int
     ppid: int
@@ -97,7 +97,7 @@ class Process:
 
     @property
     def system(self) -> bool:
-        """True for what every host runs: its init and the sshd with its sessions."""
+        """True for the processes of every host: its init and the sshd with its sessions."""
         return self.pid == 1 or (bool(self.argv) and self.argv[0].split(":")[0].endswith("sshd"))
 
 
@@ -111,7 +111,7 @@ def start_time(proc: Path, pid: int) -> int:
 
 
 def read_process(proc: Path, pid: int) -> Process | None:
-    """None where the process ended while we looked."""
+    """``None`` if the process ended during the look."""
     try:
         fields = stat_fields(proc, pid)
         argv = _strings(proc / str(pid) / "cmdline")

@@ -1,4 +1,4 @@
-"""Running the installed command, and what a test that needs a lab does where there is none."""
+"""The installed command, and a test that needs a lab on a machine without a lab."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_signal_of_a_terminal(ddpctl: Ddpctl) -> None:
 
 @pytest.mark.parametrize(("required", "word"), [("0", "1 skipped"), ("1", "1 error")])
 def test_without_a_lab(required: str, word: str) -> None:
-    """A machine without the tools: here, one whose PATH has none."""
+    """A machine without the tools, simulated by a PATH without them."""
     argv = [
         sys.executable,
         "-m",

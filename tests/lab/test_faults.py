@@ -1,4 +1,4 @@
-"""What can be done to a host does what it says, and is taken back."""
+"""Every fault of a host does as its name says, and can be undone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def served(lab3: Lab) -> Lab:
 
 
 def test_power_loss_is_silent(served: Lab) -> None:
-    """The peer of an open connection hears no goodbye: that is what tells a dead host from a stopped one."""
+    """The peer of an open connection hears no goodbye: a dead host differs from a suspended host in this."""
     with socket.create_connection((served[1].address, 22), timeout=5) as link:
         assert link.recv(4) == b"SSH-"
         while link.recv(4096)[-1:] != b"\n":

@@ -1,4 +1,4 @@
-"""What a host of the lab is, by itself and among others."""
+"""A host of the lab, by itself and among other hosts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The stand-in's launcher beside torch's own, on the same programs: what a rank, a supervisor or a person can see of a
-launch is the same. Torch is imported by its launchers, and by the ranks of one test."""
+launch is the same. Torch is imported by its launchers, and by the ranks of a single test."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Launch:
         return self.process.wait(GUARD_S)
 
     def stop(self) -> None:
-        """With its ranks, which a launcher ends when it is told to end."""
+        """End the launcher and its ranks: a launcher ends them on SIGTERM."""
         self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(60)
@@ -89,7 +89,7 @@ class Launch:
         self.process.wait()
 
     def text(self, name: str) -> str:
-        """What was written there, without what differs at every launch: places, processes and times."""
+        """Return the text of the file without the parts that differ at every launch: places, processes and times."""
         text = (self.folder / name).read_text(errors="surrogateescape")
         text = text.replace(self.python, "PYTHON").replace(str(self.folder), "FOLDER").replace(str(self.port), "PORT")
         text = re.sub(r"logs/none_\w+", "logs/RUN", text)
@@ -160,7 +160,7 @@ def test_a_module_with_its_local_rank_as_an_option(begin: Begin, tmp_path: Path)
 
 
 def test_a_rank_that_fails(begin: Begin) -> None:
-    """The others get SIGTERM, each with its own children."""
+    """The other ranks get SIGTERM, each with its own children."""
     program = (
         FILES
         + """
@@ -270,8 +270,9 @@ def children(pid: int) -> str:
 
 
 def test_ranks_meet_and_one_leaves_too_early(begin: Begin) -> None:
-    """What the other one says of it is an error of a peer's to ddpctl; it stands in the error files of its rank and, by
-    torchrun, of the launcher."""
+    """ddpctl takes the message of the remaining rank for an error of a peer. The message stands in the error file of
+    that rank and, copied by torchrun, in the launcher's.
+    """
     program = """\
 import os, sys
 import torch, torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Connections between hosts, to see what becomes of them."""
+"""Connections between hosts, and how they end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 from tests.lab.host import Host
 
-UNREACHABLE = "timed out|No route to host|unreachable"  # what this machine says of a host that it cannot reach
+UNREACHABLE = "timed out|No route to host|unreachable"  # this machine's errors for a host that it cannot reach
 LISTEN = """
 import socket, sys
 listener = socket.create_server(("", int(sys.argv[1])))
@@ -38,7 +38,7 @@ def serve(host: Host, port: int, size: int = 1) -> None:
 
 
 def fetch(host: Host, peer: Host, port: int, timeout: float = 1) -> tuple[str, int, float]:
-    """What became of a download from the peer: the word, the size and the seconds."""
+    """Return how a download from the peer ended: the word, the size and the seconds."""
     argv = ["/usr/bin/python3", "-c", FETCH, peer.fabric_address, str(port), str(timeout)]
     word, size, seconds = host.run(argv).stdout.split()
     return word, int(size), float(seconds)

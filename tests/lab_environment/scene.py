@@ -50,7 +50,7 @@ class Watch:
             return
         self.at[event.host] = event.done
         if event.host == self._host and event.total and event.done > self._part * event.total and not self._thread:
-            # Not on the thread that reads this host's frames: what happens takes its time.
+            # Not on the thread that reads this host's frames: ``then`` may take long.
             self._thread = threading.Thread(target=self._then)
             self._thread.start()
 
@@ -78,7 +78,7 @@ def holds(lab: Lab, index: int, source: BytesSource) -> bool:
 
 
 def parts(lab: Lab, index: int) -> list[int]:
-    """Sizes of what broke off on a host."""
+    """Return the sizes of the unfinished downloads on a host."""
     said = lab[index].run(f"stat -c %s {BASE}/store/*.part 2>/dev/null", check=False).stdout
     return [int(word) for word in said.split()]
 

@@ -1,4 +1,4 @@
-"""The whole way with a real torch: hosts with another torch or none, no route outside, one locked environment."""
+"""The whole way with a real torch: hosts with another torch or no torch, no route outside, a locked environment."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_up_trains_with_what_ddpctl_sent_and_nothing_else(lab: Lab, ddpctl: Ddpc
     assert {one["check"] for one in stuck.json()["findings"] if one["severity"] == "error"} == {"deep.rehearsal"}
     assert not any(process.argv for host in lab for process in host.processes())
 
-    # What the script imports is tried in the environment, before the launch; what it may do without is not missed.
+    # The script's imports are tried in the environment before the launch; an optional import may be missing.
     (code / "train.py").write_text(f"try:\n    import lightning\nexcept ImportError:\n    pass\nimport timm\n{SCRIPT}")
     lacking = ddpctl("up", str(path), "--json", home=home, timeout=240)
     assert lacking.rc == 3, lacking.stderr
@@ -213,14 +213,14 @@ def test_up_trains_with_what_ddpctl_sent_and_nothing_else(lab: Lab, ddpctl: Ddpc
     assert all(node["versions"]["torch"].startswith("2.13.0") for node in second["nodes"])
     assert [host.run(f"stat -c '%n %i' {BASE}/envs/*").stdout for host in lab] == before, "installed again"
 
-    # A node that is new gets everything from one that has it.
+    # A new node gets every file from a node that has it.
     lab[1].run(f"rm -rf {BASE}/store {BASE}/envs {BASE}/wheels {BASE}/uv-cache {BASE}/tools")
     third = ddpctl("push", str(path), "--locked", "--json", home=home, timeout=200).ok().json()
     assert third["ok"]
     assert third["bytes"]["sent_by_controller"] < 10_000  # the code of the job at most
     assert third["bytes"]["relayed"] > 190_000_000
 
-    # A build that fails is told before anything is sent: package, host, and the compiler's own words.
+    # A failed build is reported before any file is sent: package, host, and the compiler's own words.
     make_sdist(
         tmp_path,
         "broken",

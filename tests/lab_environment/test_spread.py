@@ -1,4 +1,4 @@
-"""Files from node to node on real hosts: what they cost, and what happens when something breaks on the way."""
+"""Files from node to node on real hosts: their cost, and a failure on the way."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_first_node_dies_and_the_second_goes_on_from_its_last_byte(lab: Lab,
         watch.join()
     assert set(delivery.errors) == {"node0"}
     assert set(delivery.done) == {"node1", "node2", "node3"}
-    # What node0 had taken and not handed on is sent twice, and no more.
+    # Bytes that node0 had received and not passed on are sent twice, and no more.
     assert delivery.traffic.sent_by_controller < 1.5 * SIZE
     assert all(holds(lab, index, source) for index in (1, 2, 3))
 
@@ -194,7 +194,7 @@ def test_a_node_that_hangs_does_not_hold_up_the_others(lab: Lab, tmp_path: Path)
 
 @pytest.mark.full(covered_by="tests/environment/test_pull.py::test_a_slow_node_is_left_for_a_node_that_has_much_more")
 def test_a_slow_node_is_cut_out(lab: Lab, tmp_path: Path) -> None:
-    """node1 gets a tenth of the others' speed: those behind it must not wait for it."""
+    """node1 gets a tenth of the other nodes' speed: the nodes behind it must not wait for it."""
     source = noise(2 * SIZE, next(SEEDS))
     behind: dict[str, int] = {}
 

@@ -1,4 +1,4 @@
-"""Hosts with links of a known speed, and what every preflight here shares."""
+"""Hosts with links of a known speed, and the fixtures of every preflight here."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def _interpreter(stand_in: str) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this process remembers of an earlier preflight is forgotten."""
+    """This process forgets an earlier preflight."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def shape(lab: Lab) -> Lab:
-    """What two processors give each link while other tests run would differ."""
+    """Give every link the same speed: without a limit the speeds differ while other tests use the processors."""
     for host in lab:
         host.slow(SPEED)
     return lab

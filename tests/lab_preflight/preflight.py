@@ -29,7 +29,7 @@ JOB = {"train": {"script": "train.py", "code": None, "master_port": PORT}}
 
 @dataclass(frozen=True)
 class Seen:
-    """What the installed command told its user."""
+    """The output of the installed command."""
 
     findings: tuple[Finding, ...]
     exit_code: int

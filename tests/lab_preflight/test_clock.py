@@ -1,4 +1,4 @@
-"""A host whose wall clock is wrong."""
+"""A host with a wrong wall clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ddpctl preflight --fix` on real hosts, as a user whose sudo wants a password."""
+"""`ddpctl preflight --fix` on real hosts, for a user with a password for sudo."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHECKS = (*NETWORK, "host.shm", "host.inodes")
 
 
 def train(lab: Lab) -> Path:
-    """A login that is not root and whose sudo asks for a password; node1's base_dir is a tmpfs with few inodes."""
+    """Return an inventory: its login is not root and needs a password for sudo; node1's base_dir lies below SMALL."""
     for host in lab:
         host.add_user("train")
         host.run("chpasswd", stdin="train:secret\n")

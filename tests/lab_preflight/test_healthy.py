@@ -15,7 +15,7 @@ from tests.lab.command import PATH, PROGRAM, Ddpctl
 from tests.lab_preflight.conftest import shape
 from tests.lab_preflight.preflight import DEFAULTS, infos, preflight, trouble, where
 
-RUNS = 2  # the second one finds on the hosts what the first one has left there
+RUNS = 2  # the second run finds the files on the hosts that the first run left there
 CROWD = 500
 CROWD_S = 240
 QUIET = {"fabric.address", "mesh.ports"}

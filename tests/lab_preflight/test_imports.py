@@ -15,7 +15,7 @@ from tests.lab_preflight.preflight import PORT, infos, preflight, trouble, where
 PACKAGES = "/srv/packages"
 CACHE = "/root/.local/state/ddpctl/cache/modules.{}.json"
 STORE = "/root/.local/state/ddpctl/store"
-# What lies about in a folder of code, and is no part of the program.
+# Files in a folder of code that are no part of the program.
 OTHERS = {
     "old/train_v1.py": "import tensorflow_of_2016\nprint 'epoch'\n",
     "notebooks/plot.py": "import plotting_library_of_a_laptop\n",
@@ -89,7 +89,7 @@ def test_only_what_the_script_imports_is_judged_and_really_imported(lab3: Lab, c
     assert "torchvision::nms does not exist; net.py:1 needs it: `import lightening`" in wrong[0].message
     assert {(finding.check, finding.host) for finding in quiet} == {("job.imports", host.name) for host in lab3}
 
-    # One host lacks a package, on another its import fails through one that it imports itself.
+    # A host lacks a package; on another host the package is there, but its own import of a second package fails.
     wrong, _ = look(train="import net\n", net="\nimport outer\n")
     assert where(wrong) == [("job.imports", "error", "node1", None), ("job.imports", "error", "node2", None)]
     assert "net.py:2: `import outer` fails in inner: OSError: libinner.so.3: cannot open" in wrong[0].message
@@ -120,7 +120,7 @@ def test_a_syntax_error_is_found_before_anything_is_sent(lab3: Lab, code: Path, 
 
 
 def test_a_script_that_lies_on_the_nodes(lab3: Lab) -> None:
-    """Its own imports count, and what lies beside it is never imported: it may train at once."""
+    """Its own imports are tried, but a module beside it is never imported: the import may start a training."""
     text = "import helper\nimport os\nimport gone_from_node2\n"
     for host in lab3:
         host.write("/root/job/train.py", text)

@@ -70,7 +70,7 @@ def test_interface_that_there_is_not(lab3: Lab) -> None:
 
 
 def test_interface_that_leads_nowhere(lab3: Lab) -> None:
-    """docker0 has the same address on every machine: whoever dials it reaches himself."""
+    """docker0 has the same address on every machine: a host that connects to it reaches itself."""
     for host in lab3:
         host.run("ip link add docker0 type bridge && ip addr add 172.17.0.1/16 dev docker0 && ip link set docker0 up")
     assert where(trouble(preflight(lab3))) == []
@@ -86,7 +86,9 @@ def test_fabric_address_of_another_host(lab3: Lab) -> None:
 
 
 def test_two_hosts_of_one_address_are_refused(make_lab: MakeLab) -> None:
-    """As containers with published SSH ports are: SSH comes in, and whoever dials the other reaches himself."""
+    """Containers with published SSH ports are like this: SSH comes in, but a host that connects to its peer reaches
+    itself.
+    """
     lab = make_lab(2)
     for host in lab:
         network = lab.claim.networks[0]
@@ -123,7 +125,7 @@ def test_mtu_black_hole(fabric_lab: Lab) -> None:
 def test_big_packets_lost_in_one_direction(lab3: Lab) -> None:
     for host in lab3:
         host.run("ip link set eth0 gso_max_segs 1")
-        host.slow("100mbit")  # packet by packet the processors set the speed otherwise, and one link may seem slow
+        host.slow("100mbit")  # sent packet by packet, the speed depends on the processors, and a link may seem slow
     lab3[1].firewall(f"ip saddr {lab3[2].address} meta length > 1300 drop")
     (found,) = trouble(preflight(lab3))
     lab3[1].clear_firewall()
@@ -136,7 +138,7 @@ def test_slow_link(lab3: Lab) -> None:
     report = preflight(lab3)
     (found,) = trouble(report)
     assert (found.check, found.severity.value) == ("mesh.bandwidth", "warning")
-    assert "node2" in (found.host, found.peer)  # one of its links, where a busy machine did not measure both
+    assert "node2" in (found.host, found.peer)  # either of its links: a busy machine may not measure both
     assert report.exit_code == 0
 
 

@@ -98,7 +98,7 @@ def test_ephemeral_range_blocked(lab3: Lab) -> None:
 
 
 def test_stateless_rule_that_stops_the_answers_too(lab3: Lab) -> None:
-    """A port range closed without a look at the connection's state closes the way back of the node's own ones."""
+    """A rule that closes a port range without a look at the state also stops answers on the node's connections."""
     lab3[2].drop(port=RANGE)
     (found,) = trouble(preflight(lab3))
     assert where([found]) == [("mesh.ports", "error", "node2", None)]
@@ -147,7 +147,7 @@ def test_answers_dropped_on_their_way_back(lab3: Lab) -> None:
 
 
 def test_server_with_a_closed_firewall(lab3: Lab) -> None:
-    """What many servers have: established connections, loopback and SSH come in, nothing else."""
+    """The rules of many servers: established connections, loopback and SSH come in, nothing else."""
     lab3[0].run(
         ["nft", "-f", "-"],
         stdin="""
@@ -193,7 +193,7 @@ def test_what_restarts_need_is_open_on_every_host(lab3: Lab) -> None:
 
 @pytest.mark.full(covered_by="tests/checks/test_firewall.py::test_fix_for_nft_goes_before_whatever_drops")
 def test_two_chains_that_both_block(lab3: Lab) -> None:
-    """An accept in one chain does not spare the packet the next one: the fix opens both."""
+    """A packet that a chain accepts still goes to the next chain: the fix opens both."""
     for name, priority in (("first", -10), ("second", 10)):
         lab3[0].run(
             ["nft", "-f", "-"],
@@ -241,7 +241,9 @@ def test_filter_between_the_nodes(lab3: Lab) -> None:
 
 
 def test_rules_are_read_by_sudo_where_a_login_may(lab3: Lab) -> None:
-    """Without a password, and read only; a login that may not is told so, and nothing is said of the rules."""
+    """sudo reads the rules if it needs no password. A login without that right gets a message about root, and no rule
+    is named.
+    """
     for host in lab3:
         host.add_user("ada")
     lab3[0].firewall(f"tcp dport {PORT} drop")

@@ -1,4 +1,4 @@
-"""The rehearsal on real hosts: it passes, it names who is stuck, and nothing of it is left."""
+"""The rehearsal on real hosts: it passes, it names the stuck rank, and it leaves no process."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def test_rank_that_is_stuck_is_named(lab3: Lab, python213: str) -> None:
     covered_by="tests/stages/test_rehearsal.py::test_ranks_that_are_stuck_and_a_launcher_that_never_joined"
 )
 def test_launcher_that_is_stuck_is_named(lab3: Lab, python213: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others' launchers wait for it, and start no rank that could give up: only the deadline ends this."""
+    """The launchers of the other nodes wait for it and start no rank that could give up: only the deadline ends the
+    rehearsal.
+    """
     monkeypatch.setattr(rehearse, "REHEARSAL_S", 60.0)
     lab3[1].write("/root/slow/torch/__init__.py", "import time\ntime.sleep(3600)\n")
     hosts = {"node1": {"env": {"PYTHONPATH": "/root/slow"}}}

@@ -1,4 +1,4 @@
-"""The real ufw on a real host: what it blocks is found to be ufw's, and its own command opens it."""
+"""The real ufw on a real host: a port that it blocks is reported as ufw's, and ufw's own command opens it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.lab_preflight.preflight import PORT, preflight, run_fix, trouble, whe
 
 @pytest.fixture
 def guarded(lab3: Lab) -> Iterator[Lab]:
-    """node0 lets SSH in and nothing else, as on a server that somebody has looked after."""
+    """node0 accepts SSH and no other connection, as on a well-kept server."""
     lab3[0].run("ufw allow 22/tcp && ufw --force enable")
     yield lab3
     lab3[0].run("ufw --force reset && nft flush ruleset")
@@ -31,7 +31,9 @@ def test_what_ufw_blocks_ufw_opens(guarded: Lab) -> None:
 
 @pytest.mark.full(covered_by="tests/checks/test_firewall.py::test_fix_for_ufw")
 def test_a_rule_of_the_users_own_in_ufw(guarded: Lab) -> None:
-    """A deny that somebody added comes before an allow that is only appended: the fix goes to the front."""
+    """A deny rule that an administrator added comes before an allow rule that is only appended: the fix goes to the
+    front.
+    """
     guarded[0].run(f"ufw default allow incoming && ufw deny proto tcp to any port {PORT}")
     (found,) = trouble(preflight(guarded))
     assert where([found]) == [("mesh.ports", "error", "node0", None)]

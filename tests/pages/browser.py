@@ -1,4 +1,4 @@
-"""A page in Chromium: what it asks for, what it complains of, and how it looks."""
+"""A page in Chromium: its requests, its complaints, and its appearance."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def chromium() -> Iterator[Browser]:
 
 
 def look(browser: Browser, file: Path, *, width: int, dark: bool, picture: Path | None = None, **how: Any) -> Seen:
-    """Open a file; ``picture`` gets a picture of the page, ``how`` says of what part of it."""
+    """Open a file; ``picture`` gets a picture of the page, ``how`` selects the part of the page."""
     seen = Seen()
     scheme: Any = "dark" if dark else "light"
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **how)

@@ -1,4 +1,4 @@
-"""One browser for all pages."""
+"""A single browser for all pages."""
 
 from __future__ import annotations
 

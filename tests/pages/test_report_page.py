@@ -1,4 +1,4 @@
-"""The page of a report in a browser: `make pages` installs one and runs this."""
+"""The page of a report in a browser: `make pages` installs a browser and runs this."""
 
 from __future__ import annotations
 

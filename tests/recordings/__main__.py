@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _recorded(name: str, stage: Stage) -> bool:
-    """Play a scene; one that does not show what it has to leaves the old recording as it is."""
+    """Play a scene; a scene that does not show the expected text leaves the old recording as it is."""
     try:
         SCENES[name].play(stage)
     except pexpect.ExceptionPexpect as error:

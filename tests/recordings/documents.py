@@ -1,4 +1,4 @@
-"""The JSON documents of `docs/json.md`: what each command printed in the lab, its lists cut to two entries."""
+"""The JSON documents of `docs/json.md`: the output of each command in the lab, its lists cut to two entries."""
 
 from __future__ import annotations
 

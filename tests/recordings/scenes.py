@@ -1,4 +1,4 @@
-"""What is recorded: each scene types commands and waits for what they must show."""
+"""What is recorded: each scene types commands and waits for the expected output."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def restart(stage: Stage) -> None:
 
 
 def run_of(stage: Stage) -> str:
-    """The run whose ranks the first host has."""
+    """The run with ranks on the first host."""
     runs = {process.environ.get("DDPCTL_RUN") for process in stage.lab[0].processes()} - {None}
     assert len(runs) == 1, runs
     return str(runs.pop())

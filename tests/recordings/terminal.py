@@ -41,7 +41,7 @@ class Tape:
 
 
 class Terminal:
-    """`type` a command and `see` what comes of it. Nothing of the shell's own start is recorded."""
+    """`type` a command and `see` its output. Nothing of the shell's own start is recorded."""
 
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
         self.tape = Tape()
@@ -89,7 +89,7 @@ class Terminal:
         self.rest(READ_S)
 
     def rest(self, seconds: float) -> None:
-        """Time to read, in which what comes is recorded."""
+        """Time to read, in which the output is recorded."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self._shell.expect([pexpect.TIMEOUT, pexpect.EOF], timeout=left)

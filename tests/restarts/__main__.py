@@ -23,7 +23,7 @@ from tests.restarts.train import FAULT, uninterrupted
 
 
 class Campaign:
-    """One lab for all rounds; a new one after trouble with it."""
+    """A single lab for all rounds; a new lab after trouble with it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -22,11 +22,11 @@ class Facts:
     attempts: Attempts = field(default_factory=dict)
     complete: Mapping[str, int] = field(default_factory=dict)  # host -> the last complete step it had at the fault
     begun: Mapping[int, float] = field(default_factory=dict)  # when a rank of the attempt was first seen
-    twice: Sequence[Mapping[str, set[int]]] = ()  # attempts that lived on the hosts at one moment
-    told: Mapping[str, Any] = field(default_factory=dict)  # what `status` says after the fault
+    twice: Sequence[Mapping[str, set[int]]] = ()  # attempts that lived on the hosts at the same moment
+    told: Mapping[str, Any] = field(default_factory=dict)  # the output of `status` after the fault
     ended: bool = False  # by itself, before it was finished or killed
     left: Sequence[str] = ()
-    trouble: list[str] = field(default_factory=list)  # what kept the round from being played to its end
+    trouble: list[str] = field(default_factory=list)  # the error that kept the round from its end
 
     @property
     def before(self) -> int:
@@ -42,7 +42,7 @@ class Facts:
 
     @property
     def born(self) -> float | None:
-        """From the fault to the first rank of the next attempt; what follows is torch's own start."""
+        """From the fault to the first rank of the next attempt; the rest is torch's own start."""
         later = [first for number, first in self.begun.items() if number > self.before]
         return min(later) - self.fault_at if later else None
 
@@ -93,7 +93,9 @@ def _counted(one: Steps) -> list[int]:
 
 
 def _lost(facts: Facts) -> Iterator[str]:
-    """The next attempt resumes from what one of its hosts knew to be complete at the fault, or from a later one."""
+    """The next attempt resumes from a checkpoint that one of its hosts knew to be complete at the fault, or from a
+    later checkpoint.
+    """
     for number in sorted(number for number in facts.attempts if number > facts.before)[:1]:
         hosts = facts.attempts[number]
         best = max((step for host, step in facts.complete.items() if host in hosts), default=0)

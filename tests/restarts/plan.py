@@ -1,4 +1,4 @@
-"""What is done to whom in each round; the same seed gives the same plan. Pure."""
+"""The fault and the victim of each round; the same seed gives the same plan. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Drops = frozenset[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Round:
-    """One run and what happens to it.
+    """A run and its fault.
 
     ``drops``: (host, other): nothing from the other arrives there, for ``seconds`` (None: until the end). ``accused``:
-    who may be set aside. ``place``: what is full, of a host's disk. ``alone``: the `ddpctl up` that follows is killed
-    before the fault. ``finish``: the training may end by itself; otherwise it is killed.
+    the hosts that may be excluded. ``place``: what is full, of a host's disk. ``alone``: the `ddpctl up` that follows
+    is killed before the fault. ``finish``: the training may end by itself; otherwise it is killed.
     """
 
     number: int
@@ -122,7 +122,7 @@ def _between(side: frozenset[str], rest: frozenset[str]) -> Drops:
     return frozenset([*both, *((b, a) for a, b in both)])
 
 
-# -- the script, and what it runs short of ------------------------------------------------------------------------
+# -- the script, and the resource that runs short ----------------------------------------------------------------------
 
 
 def _script(choose: random.Random, one: Round) -> Round:

@@ -1,4 +1,4 @@
-"""One round: a training with restarts is started, hurt, watched, healed, ended, and looked at."""
+"""A round: a training with restarts is started, hurt, watched, healed, ended, and looked at."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def _play(site: Site, facts: Facts, job: str, hosts: Sequence[Host], victim: Hos
 
 
 def copied(hosts: Sequence[Host], job: str) -> bool:
-    """The first host's checkpoint lies on another one too."""
+    """The first host's checkpoint lies on another host too."""
     return len(complete(hosts, job)) >= 2
 
 
 def settled(facts: Facts, job: str, run: str, hosts: Sequence[Host], healed: float) -> bool:
-    """The run has ended; or steps are made, by a later attempt or by one that needs no other, and not just now."""
+    """The run has ended; or steps are made, by a later attempt or by an attempt that needs no other, not just now."""
     if ended(hosts, run):
         return True
     facts.attempts = attempts(hosts, job)
@@ -174,7 +174,9 @@ def _last_words(site: Site, facts: Facts, job: str, up: Running, wanted: str) ->
 
 
 def keep(site: Site, facts: Facts, place: Path) -> None:
-    """What explains a wrong round: what every ddpctl said, what was seen, and the run's records of every host."""
+    """The files that explain a wrong round: the output of every ddpctl, the observations, and the run's records of
+    every host.
+    """
     place.mkdir(parents=True)
     (place / "facts.txt").write_text(f"{facts}\n")
     for nth, one in enumerate(site.ddpctl.runs):

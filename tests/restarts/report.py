@@ -11,8 +11,9 @@ from tests.restarts.plan import Round
 
 @dataclass(frozen=True)
 class Result:
-    """One round's. Seconds: from the fault to the first rank (``born``) and to the first step of the next attempt, and
-    from the start of the round to its end (``took``). ``load``: of the machine, at the end."""
+    """The result of a single round. Seconds: from the fault to the first rank (``born``) and to the first step of the
+    next attempt, and from the start of the round to its end (``took``). ``load``: of the machine, at the end.
+    """
 
     round: Round
     wrong: Sequence[str]

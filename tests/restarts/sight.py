@@ -1,4 +1,4 @@
-"""What can be seen of a run with restarts from outside: /proc of every host, and files. Nothing here asks ddpctl."""
+"""A run with restarts as it can be seen from outside: /proc of every host, and files. Nothing here asks ddpctl."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sight:
             alive = _all(self._look())
             for attempt in alive:
                 self.begun.setdefault(attempt, time.monotonic())
-            # The hosts are looked at one after the other: do they live at one moment?
+            # The hosts are looked at one by one: do they live at the same moment?
             if len(alive) > 1 and len(_all(again := self._look())) > 1:
                 self.twice.append(again)
 
@@ -79,7 +79,7 @@ def attempts(hosts: Iterable[Host], job: str) -> dict[int, dict[str, Steps]]:
 
 
 def complete(hosts: Iterable[Host], job: str) -> dict[str, int]:
-    """The last step that each host has a manifest of, with the file that belongs to it, whoever wrote it."""
+    """The last step that each host has a manifest of, with the file that belongs to it, whichever host wrote it."""
     found: dict[str, int] = {}
     for host in hosts:
         for path in folder(host, BASE, "checkpoints").glob(f"*/*/{job}/*/.ddpctl/step_*.pt.json"):

@@ -1,4 +1,4 @@
-"""A real training, and what it must have computed at each step."""
+"""A real training, and the right result at each step."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def uninterrupted(folder: Path, python: Path, steps: int) -> dict[int, float]:
 
 
 class Steps:
-    """What one rank has written of one attempt."""
+    """The lines of a single rank about a single attempt."""
 
     def __init__(self, resumed: int | None, rows: list[tuple[int, float, float]]) -> None:
         self.resumed = resumed

@@ -61,7 +61,7 @@ sys.exit(child.wait() and 1)
 
 @dataclass(frozen=True)
 class Kind:
-    """A program: how its job is made, how it says what it has resumed, and what its checkpoint holds."""
+    """A program: how its job is made, how it reports the resumed step, and the content of its checkpoint."""
 
     job: Callable[[Path], dict[str, Any]]
     resumed: str  # a pattern; its groups are the numbers of `read`
@@ -71,7 +71,7 @@ class Kind:
 
 @dataclass
 class Stop:
-    """One stop and the start after it."""
+    """A stop and the start after it."""
 
     pause: float
     loaders: int = 0
@@ -206,7 +206,7 @@ def _plain(folder: Path) -> dict[str, Any]:
 def _resnet(folder: Path) -> dict[str, Any]:
     for path in (CHECKOUT / "worker" / "jobs").glob("*.py"):
         shutil.copy(path, folder)
-    # Long epochs: most stops come in the middle of one.
+    # Long epochs: most stops come in the middle of a save.
     more = ("--num_epochs", "1000000", "--train_size", "9600", "--num_workers", "2", "--resume")
     return {"script": "resnet_ddp.py", "args": [*SMALL_SET, *SMALL_NETWORK, *more], "env": {"OMP_NUM_THREADS": "1"}}
 

@@ -1,4 +1,4 @@
-"""The screen without a terminal: what each key shows, on 80 columns and 24 lines, whatever the hosts do meanwhile."""
+"""The screen without a terminal: the effect of each key, on 80 columns and 24 rows, whatever the hosts do."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def play(cluster: Cluster, steps: Play, *, inside: str | None = None, readonly: 
 
 
 def text(pilot: Pilot[None]) -> str:
-    """What can be read on the top screen."""
+    """The readable text of the top screen."""
     lines = pilot.app.screen._compositor.render_strips()
     return "\n".join(line.text.rstrip() for line in lines)
 
@@ -164,7 +164,7 @@ def test_the_filter() -> None:
 
 
 def test_what_is_typed_right_after_the_slash_is_for_the_filter() -> None:
-    """A person who types fast must not open the doctor, or ask for a kill."""
+    """A fast typist must not open the doctor, or ask for a kill."""
 
     async def steps(pilot: Pilot[None]) -> None:
         for key, letter in (("slash", "/"), ("d", "d"), ("k", "k"), ("slash", "/")):

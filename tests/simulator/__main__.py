@@ -1,4 +1,4 @@
-"""python -m tests.simulator --seed N [-v]: what happens under one seed, or which of many seeds break a promise."""
+"""python -m tests.simulator --seed N [-v]: the events under a seed, or the seeds that break a promise."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The agents of a run on 2 to 64 hosts, with faults that one seed decides.
+"""The agents of a run on 2 to 64 hosts, with faults from a seed.
 
-Time is simulated, and everything happens in the order of one queue, so a seed decides everything. The promises that
+Time is simulated, and a single queue orders all events, so the seed decides everything. The promises that
 must hold whatever happens are in promises.py.
 """
 
@@ -98,7 +98,7 @@ class AgentWorld:
         self._choices = itertools.count(1)
         self._chosen: dict[str, str] = {}  # which host has made a choice
         self.faults = 0
-        self.killed = False  # somebody has asked for it
+        self.killed = False  # a user has asked for it
         self.kill_known = False  # every host has acknowledged it
         self.hosts: dict[str, Host] = {}
         for name in names:
@@ -113,7 +113,7 @@ class AgentWorld:
         """Of the first attempt."""
         return tuple(names[:nodes])
 
-    # --- the run of it
+    # --- the run of the simulation
 
     def play(self) -> list[str]:
         """Everything that happens under this seed; the violations."""
@@ -215,7 +215,7 @@ class AgentWorld:
         return port, port + 1
 
     def choose(self, host: Host, number: int) -> CheckpointChoice:
-        """Another one each time: what is saved may have changed."""
+        """Another change each time: what is saved may have changed."""
         choice = CheckpointChoice(f"choice {next(self._choices)} for {number}", ())
         self._chosen[choice.digest] = host.name
         return choice
@@ -333,7 +333,7 @@ class AgentWorld:
             self.after(seconds, self.heal)
 
     def _lose_a_follower_of_the_leader(self) -> None:
-        """It stands for election. When another host leads, the one before is cut off at once: its lease still runs."""
+        """It stands for election. If another host leads, the earlier leader is cut off at once: its lease runs."""
         leaders = self.leaders()
         if len(leaders) != 1:
             return

@@ -39,7 +39,7 @@ def _vote_while_bound(own: State, host: str, question: Any, event: Event) -> Any
 
 
 def _start_when_ready(own: State, part: Any, document: Document, now: float) -> Any:
-    """Starts as soon as its part is ready, whatever the others do."""
+    """Starts as soon as its part is ready, whatever the other hosts do."""
     return _start(own, part, document._replace(go=part.number), now)
 
 
@@ -50,7 +50,7 @@ def _forget_what_other_runs_told(config: Config, ballot: Ballot, now: float) -> 
 
 
 def _keep_reports(own: State, host: str, question: Any, event: Event) -> Any:
-    """Remembers every report, and not for one term only."""
+    """Remembers every report for all terms, not only for its own term."""
     own, answer = _answer_poll(own, host, question, event)
     if own.lead is not None:
         _told.setdefault(own.host, {})[host] = Report.from_json(question["report"])
@@ -58,12 +58,12 @@ def _keep_reports(own: State, host: str, question: Any, event: Event) -> Any:
 
 
 def _believe_reports_of_any_term(own: State) -> dict[str, Report]:
-    """Takes for the report of a host what it last told this one, in whatever term."""
+    """Takes for the report of a host its last report to this host, of any term."""
     return {**_reports(own), **_told.get(own.host, {})}
 
 
 def _report_what_may_be_rolled_back(own: State) -> Report:
-    """Is clear of an attempt as soon as one leader has said that it is over."""
+    """Forgets an attempt as soon as any leader has said that it is over."""
     return _report(own._replace(committed=own.ballot.proposal.mark))
 
 
@@ -92,7 +92,7 @@ class LeaseNotRenewed(AgentWorld):
 
 
 class ManyChoices(AgentWorld):
-    """Each host resumes from what it finds."""
+    """Each host resumes from the checkpoint that it finds."""
 
     def restored(self, host: Host, number: int, choice: CheckpointChoice) -> None:
         super().restored(host, number, choice._replace(digest=choice.digest + host.name))
@@ -129,7 +129,7 @@ FAULTS: dict[str, Fault] = {
     "a lease that is ignored": Fault(world=LeaseForGood),
     "a lease that is not renewed": Fault(world=LeaseNotRenewed),
     "each host chooses its checkpoint": Fault(world=ManyChoices),
-    # Both rules are broken: with one of them left, an old report in this story is either true or forgotten.
+    # Both rules are broken: with a single rule left, an old report in this story is either true or forgotten.
     "reports outlive their term": Fault(*REPORTS_OF_ANY_TERM, *REPORTS_NOT_AGREED_ON, world=LeaderElectedAgain),
     "an end without a majority": Fault((ending, "_patience", lambda own: 30.0)),
 }
@@ -153,7 +153,7 @@ class HastyJudge(FailureJudge):
 
 
 class SleepyJudge(FailureJudge):
-    """Holds it against the others that it did not hear them while it did not run itself."""
+    """Blames the other hosts for silence during a time in which it did not run itself."""
 
     def slept(self, seconds: float) -> None:
         pass

@@ -83,7 +83,7 @@ class Node:
         self.machine = Machine(world.scheduler, name, 1.0 + choose.uniform(-0.02, 0.02), choose.uniform(10.0, 1e5))
         self.process = Process(self.machine, f"supervisor of {name}")
         self.status: int | None = None  # of the launcher
-        self.own: Outcome | None = None  # what failed here
+        self.own: Outcome | None = None  # the failure on this node
         self.any = True  # whether it has ranks
         self.deaths: dict[int, Any] = {}
         self.outcome: Outcome | None = None
@@ -168,7 +168,7 @@ class Node:
 
 
 class GangWorld:
-    """One run with one fault, under one seed."""
+    """A run with a single fault, under a seed."""
 
     hub_kind: Callable[..., Gang] = HubGang
     member_kind: Callable[..., Gang] = MemberGang
@@ -236,7 +236,7 @@ class GangWorld:
         at_start = self.kind in ("a node never comes", "a cut at the start")
         self.fault_at = 0.0 if at_start else SETTLED_S + self.random.uniform(0.0, 3.0)
 
-    # --- what happens
+    # --- the events
 
     def _nothing(self) -> None:
         self.scheduler.run(self.scheduler.now + 40.0)
@@ -263,7 +263,7 @@ class GangWorld:
         self.scheduler.run(self.scheduler.now + 20.0)
 
     def _all_stand_still(self) -> None:
-        """Machines that are suspended together: nobody was listening, so nobody's silence counts."""
+        """Machines that are suspended together: no node listened, so no node's silence counts."""
         for node in self.nodes.values():
             node.process.stop()
         self.scheduler.run(self.scheduler.now + self.random.uniform(13.0, 60.0))
@@ -325,7 +325,7 @@ class GangWorld:
         for node in self.nodes.values():
             node.succeed()
 
-    # --- what must hold
+    # --- the promises
 
     def _judge_no_end(self) -> None:
         for node in self.nodes.values():
@@ -344,7 +344,7 @@ class GangWorld:
         """Every node that can know ends in time, and all name the same cause."""
         within = WITHIN_S[self.kind] + LATE_S
         if self.kind == "a node never comes" and self.chosen.name == self.names[0]:
-            within += VERDICT_S  # nobody decides without a hub: each member does so by itself
+            within += VERDICT_S  # no node decides without a hub: each member does so by itself
         begun, chosen = self.fault_at, self.chosen
         self.scheduler.run(begun + within + 1.0)
         reason = {
@@ -360,7 +360,7 @@ class GangWorld:
         for node in self.nodes.values() if told else self._others():
             self._judge(node, reason, chosen.name, begun + within)
         if self.kind == "a node is cut off":
-            # What it cannot reach is lost for it: the hub for a member, and for the hub some member.
+            # A node that it cannot reach is lost for it: the hub for a member, and for the hub some member.
             if chosen.outcome is None or chosen.ended_at is None or chosen.ended_at > begun + within:
                 self.fail(f"{chosen.name} is cut off, and runs on")
         elif self.kind == "a cut at the start":

@@ -1,6 +1,6 @@
 """A simulated host of a run with restarts: its clock, its disk, its agent's state, and guardian, supervisor and ranks.
 
-The agent is the product's own ``step``; carrying out what comes out of it is simulated here.
+The agent is the product's own ``step``; the simulation carries out its decisions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Disk:
         self.exit: dict[str, Any] | None = None
         self.stop: dict[str, Any] | None = None
         self.full = False
-        self.reserve = True  # room for one change on a full disk
+        self.reserve = True  # room for a single change on a full disk
 
 
 class Ranks:
@@ -114,7 +114,7 @@ class Preparation:
 
 
 class Host:
-    """A machine, what is on its disk, and what runs there. ``agent``: None once it is gone, for good."""
+    """A machine, its disk, and the programs that run on it. ``agent``: None once it is gone, for good."""
 
     def __init__(self, world: AgentWorld, name: str, config: st.Config, ballot: Ballot) -> None:
         self.world, self.name, self.config = world, name, config
@@ -124,7 +124,7 @@ class Host:
         self.stopped = False  # the agent's process
         self.suspended = False  # the whole machine
         self.woke = float("-inf")
-        self.held: list[Callable[[], None]] = []  # what reaches it once it is continued
+        self.held: list[Callable[[], None]] = []  # the messages that reach it once it is continued
         self.disk = Disk(ballot)
         self.ranks: dict[int, Ranks] = {}
         self.part: Preparation | None = None
@@ -151,7 +151,7 @@ class Host:
     # --- the agent
 
     def happen(self, fact: st.Fact) -> Mapping[str, Any] | None:
-        """A step of the agent; its reply, where there is one. Raises DiskFull."""
+        """A step of the agent; its reply, if it has replied. Raises DiskFull."""
         assert self.agent is not None
         event = st.Event(self.clock(), START_OF_TIME + self.world.now, self.world.random.random(), fact)
         state, actions = rules.step(self.agent, event)

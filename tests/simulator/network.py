@@ -23,7 +23,9 @@ FOREVER_S = 1e9
 
 
 class Network:
-    """Who reaches whom, and how late. ``cut`` holds pairs of names: nothing comes from the first to the second."""
+    """Which host reaches which host, and with which delay. ``cut`` holds pairs of names: nothing comes from the first
+    to the second.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -74,7 +76,7 @@ class Waitable:
 
 
 class End(Waitable):
-    """One end of a connection, as a socket."""
+    """An end of a connection, as a socket."""
 
     def __init__(self, sockets: SimSockets) -> None:
         super().__init__()
@@ -82,11 +84,11 @@ class End(Waitable):
         self.process, self.machine = sockets.process, sockets.process.machine
         self._boots = self.machine.boots
         self.peer: End | None = None
-        self.open = self.refused = False  # as the one that connects
+        self.open = self.refused = False  # as the side that connects
         self._came = bytearray()
         self._over = self._reset = self._closed = False
         self._seconds: float | None = None
-        self._flight: deque[list[Any]] = deque()  # what is on its way: whether it has come, and what it does there
+        self._flight: deque[list[Any]] = deque()  # what is on its way: whether it has come, and its effect there
         sockets.ends.append(self)
 
     @property
@@ -127,11 +129,11 @@ class End(Waitable):
             if self.machine.powered:
                 self._post(End.take_end)
 
-    # --- what comes from the other end
+    # --- packets from the other end
 
     @property
     def gone(self) -> bool:
-        """Whether nobody here knows of the connection any more."""
+        """Whether no object here knows of the connection any more."""
         return self._closed or self.machine.boots != self._boots
 
     def take(self, data: bytes) -> None:
@@ -257,7 +259,7 @@ class Pipe(Waitable):
 
 
 class Selector:
-    """As far as the gang needs one."""
+    """As far as the gang needs it."""
 
     def __init__(self, sockets: SimSockets) -> None:
         self._sockets = sockets
@@ -338,7 +340,7 @@ class SimSockets(Sockets):
         return [one for one in waiting if one.ready]
 
     def wait(self, waiting: Sequence[Waitable], seconds: float, enough: Callable[[], bool] = lambda: False) -> None:
-        """Until one of these has something to read, or for so long."""
+        """Wait until any of these has something to read, or for so many seconds."""
         if enough():
             return
         scheduler = self.process.scheduler

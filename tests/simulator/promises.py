@@ -1,4 +1,4 @@
-"""What must hold in a run with restarts, whatever happens to its hosts."""
+"""The promises of a run with restarts, whatever happens to its hosts."""
 
 from __future__ import annotations
 
@@ -101,12 +101,12 @@ class Promises:
 
     def _is_excused(self, host: Host) -> bool:
         """A machine that was suspended runs its ranks until it looks at the clock. If the clock was stopped too, it
-        takes its lease for what was left of it."""
+        takes its lease for the remaining time."""
         late = END_S if "pause" in self._world.profile.kinds else WAKES_S
         return host.suspended or self._world.now - host.woke < late
 
     def _check_minorities(self) -> None:
-        """A host is part of half of the hosts for as long as it has reached as many lately, one after the other."""
+        """A host is part of half of the hosts for as long as it has reached as many lately, one by one."""
         now, hosts = self._world.now, self._world.hosts
         needed = len(hosts) - (len(hosts) // 2 + 1) + 1
         for host in hosts.values():
@@ -137,7 +137,7 @@ class Promises:
                 self.fail(f"{aside[0]} was set aside, and is in attempt {last.number}")
 
     def _reached(self, name: str) -> set[str]:
-        """The hosts whose agents this one reaches, over others too."""
+        """The hosts with agents that this host reaches, over other hosts too."""
         found, left = {name}, [name]
         while left:
             one = left.pop()
@@ -174,7 +174,7 @@ class Promises:
             self.fail(f"the newest attempt does not run on {missing}, long after the last fault")
 
     def _missing(self) -> list[str] | None:
-        """The hosts of the newest attempt on which it does not run; None: nobody leads, or it is not live."""
+        """The hosts of the newest attempt on which it does not run; None: no host leads, or the leader is not live."""
         found = [host.agent for host in self._world.leaders() if host.agent is not None and host.agent.agreed]
         if not found or not found[0].document.live:
             return None

@@ -1,11 +1,11 @@
-"""Threads of several machines that run one at a time, in an order that one seed decides, on clocks that jump.
+"""Threads of several machines that run one at a time, in an order from a seed, on clocks that jump.
 
 The product's own threads run unchanged, as real threads, since its code blocks in the middle of functions (an answer is
 waited for, a pause is made): as coroutines each of these would have to be written a second time, and the copy would be
 what is tested. Only the thread that holds the baton runs. It gives the baton back wherever it waits: in every method of
-``HostClock`` that takes time and in every receive of the simulated network. Whoever gives it back picks the next in the
-order of (simulated time, chance), so a hand-over takes one switch of threads. Between two waits a thread is not
-interrupted: races of the memory are not what is looked for here, but those of messages, clocks and crashes.
+``HostClock`` that takes time and in every receive of the simulated network. The thread that gives it back picks the
+next in the order of (simulated time, chance), so a hand-over takes one switch of threads. Between two waits a thread is
+not interrupted: the simulation looks for races of messages, clocks and crashes, not for races of the memory.
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ class SimClock(HostClock):
 
 
 class SimThread(threading.Thread):
-    """What looks like a thread to the product. Its work is done by a thread of the scheduler's."""
+    """An object that looks like a thread to the product. Its work is done by a thread of the scheduler's."""
 
     def __init__(self, process: Process, work: Callable[..., None], name: str, args: tuple[Any, ...] = ()) -> None:
         super().__init__(name=name, daemon=True)
         self.process, self._work, self._arguments = process, work, args
-        self.turn = 0  # counts its waits: what was to end an earlier one is no concern of this one
+        self.turn = 0  # counts its waits: an exception for an earlier thread must not end this thread
         self.baton: threading.Lock | None = None  # of the thread that does its work, once it has begun
         self.begun = self.over = False
 
@@ -127,7 +127,7 @@ class SimThread(threading.Thread):
 
 
 class _Worker:
-    """A real thread, which does the work of one simulated thread after the other."""
+    """A real thread, which does the work of simulated threads, one by one."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -160,7 +160,7 @@ class Scheduler:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
-        self.fault: BaseException | None = None  # in a thread, or in what happens
+        self.fault: BaseException | None = None  # in a thread, or in an event
         self.idle: list[_Worker] = []
         self._heap: list[tuple[float, float, int, Callable[[], None] | SimThread, int]] = []
         self._count = itertools.count()

@@ -1,4 +1,4 @@
-"""Situations that are told by hand instead of by chance."""
+"""Situations that are written by hand instead of drawn by chance."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ QUIET = {"delays": (0.002,), "losses": (0.0,), "lates": (0.0,), "mute": 0.0, "re
 
 
 class Story(AgentWorld):
-    """A run on ``hosts`` hosts without a fault but those that are told. The first attempt has n1 and n2, and one host
-    is enough for an attempt."""
+    """A run on ``hosts`` hosts without any fault except the written faults. The first attempt has n1 and n2, and one
+    host is enough for an attempt.
+    """
 
     def __init__(self, seed: int, hosts: int, seconds: float, **more: object) -> None:
         profile = Profile("story", (), seconds, sizes=(hosts,), **{**QUIET, **more})  # type: ignore[arg-type]
@@ -22,7 +23,7 @@ class Story(AgentWorld):
         return (names[1], names[2])
 
     def when(self, condition: Callable[[], bool], then: Callable[[], None]) -> None:
-        """As soon as it is so: before any host has heard of it from another one."""
+        """As soon as it is so: before any host has a message about it from another host."""
 
         def look() -> None:
             if condition():
@@ -50,8 +51,8 @@ class Story(AgentWorld):
 
 
 class LeaderElectedAgain(Story):
-    """n0 leads, is told that n1 runs nothing of attempt 2, and loses the lead. The attempt begins under another leader,
-    and n1 is cut off with a lease. Then n0 leads again: attempt 3 must wait for n1, whatever n0 was told before."""
+    """n0 leads, hears that n1 runs nothing of attempt 2, and loses the lead. The attempt begins under another leader,
+    and n1 is cut off with a lease. Then n0 leads again: attempt 3 must wait for n1, whatever n0 heard before."""
 
     def __init__(self, seed: int = 0, _: Profile | None = None) -> None:
         super().__init__(seed, 5, 70.0)

@@ -1,6 +1,6 @@
 """Whatever happens to the hosts of a run, what the agents and the gang promise holds: a few hundred seeds.
 
-``python -m tests.simulator --profile P --seed N -v`` shows what happens under one of them.
+``python -m tests.simulator --profile P --seed N -v`` shows the events under a single seed.
 """
 
 from __future__ import annotations

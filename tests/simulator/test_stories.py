@@ -1,4 +1,4 @@
-"""What the agents do in situations that were once decided wrongly, told by hand instead of by chance."""
+"""The decisions of the agents in situations that they once decided wrongly, written by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.simulator.story import LeaderElectedAgain, Story
 
 
 def test_an_attempt_begins_though_the_agent_of_its_first_host_is_gone() -> None:
-    """It has chosen the checkpoint, and the others wait for it."""
+    """It has chosen the checkpoint, and the other hosts wait for it."""
     world = Story(0, 4, 60.0, resumes=1.0)
     world.after(3.0, lambda: world.hosts["n2"].ranks[1].fail())
     world.when(lambda: world.newest("n1")[0] == 2, world.hosts["n1"].kill_agent)
@@ -28,7 +28,7 @@ def test_a_lease_is_handed_on_whoever_answers() -> None:
 
 
 def test_an_end_that_is_not_agreed_on_is_not_final() -> None:
-    """n3 leads and proposes the end; only n4 hears of it."""
+    """n3 leads and proposes the end; only n4 gets the message."""
     world = Story(0, 5, 120.0)
     world.after(10.0, lambda: world.apart("04", "123"))
     world.after(40.0, world.heal)

@@ -28,7 +28,7 @@ LOOK = [
     "echo hello",
     "",
 ]
-# One of each that a fix must never touch, in the words of commands on the list where that is possible.
+# An example of each thing that a fix must never touch, in the words of commands on the list where that is possible.
 NEVER = [
     "kill -9 4711",
     "sudo usermod -aG render,video train",

@@ -1,4 +1,4 @@
-"""The backend that a script names for certain, and what its arguments say instead."""
+"""The backend that a script names for certain, and the arguments that may say otherwise."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TUTORIAL = (
         (TUTORIAL, "gloo"),
         ("if world > 1:\n    dist.init_process_group('nccl')", "nccl"),
         ("try:\n    dist.init_process_group('nccl')\nfinally:\n    dist.destroy_process_group()", "nccl"),
-        # Not certain: the script chooses, or somebody else does.
+        # Not certain: the script chooses, or another program does.
         ("dist.init_process_group()", None),
         ("dist.init_process_group(None)", None),
         ("dist.init_process_group('mpi')", None),

@@ -1,4 +1,4 @@
-"""What ranks measured, put together to the curves of the job."""
+"""The measurements of ranks, put together to the curves of the job."""
 
 from __future__ import annotations
 

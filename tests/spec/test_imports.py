@@ -16,7 +16,7 @@ HERE = sys.version_info[:2]
 
 
 def imports(files: Mapping[str, str] | str, script: str | None = "train.py", **keys: object) -> Imports:
-    """Of a folder, or of one script alone."""
+    """Of a folder, or of a single script."""
     folder = {"train.py": files} if isinstance(files, str) else files
     found = read_imports(
         lambda name: text.encode() if (text := folder.get(name)) is not None else None,

@@ -30,7 +30,7 @@ FIRST = line("a", 0, 1.0, "x")
 
 @st.composite
 def logs(draw: st.DrawFn, most: int = 30) -> dict[str, Log]:
-    """Of each host what two ranks wrote: few texts, times that mostly grow."""
+    """For each host the lines of two ranks: few texts, times that mostly grow."""
     found: dict[str, Log] = {}
     for number, host in enumerate(HOSTS):
         time = 100.0
@@ -66,7 +66,7 @@ def by_rank(groups: Sequence[Group]) -> dict[tuple[str, int | None], Log]:
 
 
 def check_groups(groups: Sequence[Group], whole: Sequence[Line]) -> None:
-    """Every line once, in its rank's order; what is together is equal, near, and of different ranks."""
+    """Every line once, in its rank's order; lines of the same group are equal, close in time, of different ranks."""
     assert by_rank(groups) == by_rank([[one] for one in whole])
     for group in groups:
         assert len({(one.host, one.rank) for one in group}) == len(group)
@@ -148,7 +148,7 @@ def test_the_last_lines_are_the_end(found: dict[str, Log], count: int) -> None:
 
 
 class Told:
-    """A flow, and what it gave; the offsets must always be those of all that was given."""
+    """A flow, and its output; the offsets must always match all given lines."""
 
     def __init__(self, flow: Flow) -> None:
         self.flow, self.groups = flow, list[Group]()
@@ -200,7 +200,7 @@ def test_however_the_batches_come_nothing_is_lost_doubled_or_skipped(
 @given(logs(most=60), st.booleans())
 @few
 def test_whole_logs_come_out_as_one_merge_whatever_the_pieces(found: dict[str, Log], live: bool) -> None:
-    """As long as their hosts are behind, no line is given out before one that belongs in front of it."""
+    """As long as their hosts are behind, no line is given out before a line that belongs in front of it."""
     told = Told(Flow(HOSTS, 0.0, live=live, folded=False))
     for start in range(0, 60, 7):
         for host, log in found.items():
@@ -248,7 +248,7 @@ def test_a_host_whose_lines_fill_the_room_is_never_waited_for_in_vain() -> None:
 
 
 def test_the_last_lines_are_shown_once_no_host_is_behind_and_then_every_new_one() -> None:
-    """Also where the last of them came long before the word that there are no more."""
+    """Also if the last line came long before the message that there are no more."""
     flow = Flow(("a", "b"), 0.0, live=True, last=2)
     count = 3 * LINES_AHEAD
     for host in "ab":

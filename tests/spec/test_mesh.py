@@ -1,4 +1,4 @@
-"""Who dials whom, and which address of a node is the right one."""
+"""Which node dials which node, and which address of a node is right."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_mesh_of_few_hosts_is_whole(count: int) -> None:
 
 @pytest.mark.parametrize("count", [100, 300, 1000])
 def test_sample_meets_any_filter_between_two_racks(count: int) -> None:
-    """Racks of 32 hosts with names in a row: whatever two of them are kept apart, some sampled link joins them."""
+    """Racks of 32 hosts with names in a row: whichever two racks are kept apart, some sampled link joins them."""
     hosts = names(count)
     racks = {host: place // 32 for place, host in enumerate(hosts)}
     joined = {(racks[one], racks[other]) for one, other in schedule(hosts, hosts[0], "lab").pairs}
@@ -132,7 +132,7 @@ def test_slow_is_under_half_the_median_and_never_where_the_processor_is_the_limi
 
 
 def test_a_link_that_swallows_bulk_data_is_neither_slow_nor_late_as_well() -> None:
-    """It was measured among the others only, so its numbers say nothing."""
+    """It was measured among the other nodes only, so its numbers say nothing."""
     pairs = [("a", "b"), ("b", "a"), ("a", "c"), ("c", "a"), ("b", "c"), ("c", "b")]
     mesh = mesh_of(dict.fromkeys(pairs, 940.0) | {("a", "b"): 10.0, ("b", "a"): 10.0})
     first, *others = mesh.speeds

@@ -1,4 +1,4 @@
-"""Whom a job notifies: what may be written, what the nodes get, and what anybody is shown."""
+"""The notifications of a job: the allowed values, the nodes' part, and the values in any output."""
 
 from __future__ import annotations
 

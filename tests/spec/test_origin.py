@@ -1,4 +1,4 @@
-"""Whose a run is."""
+"""The owner of a run."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def test_one_node_needs_no_gang() -> None:
 
 @given(st.lists(st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0")), max_size=5))
 def test_arguments_come_back_from_the_launchers_template(args: list[str]) -> None:
-    """The launcher runs every argument through string.Template: what comes out is what the job file said."""
+    """The launcher runs every argument through string.Template: the result is the content of the job file."""
     from string import Template
 
     argv = plan({"args": tuple(args)}, hosts(1)).nodes[0].command.argv

@@ -1,4 +1,4 @@
-"""A report as one document, and the times in it."""
+"""A report as a single document, and the times in it."""
 
 from __future__ import annotations
 

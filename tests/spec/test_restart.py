@@ -1,4 +1,4 @@
-"""What a record must hold of a run for it to be continued, and who takes part then."""
+"""The entries that a record needs to continue a run, and the hosts that then take part."""
 
 from __future__ import annotations
 

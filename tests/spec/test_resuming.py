@@ -1,4 +1,4 @@
-"""Which checkpoint a start resumes from, and whose it is."""
+"""The checkpoint from which a start resumes, and its owner."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_states_add_up(states: list[str], whole: str) -> None:
 @given(st.lists(st.sampled_from(STATES), min_size=1, max_size=5))
 def test_a_run_is_over_only_when_every_node_is(states: list[str]) -> None:
     over = all(state in contract.TERMINAL for state in states)
-    # What a host that is out of reach says one day makes nothing better: a failure stays one.
+    # What a host that is out of reach says one day makes nothing better: a failure stays a failure.
     over = over or ("failed" in states and all(state in {*contract.TERMINAL, "unreachable"} for state in states))
     assert (run_state(states) in contract.TERMINAL) == over
     assert run_state(states) not in (contract.UNREACHABLE, contract.STALE)
@@ -88,7 +88,7 @@ def test_the_first_cause_wins_and_a_victim_never_does() -> None:
 
 
 def test_the_document_has_the_connections_by_strangers_to_every_host() -> None:
-    """A spare is none of the attempt's nodes, and has a port all the same."""
+    """A spare is not a node of the attempt, and still has a port."""
     told = {"count": 4210, "addresses": 4, "most": {"10.0.0.9": 4000}, "last": "2026-01-01T00:00:58+00:00"}
     agreed = {"term": 1, "version": 1, "attempts": [{"attempt": 1, "hosts": ["a"]}], "over": None}
     record = {"project": "exp", "hosts": ["a", "b"]}
@@ -107,8 +107,8 @@ MOVES: dict[str, Any] = {"diagnosis": None, "slow": []}
 @pytest.mark.parametrize(
     ("reports", "stuck"),
     [
-        ([MOVES | {"reported": "t3"}, SAID | {"reported": "t2"}], False),  # the second one did not hear of it
-        ([SAID | {"reported": "t2"}, MOVES | {"reported": "t3"}], True),  # the first one decides
+        ([MOVES | {"reported": "t3"}, SAID | {"reported": "t2"}], False),  # the second host did not get the message
+        ([SAID | {"reported": "t2"}, MOVES | {"reported": "t3"}], True),  # the first host decides
         ([None, SAID | {"reported": "t2"}, MOVES | {"reported": "t3"}], False),  # it does not answer: the newest
         ([{"reported": None}, SAID | {"reported": "t2"}], True),  # its disk is new
         ([{"reported": None}, {}], False),
@@ -127,7 +127,7 @@ def test_the_node_that_decides_says_who_is_stuck_and_slow(reports: list[dict[str
 
 @pytest.mark.parametrize("first", ["2026-01-01T00:00:01Z", "2026-01-01T00:00:03Z"])
 def test_a_host_that_was_cut_off_does_not_blame_the_others(first: str) -> None:
-    """On its own it hears nothing of anybody; most hosts know better, and of two the one with node rank 0."""
+    """On its own it hears nothing of anybody; most hosts decide, and between two hosts node rank 0 decides."""
     told = Cause("c", "node_lost", "nothing was heard of c", "2026-01-01T00:00:02Z")
     alone = Cause("a", "node_lost", "nothing was heard of a", first)
     three = [NodeStatus(host, rank, "failed", cause=told) for rank, host in enumerate("ab")]
@@ -139,7 +139,7 @@ def test_a_host_that_was_cut_off_does_not_blame_the_others(first: str) -> None:
 
 
 def test_a_node_that_comes_back_changes_neither_the_cause_nor_the_end() -> None:
-    """After a power loss it says that its watchers are gone; the others have agreed long before."""
+    """After a power loss it says that its watchers are gone; the other hosts have agreed long before."""
     lost = {"host": "b", "reason": "node_lost", "message": "nothing was heard of b", "time": "2026-01-01T00:00:20Z"}
     gone = {"host": "b", "reason": "supervisor_lost", "message": "killed", "time": "2026-01-01T00:00:10Z"}
     told = [node("1", "a", "failed", cause=lost, ended="2026-01-01T00:00:21Z")]
@@ -199,7 +199,7 @@ def test_statuses_survive_json() -> None:
 
 
 def test_an_ended_run_that_only_some_hosts_still_tell_of_is_not_listed_as_lost() -> None:
-    """Host a took part in a newer run and tells of that alone; b tells of the last one that it knows."""
+    """Host a took part in a newer run and reports only that run; b reports the last run that it knows."""
     runs = merge_runs(
         {"a": [node("2", "a", record={"project": "exp", "hosts": ["a"]})], "b": [node("1", "b", "succeeded")]}
     )
@@ -251,7 +251,7 @@ def ends(host: str, state: str, second: int | None = None, reason: str = "exited
 
 @pytest.mark.parametrize("gone", ["failed", "lost", "unreachable"])
 def test_an_elastic_run_goes_down_to_its_fewest_nodes(gone: str) -> None:
-    """What torch's agent does without is no failure, neither while the run lasts nor when it has succeeded."""
+    """A lost node that torch's agent does without is no failure, neither during the run nor after its success."""
     away = ends("c", gone, 5 if gone == "failed" else None)
     runs = elastic(ends("a", "running"), ends("b", "running"), away)
     assert (runs.verdict.state, runs.verdict.cause, list(runs.verdict.departed_nodes)) == ("running", None, [away])
@@ -300,7 +300,7 @@ def voters(*states: str, work: str = "ab", ended: int = 0, over: str = "failed")
     ("run", "whole"),
     [
         (voters("unreachable", "unreachable", "failed", work="abc"), "starting"),  # a and b may have continued it
-        (voters("unreachable", "unreachable", "failed", work="abc", ended=3), "starting"),  # by the word of c alone
+        (voters("unreachable", "unreachable", "failed", work="abc", ended=3), "starting"),  # by the report of c alone
         (voters("failed", "failed", "unreachable", work="abc"), "failed"),  # c alone cannot continue it
         (voters("failed", "failed", "unreachable", work="abc", ended=2), "failed"),
         (voters("failed", "unreachable"), "failed"),
@@ -310,7 +310,7 @@ def voters(*states: str, work: str = "ab", ended: int = 0, over: str = "failed")
         (voters("succeeded", "succeeded", "unreachable"), "succeeded"),
         (voters("succeeded", "lost", "unreachable", work="a"), "succeeded"),
         (voters("lost", "lost", "lost"), "lost"),
-        (voters("lost", "lost", "pending"), "starting"),  # the spare waits, and does not know that nobody comes back
+        (voters("lost", "lost", "pending"), "starting"),  # the spare waits, and does not know that no host comes back
         (voters("succeeded", "succeeded", "pending"), "running"),
         (voters("succeeded", "succeeded", "pending", ended=2, over="succeeded"), "succeeded"),
         (voters("failed", "failed", "stopping", ended=2), "failed"),
@@ -328,7 +328,7 @@ def test_a_run_with_restarts_is_over_when_no_majority_can_continue_it(run: RunSt
         (voters("failed", "lost", "unreachable", work="abc"), False),
         (voters("lost", "unreachable"), False),
         (voters("failed", "failed", "unreachable", "unreachable", work="abcd"), False),
-        (voters("unreachable", "unreachable", "lost", "failed", work="ab"), True),  # half keep what runs on them
+        (voters("unreachable", "unreachable", "lost", "failed", work="ab"), True),  # half keep their ranks
         (voters("unreachable", "lost", "unreachable", "failed", work="ab"), False),  # b was in that attempt
         (voters("unreachable", "failed", work="a"), True),
     ],
@@ -345,7 +345,7 @@ def test_half_of_the_hosts_may_have_begun_an_attempt_of_which_the_others_have_lo
 
 
 def test_a_host_without_its_record_of_a_run_cannot_continue_it() -> None:
-    """It took part in a newer run, and tells of that alone; or its disk is new."""
+    """It took part in a newer run, and reports only that run; or its disk is new."""
     record = {"project": "exp", "restart": {"first": {}}, "hosts": ["a", "b", "c"]}
     told = node("1", "c", "failed", agreed=agreed(), record=record)
     (only,) = merge_runs({"a": [], "c": [told]})
@@ -368,12 +368,12 @@ def ranked(record: dict[str, Any], **ranks: tuple[int, ...]) -> RunStatus:
         (ranked({"world_size": 4}, a=(0, 1), b=(2, 3)), {2}, ["b"]),
         (ranked({"world_size": 4}, a=(0, 1), b=(2, 3)), {1, 2}, ["a", "b"]),
         (ranked({"world_size": 4}, a=(0, 1), b=(2, 3)), {4}, []),
-        # Who is out of reach has the ranks that nobody else has.
+        # A host out of reach has the ranks that no other host has.
         (ranked({"world_size": 4}, a=(0, 1), b=()), {3}, ["b"]),
         (ranked({"world_size": 4}, a=(0, 1), b=()), {1}, ["a"]),
         (ranked({"world_size": 4}, a=(0, 1), b=()), {1, 9}, ["a"]),
         (ranked({"world_size": 4}, a=(0, 1), b=()), {9}, []),
-        # A restart may have given a rank to another host, and the next one may give it to a third.
+        # A restart may have given a rank to another host, and the next restart may give it to a third.
         (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3)), {2}, ["a", "b"]),
         (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3), c=()), {2}, ["a", "b", "c"]),
         (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3)), {4}, []),

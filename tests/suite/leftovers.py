@@ -67,7 +67,7 @@ def wait_until_gone(test: str) -> list[Leftover]:
 
 
 def find_leftovers(test: str) -> list[Leftover]:
-    """Every living process whose environment names a test that begins so."""
+    """Return the living processes with a test in their environment, whose name begins with ``test``."""
     own = os.environ.get("PYTEST_XDIST_WORKER", "")
     processes = (read_process(entry) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
     return [

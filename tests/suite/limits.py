@@ -8,12 +8,12 @@ import os
 # is six times as much, because a busy machine counts the same work as two or three times the CPU time.
 UNIT_CPU_S = 3.0
 
-# Seconds until a test counts as stuck. These are guards, not measurements: the tests should take a tenth of them.
+# Seconds until a test counts as stuck. These are guards, not measurements: the tests should take a tenth of this time.
 UNIT_TIMEOUT_S = 60
 TEST_TIMEOUT_S = 240
 FULL_TIMEOUT_S = 600
 
-# Tests that import torch or train. A third one would only make the deadlines of the first two late.
+# Tests that import torch or train. A third process would only make the deadlines of the first two late.
 HEAVY_AT_ONCE = max(2, os.cpu_count() or 1)
 
 # Seconds between two looks for a free slot.
@@ -32,5 +32,5 @@ RECORD_S = 1.0
 # Seconds that the processes of a test have for ending by themselves after the test.
 LEAVE_S = 10.0
 
-# Parts that the tests of `make test-all` are divided into; continuous integration runs one part for each commit.
+# Parts that the tests of `make test-all` are divided into; continuous integration runs a single part for each commit.
 SHARES = 5

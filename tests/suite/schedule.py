@@ -2,7 +2,7 @@
 
 Each idle process gets the next group of tests (``groups``). The longest groups come first: a long group that starts
 last would keep all other processes waiting. Groups that need a turn (see ``turns``) are spread evenly over the order,
-since most processes would otherwise wait for a turn at the beginning and have none to wait for at the end.
+since most processes would otherwise wait for a turn at the beginning and have no turn to wait for at the end.
 
 ``--record-durations`` writes the durations of a run into durations.json.
 """
@@ -58,7 +58,7 @@ def group_of(name: str, durations: Mapping[str, float]) -> str:
 
 
 def order_groups(groups: Groups, seconds: Mapping[str, float]) -> list[str]:
-    """The longest first, with the groups that need a turn spread over the others by their share of the time."""
+    """The longest first, with the groups that need a turn spread over the other groups by their share of the time."""
     positions: dict[str, float] = {}
     for wanted in (True, False):
         kind = [name for name, members in groups.items() if needs_turn(members[0]) is wanted]
@@ -75,7 +75,7 @@ def needs_turn(item: pytest.Item) -> bool:
 
 
 def write_durations(measured: Mapping[str, float]) -> None:
-    """Replace the durations of the tests that ran; keep those of the tests that did not."""
+    """Replace the durations of the tests that ran; keep the durations of the other tests."""
     known = read_durations()
     known.update(measured)
     kept = {name: round(value, 1) for name, value in sorted(known.items()) if value >= limits.RECORD_S}

@@ -1,4 +1,4 @@
-"""Processes that outlive their test are found by what they inherited."""
+"""Processes that outlive their test are found by their inherited environment."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def check_tier(tier: str) -> None:
 
 
 def select_items(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the items, and take out those that the tier of this run does not have."""
+    """Mark the items, and take out the items that the tier of this run does not have."""
     tier = config.getoption("tier")
     config.stash[UNPAIRED] = find_unpaired(items)
     chosen: list[pytest.Item] = []

@@ -1,7 +1,7 @@
 """Turns among the processes of one pytest run, by locks on files that the kernel frees when a process ends.
 
 - ``heavy`` tests: as many at once as ``limits.HEAVY_AT_ONCE``.
-- ``alone`` tests: nothing else runs meanwhile. They change or measure what all labs of a machine share.
+- ``alone`` tests: nothing else runs meanwhile. They change or measure resources that all labs of a machine share.
 
 A test waits for its turn before its timeout begins.
 """
@@ -21,7 +21,7 @@ from tests.suite import limits
 
 @contextlib.contextmanager
 def wait_for_turn(item: pytest.Item, folder: Path) -> Iterator[None]:
-    """Hold a test's locks; ``folder`` is the one that all processes of the run share."""
+    """Hold a test's locks; ``folder`` is shared by all processes of the run."""
     with contextlib.ExitStack() as held:
         if item.get_closest_marker("alone"):
             held.enter_context(lock(folder / "door", fcntl.LOCK_EX))

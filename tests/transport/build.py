@@ -12,7 +12,7 @@ from tests.lab import Lab
 
 
 def of_lab(lab: Lab, *hosts: Host, **keys: Any) -> Inventory:
-    """An inventory of the lab's hosts, or of the given ones."""
+    """An inventory of the lab's hosts, or of the given hosts."""
     all_hosts = hosts or tuple(Host(name=host.name, address=host.address) for host in lab.hosts)
     fields = {"ssh_config": str(lab.ssh_config), "known_hosts": str(lab.known_hosts), **keys}
     return Inventory(hosts=all_hosts, **fields)

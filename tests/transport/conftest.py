@@ -40,5 +40,5 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def short_tcp_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel ends a connection whose other side is silent for two or three seconds."""
+    """The kernel ends a connection with a silent other side for two or three seconds."""
     shorten_tcp_limits(monkeypatch)

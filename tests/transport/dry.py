@@ -1,4 +1,4 @@
-"""Hosts that are a table: they answer what they were told to, and remember what they were asked. No connection."""
+"""Hosts that are a table: they give the prepared answers, and remember the questions. No connection."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Answer = Fixed | Callable[[Asked], Fixed]
 
 
 class DryTransport:
-    """One such host: verb -> answer, which is checked as a real one's is."""
+    """A dry host: verb -> answer, which is checked like a real host's answer."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class DryTransport:
 
 
 class DryFleet(SSHFleet):
-    """Many of them, worked on exactly as real ones are."""
+    """Many dry hosts, with the same work as on real hosts."""
 
     def __init__(self, transports: Iterable[DryTransport]) -> None:
         self.table = {transport.host: transport for transport in transports}

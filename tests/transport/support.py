@@ -1,4 +1,4 @@
-"""What hosts that cannot be used have to say, and the processes of workers."""
+"""The errors of unusable hosts, and the processes of workers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def shorten_tcp_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def failure(fleet: SSHFleet, host: str) -> DdpctlError:
-    """The error of one host; every other one has answered."""
+    """The error of one host; every other host has answered."""
     outcome = fleet.map(lambda transport: transport.call("echo"))
     fleet.close()
     assert set(outcome.results) == set(fleet.hosts) - {host}
@@ -60,7 +60,7 @@ def one_line(error: DdpctlError, *words: str) -> None:
 
 
 def reach(lab: Lab, address: str, port: int = 22) -> ConnectError:
-    """The error of a host at that address beside a healthy one."""
+    """Return the error of a host at this address beside a healthy host."""
     healthy = Host(name="node0", address=lab[0].address)
     error = failure(open_fleet(of_lab(lab, healthy, Host(name="x", address=address, port=port))), "x")
     assert isinstance(error, ConnectError)

@@ -1,4 +1,4 @@
-"""Agents that take their time: one that waits for a person, one that never signs, one that says no."""
+"""Agents that take their time: an agent that waits for a person, an agent that never signs, an agent that refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.transport.support import one_line
 
 
 class SlowAgent:
-    """Speaks the agent's protocol with one key; each signature takes as long as a person does, or for ever."""
+    """Speaks the agent's protocol with a single key; each signature takes as long as a person does, or for ever."""
 
     def __init__(self, path: Path, key: Path, patience: float | None) -> None:
         self.path = path

@@ -154,7 +154,7 @@ def test_facts_that_plans_are_made_from_have_a_shape_and_the_others_bounds() -> 
     ):
         with pytest.raises(RemoteError, match=name.partition(":")[0]):
             probe(value, name)
-    assert probe({"no": "shape"}, "network", ok=False)  # why it could not answer is told elsewhere
+    assert probe({"no": "shape"}, "network", ok=False)  # another test covers the reason of a missing answer
     with pytest.raises(RemoteError, match="no answer to 'disk'"):
         answers.check_result(
             "probe", {"answers": {}, "received": 1.0, "sent": 2.0}, "node1", {"questions": [{"id": "disk"}]}
@@ -228,7 +228,7 @@ def test_anything_is_a_value_or_an_error_of_the_protocol(seed: int, verb: str) -
 
 @pytest.mark.slow
 def test_the_longest_line_costs_bounded_memory() -> None:
-    """The widest of what JSON can become: many small containers."""
+    """The widest value that JSON can become: many small containers."""
     line = b'{"a":[' + b",".join([b"{}"] * ((LINE_BYTES - 10) // 3)) + b"]}"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     parse(line)

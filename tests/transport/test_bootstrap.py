@@ -25,7 +25,7 @@ def start(python: str) -> subprocess.Popen[bytes]:
 
 
 def answer(python: str, head: bytes, more: bytes = b"") -> tuple[bytes, bytes, int]:
-    """The banner line, what follows it, and the exit status."""
+    """The banner line, the output after it, and the exit status."""
     with start(python) as process:
         assert process.stdin is not None
         assert process.stdout is not None

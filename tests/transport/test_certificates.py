@@ -1,4 +1,4 @@
-"""Certificates as ssh-keygen makes them, and as nobody should."""
+"""Certificates as ssh-keygen makes them, and malformed certificates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def blob(file: Path) -> bytes:
 
 
 def make(folder: Path, kind: str, *options: str, authority: str = "ed25519") -> tuple[bytes, bytes, bytes]:
-    """The blobs of a new certificate, of its key, and of who signed it."""
+    """The blobs of a new certificate, of its key, and of its signer."""
     for name, each in (("ca", authority), ("key", kind)):
         (folder / name).unlink(missing_ok=True)
         keygen("-t", each, "-N", "", "-f", folder / name)

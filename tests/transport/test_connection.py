@@ -1,4 +1,4 @@
-"""The end of a connection, whatever became of what carried it."""
+"""The end of a connection, whatever became of its carrier."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def test_the_end_twice() -> None:
 
 
 def test_a_socket_that_cannot_be_closed_ends_no_thread() -> None:
-    """The thread that reads closes it, and lets go who waits after that."""
+    """The thread that reads closes it, and then releases the waiting threads."""
     Connection(Tunnel()).packetizer.close()

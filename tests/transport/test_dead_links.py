@@ -66,7 +66,7 @@ def test_an_sshd_that_ends_the_session(lab3: Lab, node0: Transport) -> None:
 
 def test_a_worker_that_is_killed(lab3: Lab, node0: Transport) -> None:
     def kill() -> None:
-        """The process that serves the request: a child of the one that takes the next."""
+        """The process that serves the request: a child of the process that takes the next."""
         found = [one.pid for one in lab3[0].processes() if "ddpctl=" in " ".join(one.argv)]
         lab3[0].run(f"kill -9 {max(found)}")
 

@@ -111,7 +111,7 @@ def test_the_table_answers_streams_and_functions() -> None:
 
 
 def test_nothing_begins_after_ctrl_c() -> None:
-    """And the fleet can be used again: to stop what had begun."""
+    """The fleet can be used again, to stop the work that had begun."""
     hosts, begun, over = fleet(3 * WORKERS), list[str](), threading.Event()
 
     def work(transport: Transport) -> None:

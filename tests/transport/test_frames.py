@@ -42,7 +42,7 @@ def test_any_cut_gives_the_same_frames(frames: list[tuple[dict[str, object], byt
     reader = FrameReader()
     got = [frame for piece in cut(encode(frames), places) for frame in reader.feed(piece)]
     assert got == [Frame(data, raw) for data, raw in frames]
-    assert reader.feed(b"{}\n") == [Frame({})]  # nothing of them is left over
+    assert reader.feed(b"{}\n") == [Frame({})]  # no part of a frame is left over
 
 
 @given(st.binary(max_size=300))

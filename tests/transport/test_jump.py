@@ -1,4 +1,4 @@
-"""Hosts behind a jump host: one shared connection, its faults told apart from theirs."""
+"""Hosts behind a jump host: a shared connection, its faults distinguished from the hosts' faults."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_jump_host_with_an_unknown_key(lab: Lab, tmp_path: Path) -> None:
 def test_a_jump_host_that_is_down(
     short_limits: None, lab: Lab, fleet: SSHFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tried once for all of them, not once for each."""
+    """Tried once for all hosts, not once for each host."""
     dialled: list[str] = []
 
     def noted(hop: Hop, names: Resolver) -> socket.socket:
@@ -142,7 +142,7 @@ def test_proxy_command(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_trust_through_a_jump_host(lab: Lab, tmp_path: Path) -> None:
-    """First the jump host's key, then those of the hosts behind it."""
+    """First the jump host's key, then the keys of the hosts behind it."""
     config = tmp_path / "config"
     config.write_text(lab.ssh_config.read_text().replace(str(lab.known_hosts), "none"))
     known = tmp_path / "new" / "known_hosts"

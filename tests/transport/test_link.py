@@ -31,7 +31,7 @@ class Alive:
 
 
 class Closed:
-    """A channel whose end has come; ``eof``: the server has said so."""
+    """A channel at its end; ``eof``: the server has said so."""
 
     def __init__(self, eof: bool) -> None:
         self.eof_received = eof

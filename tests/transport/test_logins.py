@@ -45,7 +45,7 @@ def test_an_unknown_host_key(lab3: Lab, tmp_path: Path) -> None:
 
 
 def test_the_known_type_of_key_is_asked_for(lab3: Lab, tmp_path: Path) -> None:
-    """A host with several keys must show the one that is known."""
+    """A host with several keys must show the known key."""
     host = lab3[2]
     host.run("rm -f /root/ecdsa*; ssh-keygen -q -t ecdsa -N '' -f /root/ecdsa")
     host.sshd_config("HostKey /root/ecdsa", "HostKey /etc/ssh/ssh_host_ed25519_key")

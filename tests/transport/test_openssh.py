@@ -1,4 +1,4 @@
-"""The command line of OpenSSH, read by OpenSSH: `ssh -G` prints what it makes of the options."""
+"""The command line of OpenSSH, read by OpenSSH: `ssh -G` prints its reading of the options."""
 
 from __future__ import annotations
 

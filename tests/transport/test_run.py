@@ -1,4 +1,4 @@
-"""A plain command, here on this machine: its arguments, its output, and that nothing of it stays."""
+"""A plain command, here on this machine: its arguments, its output, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_arguments_byte_for_byte(shell: tuple[str, ...]) -> None:
     line = guarded([sys.executable, "-c", program, *HOSTILE])
     assert "\n" not in line
     pipe = subprocess.PIPE
-    # With pipes of its own, as sshd gives it: the end is when nobody holds its output, and others may hold ours.
+    # With pipes of its own, as sshd gives it: it ends when no process holds its output. Other processes may hold ours.
     with subprocess.Popen([*shell, line], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as done:
         assert done.stdout is not None
         assert done.stdout.read() == b"\0".join(word.encode("utf-8", "surrogateescape") for word in HOSTILE)

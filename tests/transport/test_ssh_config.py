@@ -1,4 +1,4 @@
-"""ssh_config and the ways to hosts: our answers beside those of OpenSSH itself."""
+"""ssh_config and the ways to hosts: our answers beside the answers of OpenSSH itself."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_the_machines_own_file_comes_second(tmp_path: Path, monkeypatch: pytest.
     assert "does not follow: BindAddress, Match localnetwork;" in said[0]
     (tmp_path / "other").write_text("")
     assert routes(Inventory(hosts=hosts, ssh_config=str(tmp_path / "other")), ("b",))["b"].port == 22
-    assert routes(Inventory(hosts=hosts, ssh_config="~/.ssh/config"), ("b",))["b"].port == 2  # what it is without
+    assert routes(Inventory(hosts=hosts, ssh_config="~/.ssh/config"), ("b",))["b"].port == 2  # the value without it
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_variable_that_is_not_set() -> None:
 
 
 def test_the_names_that_a_person_may_choose_from() -> None:
-    """Those without wildcards, of included files too, each once."""
+    """The names without wildcards, from included files too, each once."""
     text = "Host gpu1 gpu2 *.lan !gpu9 gpu?\n  User a\nInclude more\nHost gpu1 bastion\nMatch host x\nHost *\n"
     found = parse(text, "t", lambda _pattern: [("more", "Host cloud\n")])
     assert found.names == ("gpu1", "gpu2", "cloud", "bastion")

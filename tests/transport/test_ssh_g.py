@@ -95,7 +95,7 @@ MATCHES = (
 
 
 def config(dice: random.Random, folder: Path, depth: int = 0) -> str:
-    """A configuration; what it includes is written beside it."""
+    """A configuration; its included files are written beside it."""
     lines = []
     for _ in range(dice.randint(1, 4 if depth else 7)):
         section = dice.random()
@@ -128,7 +128,7 @@ def theirs(file: Path, name: str) -> dict[str, list[str]]:
 
 
 def ours(read: SSHConfig, name: str) -> dict[str, list[str]]:
-    """What we make of it, in the words of ``ssh -G``."""
+    """Our reading of it, in the words of ``ssh -G``."""
     options = read.lookup(name)
     host = Host(name=name, address=name)
     hop = resolve(host, Inventory(hosts=(host,)), read)

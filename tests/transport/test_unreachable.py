@@ -1,4 +1,4 @@
-"""Hosts that cannot be reached: each is told apart, in bounded time, and every other one answers."""
+"""Hosts that cannot be reached: each is recognised, in bounded time, and every other host answers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_silent_sshd(lab3: Lab, short_limits: None) -> None:
 
 
 def test_the_deadlines_of_a_connection_are_short_enough() -> None:
-    """For a person who waits; the tests on hosts set shorter deadlines."""
+    """For a waiting person; the tests on hosts set shorter deadlines."""
     assert limits.CONNECT_S <= 10
     assert limits.FIRST_BYTE_S <= 10
     assert limits.CHANNEL_S <= 15

@@ -32,7 +32,10 @@ class Backend:
 
 
 def find_backend(tree: ast.Module) -> Backend | None:
-    """Return the backend of all calls of ``init_process_group`` in the file; None: they differ, or it is uncertain."""
+    """Return the backend of all calls of ``init_process_group`` in the file.
+
+    ``None``: they differ, or it is uncertain.
+    """
     reader = _Reader(tree)
     backends = {reader.backend_of(call) for call in reader.calls("init_process_group")}
     names = {backend.name if backend is not None else None for backend in backends}
@@ -42,7 +45,7 @@ def find_backend(tree: ast.Module) -> Backend | None:
 
 
 def backend_in(args: Sequence[str], options: Sequence[str] = OPTIONS) -> str | None:
-    """Return the value of any of these ``options`` in the arguments of a script; None: it is not given."""
+    """Return the value of any of these ``options`` in the arguments of a script; ``None``: it is not given."""
     found = None
     wanted = {_spelled(option) for option in options}
     for index, argument in enumerate(args):
@@ -53,7 +56,7 @@ def backend_in(args: Sequence[str], options: Sequence[str] = OPTIONS) -> str | N
 
 
 def backend_of(args: Sequence[str], script: Backend | None = None) -> str | None:
-    """Return the backend of a job from the ``args`` of its script, else from the script itself; None: uncertain."""
+    """Return the backend of a job from the ``args`` of its script, else from the script itself; ``None``: uncertain."""
     given = backend_in(args, (*OPTIONS, *(script.options if script is not None else ())))
     if given is not None:
         return given if given in _KNOWN else None
@@ -108,7 +111,7 @@ class _Reader:
         return self._read(values[0], values[0], steps)
 
     def _assigned(self, name: str) -> Iterator[ast.expr | None]:
-        """Yield the values that are assigned to the name in this file; None for a value that cannot be read."""
+        """Yield the values that are assigned to the name in this file; ``None`` for a value that cannot be read."""
         for node in self._nodes:
             if isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load):
                 parent = self._parents[node]

@@ -20,7 +20,7 @@ from ddpctl_worker.wire.contract import SCHEMA
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank, its host, and its share of time in communication (None: the rank did not write it)."""
+    """A rank, its host, and its share of time in communication (``None``: the rank did not write it)."""
 
     host: str
     rank: int
@@ -32,7 +32,7 @@ class Rank:
 class RunFigures:
     """The figures of a run: samples per second of the whole job, and the mean share of time in communication.
 
-    ``slowest``: the rank for which the other ranks wait; None: not known.
+    ``slowest``: the rank for which the other ranks wait; ``None``: not known.
     """
 
     samples_per_s: float
@@ -42,7 +42,7 @@ class RunFigures:
 
 
 def measure_run(lines: Mapping[tuple[str, str], Sequence[Values]]) -> RunFigures | None:
-    """Return the figures of a run from its metrics; None: no rank wrote samples per second.
+    """Return the figures of a run from its metrics; ``None``: no rank wrote samples per second.
 
     ``lines``: (host, rank) -> its metrics; the rank is "" if it is not known. A rank's value is the mean over its lines
     after the warm-up.
@@ -143,7 +143,7 @@ class ScalingReport:
 class Reduce:
     """An all_reduce between these hosts: ``size`` bytes took ``time_us``. Bus bandwidth in GB/s (10^9 bytes).
 
-    ``latency_us``: the time for a few bytes; None: not measured.
+    ``latency_us``: the time for a few bytes; ``None``: not measured.
     """
 
     hosts: tuple[str, ...]

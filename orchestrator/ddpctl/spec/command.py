@@ -40,7 +40,7 @@ def display(argv: tuple[str, ...] | list[str]) -> str:
 class Ran:
     """The outcome of a plain command on a host: exit code (128 + s for a signal s) and the last 1 MiB of each stream.
 
-    ``exit_code`` is None if the command did not run, or did not end by itself; ``error`` says why.
+    ``exit_code`` is ``None`` if the command did not run, or did not end by itself; ``error`` says why.
     """
 
     exit_code: int | None

@@ -37,7 +37,7 @@ class HostFault(ValueError):
 
 @dataclass(frozen=True)
 class Imported:
-    """The content of a file or a command line of another tool; None or empty: not given.
+    """The content of a file or a command line of another tool; ``None`` or empty: not given.
 
     ``master``: the address of the main host, if only that host is named. ``nodes``: the number of hosts. ``hostfile``:
     another file, which lists the hosts. ``include`` and ``exclude``: the filters of DeepSpeed for these hosts.
@@ -63,7 +63,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class JobDraft:
-    """The job of a draft. ``code`` is None for the folder of the inventory."""
+    """The job of a draft. ``code`` is ``None`` for the folder of the inventory."""
 
     name: str
     script: str | None = None

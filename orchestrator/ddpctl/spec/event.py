@@ -12,7 +12,7 @@ from ddpctl.errors import DdpctlError
 
 @dataclass(frozen=True)
 class StageStarted:
-    """A stage begins. ``total`` is the number of its steps (hosts, bytes, pairs); None: unknown."""
+    """A stage begins. ``total`` is the number of its steps (hosts, bytes, pairs); ``None``: unknown."""
 
     stage: str
     total: int | None = None
@@ -21,7 +21,7 @@ class StageStarted:
 
 @dataclass(frozen=True)
 class Progress:
-    """``done`` of ``total`` steps on ``host`` (None: on all hosts), in the unit of the stage."""
+    """``done`` of ``total`` steps on ``host`` (``None``: on all hosts), in the unit of the stage."""
 
     stage: str
     done: int

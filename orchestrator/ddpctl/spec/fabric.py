@@ -27,7 +27,10 @@ def is_literal(address: str) -> bool:
 
 @dataclass(frozen=True)
 class NodeAddress:
-    """An address of a node. ``prefix``: bits of its network. ``speed``: Mbit/s; None: the driver does not report it."""
+    """An address of a node. ``prefix``: bits of its network. ``speed``: Mbit/s.
+
+    ``None``: the driver does not report it.
+    """
 
     address: str
     interface: str

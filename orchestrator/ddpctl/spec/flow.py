@@ -103,7 +103,7 @@ class Flow:
         return any(wait.batches for wait in self._waits.values())
 
     def take(self, now: float) -> Out | None:
-        """Return the lines to show now; None: no line is due."""
+        """Return the lines to show now; ``None``: no line is due."""
         behind = [host for host, since in self._behind.items() if not self._silent(host, since, now)]
         if not behind:
             return self._new(now)

@@ -91,7 +91,10 @@ def hosts_outside(text: str, change: Callable[[str], str]) -> str:
 
 
 def join_steps(texts: Sequence[str]) -> str | None:
-    """Join next steps to one step that has all their commands; None: the steps differ in more than their commands."""
+    """Join next steps to one step that has all their commands.
+
+    ``None``: the steps differ in more than their commands.
+    """
     if len({blank_numbers(text) for text in texts}) != 1:
         return None
     columns = zip(*(_COMMAND.findall(text) for text in texts), strict=True)

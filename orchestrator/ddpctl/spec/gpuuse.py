@@ -14,7 +14,7 @@ from ddpctl.spec.times import elapsed
 class GpuStretch:
     """A GPU in one attempt: means over periods of ``every_s`` seconds, the first of which starts at ``began``.
 
-    ``use``: percent of the time in which the GPU had work. ``memory_mb``: MiB in use. None: not known.
+    ``use``: percent of the time in which the GPU had work. ``memory_mb``: MiB in use. ``None``: not known.
     """
 
     attempt: int
@@ -49,7 +49,7 @@ class GpuUse:
 
     @property
     def use(self) -> float | None:
-        """Return the percent of the time in which the GPU had work; None: never known."""
+        """Return the percent of the time in which the GPU had work; ``None``: never known."""
         known = [(value, part.every_s) for part in self.attempts for value in part.use if value is not None]
         seconds = sum(length for _, length in known)
         return sum(value * length for value, length in known) / seconds if known else None
@@ -106,7 +106,7 @@ def _most(values: Iterable[Any]) -> Any:
 
 
 def mean_use(gpus: Sequence[GpuUse]) -> float | None:
-    """Return the mean use of the GPUs with known use; None: there is no such GPU."""
+    """Return the mean use of the GPUs with known use; ``None``: there is no such GPU."""
     known = [gpu.use for gpu in gpus if gpu.use is not None]
     return sum(known) / len(known) if known else None
 
@@ -117,7 +117,10 @@ def least_busy_first(gpus: Sequence[GpuUse]) -> list[GpuUse]:
 
 
 def use_over_time(gpu: GpuUse, began: str, seconds: float, columns: int) -> list[float | None]:
-    """Divide the ``seconds`` from ``began`` on into ``columns`` parts, and return the use in each; None: not known."""
+    """Divide the ``seconds`` from ``began`` on into ``columns`` parts, and return the use in each.
+
+    ``None``: not known.
+    """
     sums = [0.0] * columns
     covered = [0.0] * columns
     for stretch in gpu.attempts:

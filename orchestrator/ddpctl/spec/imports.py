@@ -73,7 +73,7 @@ def read_imports(
     module: str | None = None,
     search: Sequence[str] = (),
 ) -> Imports | None:
-    """Return the imports of ``script``, or of ``module`` run with ``-m``; None: they cannot be found out.
+    """Return the imports of ``script``, or of ``module`` run with ``-m``; ``None``: they cannot be found out.
 
     ``read`` returns the content of a file in the code folder. ``names`` are all files in it; None: not known, so that
     any module may be in it. ``search`` are further folders in it for modules (PYTHONPATH).
@@ -204,7 +204,7 @@ class _Program:
         self.faults.append(SourceFault(file, line, what, certain=False, fix=fix))
 
     def _files(self, parts: Sequence[str], root: str) -> list[str] | None:
-        """Return the files that an import of this module runs; None: the module is not in the folder.
+        """Return the files that an import of this module runs; ``None``: the module is not in the folder.
 
         A folder without ``__init__.py`` counts only through files in it: an installed package of that name wins.
         """

@@ -113,7 +113,7 @@ def fold_lines(lines: Sequence[Line], due: int) -> list[Group]:
 
 
 def _open(groups: Sequence[Group], places: Sequence[int], after: int, line: Line) -> int | None:
-    """Return the first group that the line may join; None: no group.
+    """Return the first group that the line may join; ``None``: no group.
 
     ``places`` are the groups with the text of the line. ``after`` is the group of the rank's last line.
     """

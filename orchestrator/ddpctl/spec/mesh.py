@@ -71,7 +71,7 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Fabric:
-    """The address that the other nodes use for a node, and the interface with that address (None: not known)."""
+    """The address that the other nodes use for a node, and the interface with that address (``None``: not known)."""
 
     address: str
     interface: str | None

@@ -161,12 +161,12 @@ def _program(path: str | None) -> str:
 
 
 def find_failure(text: str) -> str | None:
-    """Return the state that the error message means; None: an unknown message, or no error."""
+    """Return the state that the error message means; ``None``: an unknown message, or no error."""
     return next((state for pattern, state in _FAILURES if pattern.search(text)), None)
 
 
 def table(text: str) -> list[dict[str, str | None]]:
-    """Parse a CSV table with a header: rows of column -> cell, with None for cells such as ``N/A``."""
+    """Parse a CSV table with a header: rows of column -> cell, with ``None`` for cells such as ``N/A``."""
     header, *rows = _rows(text) or [[]]
     names = [column(name) for name in header]
     return [dict(zip(names, map(cell, row), strict=False)) for row in rows]
@@ -221,7 +221,7 @@ _LEAST_DRIVER = {
 
 
 def least_driver(cuda: str) -> str | None:
-    """Return the oldest driver for a CUDA release (``12.6``); None: the release is not in the table."""
+    """Return the oldest driver for a CUDA release (``12.6``); ``None``: the release is not in the table."""
     return _LEAST_DRIVER.get(cuda.split(".")[0]) or _LEAST_DRIVER.get(".".join(cuda.split(".")[:2]))
 
 

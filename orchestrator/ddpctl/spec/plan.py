@@ -21,7 +21,7 @@ AUTO = "auto"  # stands for an unknown fact
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """The facts that a node reported about itself; None: not known."""
+    """The facts that a node reported about itself; ``None``: not known."""
 
     gpus: int | None = None
     cores: int | None = None
@@ -228,7 +228,7 @@ class Plan:
         }
 
     def _gang(self, node: NodePlan) -> dict[str, Any] | None:
-        """Return the addresses at which the nodes watch each other; None: they do not.
+        """Return the addresses at which the nodes watch each other; ``None``: they do not.
 
         Under torch's elastic agent they do not: the agent continues without lost nodes.
         """
@@ -242,7 +242,7 @@ class Plan:
         }
 
     def _restart(self) -> dict[str, Any] | None:
-        """Return the data with which the nodes start further attempts (ddpctl_worker/agent/); None: no restarts."""
+        """Return the data with which the nodes start further attempts (ddpctl_worker/agent/); ``None``: no restarts."""
         if not self.restarts:
             return None
         first = {

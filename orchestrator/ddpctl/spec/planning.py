@@ -45,7 +45,7 @@ def make_plan(
     - ``hosts``: in the order of node ranks, the master first; the last ``spares`` of them are spares.
     - ``local_rank_arg``: the local rank option in the job's script ("--local_rank", "--local-rank" or None). The job's
       key of that name overrides it.
-    - ``start``: how the script's processes begin; None: only the nodes may know.
+    - ``start``: how the script's processes begin; ``None``: only the nodes may know.
     - ``notify``: notifiers without their secret parts.
     - ``nproc``: overrides the number of processes per node.
 
@@ -153,7 +153,7 @@ def _refuse_impossible_elastic(job: JobSpec, nodes: int) -> None:
 def _processes(host: Host, job: JobSpec, facts: NodeFacts, override: int | None) -> int | None:
     """Return the processes of a node: from the command line, else the job, else the host, else its GPUs, else 1.
 
-    None: the number of GPUs is not known.
+    ``None``: the number of GPUs is not known.
     """
     for wish in (override, job.nproc_per_node, host.slots):
         if isinstance(wish, int):
@@ -164,7 +164,7 @@ def _processes(host: Host, job: JobSpec, facts: NodeFacts, override: int | None)
 
 
 def torch_release(version: str | None) -> tuple[int, int] | None:
-    """Return (major, minor) of a torch version such as ``1.8.1+cu111``; None: the text has another form."""
+    """Return (major, minor) of a torch version such as ``1.8.1+cu111``; ``None``: the text has another form."""
     match = re.match(r"(\d+)\.(\d+)", version or "")
     return (int(match[1]), int(match[2])) if match else None
 

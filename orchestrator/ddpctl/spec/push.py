@@ -75,7 +75,7 @@ class EnvironmentOutcome:
     lock: Mapping[str, str] = field(default_factory=dict)
 
     def python(self, host: str) -> str | None:
-        """Return the interpreter that replaces the inventory's in a launch on ``host``; None: no replacement."""
+        """Return the interpreter that replaces the inventory's in a launch on ``host``; ``None``: no replacement."""
         node = self.nodes.get(host)
         return node.python if node and node.env_hash else None
 

@@ -105,7 +105,7 @@ class ChosenHosts:
 
 
 def choose_hosts(settings: Settings, job: JobSpec, known: Sequence[str], usable: Collection[str]) -> ChosenHosts | None:
-    """Choose the hosts of a continued run among the ``usable`` hosts; None: there are too few.
+    """Choose the hosts of a continued run among the ``usable`` hosts; ``None``: there are too few.
 
     The hosts of the ended run come first. A job with spares may then use any other host of ``known``.
     """

@@ -50,7 +50,10 @@ class Resumed:
 
 
 def newest_resumed(rows: Mapping[str, Sequence[Row]], starts: Mapping[str, Sequence[Start]]) -> Resumed | None:
-    """Return the newest checkpoint that any host has; None if there is no checkpoint. Both arguments are by host."""
+    """Return the newest checkpoint that any host has.
+
+    ``None`` if there is no checkpoint. Both arguments are by host.
+    """
     every = [row for of_host in rows.values() for row in of_host]
     if not every:
         return None
@@ -59,5 +62,5 @@ def newest_resumed(rows: Mapping[str, Sequence[Row]], starts: Mapping[str, Seque
 
 
 def start_of(run: str | None, starts: Mapping[str, Sequence[Start]]) -> Start | None:
-    """Return the start of ``run``; None if no host has a record of it."""
+    """Return the start of ``run``; ``None`` if no host has a record of it."""
     return next((start for of_host in starts.values() for start in of_host if start.run == run), None)

@@ -38,7 +38,10 @@ def _round(circle: Sequence[str | None], number: int) -> list[Pair]:
 
 @dataclass(frozen=True)
 class Schedule:
-    """``targets``: host -> the peers that it dials, in order. ``note``: how a sample was taken; None: the full mesh."""
+    """``targets``: host -> the peers that it dials, in order. ``note``: how a sample was taken.
+
+    ``None``: the full mesh.
+    """
 
     targets: Mapping[str, tuple[str, ...]]
     note: str | None = None

@@ -42,7 +42,7 @@ RANKS, NODE, ALONE = "ranks", "node", "alone"
 class Spawning:
     """The place where a script starts its own processes, and the ``call`` that does so.
 
-    ``loopback``: the loopback address at which the processes meet; None: the script names no such address.
+    ``loopback``: the loopback address at which the processes meet; ``None``: the script names no such address.
     """
 
     line: int
@@ -59,7 +59,7 @@ class Spawning:
 class ScriptFacts:
     """The facts about a script.
 
-    - ``local_rank_arg``: the option that the script parses, "--local_rank" or "--local-rank"; None: neither.
+    - ``local_rank_arg``: the option that the script parses, "--local_rank" or "--local-rank"; ``None``: neither.
     - ``reads_local_rank``: the script reads LOCAL_RANK from the environment.
     - ``asks_place``: the script reads the number of its host from the environment.
     - ``joins``: the script calls init_process_group.

@@ -51,7 +51,7 @@ def node_variables(node_rank: int, nodes: int, address: str, port: str) -> Mappi
 
 
 def processes_text(job: JobSpec, facts: ScriptFacts | None, hosts: int) -> str | None:
-    """Return the sentence that says how the processes begin; None: torch's launcher starts them.
+    """Return the sentence that says how the processes begin; ``None``: torch's launcher starts them.
 
     ``facts``: the facts about the job's script.
     """

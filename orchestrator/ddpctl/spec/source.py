@@ -71,7 +71,7 @@ def parse(file: str, text: bytes) -> tuple[ast.Module | None, SourceFault | None
 
 
 def _too_new(file: str, text: bytes) -> SourceFault | None:
-    """Return the fault that names the Python version which the file needs; None: the parser accepts it with any."""
+    """Return the fault that names the Python version which the file needs; ``None``: the parser accepts it with any."""
     fault = None
     for minor in range(OLDEST[1], sys.version_info[1]):
         try:
@@ -113,7 +113,7 @@ def _weaker(guard: str, other: str | None) -> str:
 
 
 def _branches(test: ast.expr, main: bool) -> tuple[str | None, str | None]:
-    """Return the guards of both branches of an ``if``; None: the branch never runs."""
+    """Return the guards of both branches of an ``if``; ``None``: the branch never runs."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         then, other = _branches(test.operand, main)
         return other, then

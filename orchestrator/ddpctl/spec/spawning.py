@@ -20,7 +20,7 @@ _MODULES = ("torch.multiprocessing", "multiprocessing", "torch.multiprocessing.s
 
 
 def find_spawning(tree: ast.Module) -> ast.Call | None:
-    """Return the call that starts the processes of the training; None: the script has no such call.
+    """Return the call that starts the processes of the training; ``None``: the script has no such call.
 
     - ``mp.spawn`` counts if its function joins the process group, or may do so: the function is not defined in this
       file, or no code in this file joins.
@@ -51,7 +51,10 @@ def asks_place(names: Iterable[str]) -> bool:
 
 
 def find_loopback(tree: ast.Module) -> str | None:
-    """Return the loopback address that the script writes into MASTER_ADDR or ``init_method``; None: no such address."""
+    """Return the loopback address that the script writes into MASTER_ADDR or ``init_method``.
+
+    ``None``: no such address.
+    """
     for node in ast.walk(tree):
         for value in _addresses(node):
             text = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""

@@ -53,7 +53,7 @@ class RunStatus:
 
     @property
     def origin(self) -> Origin | None:
-        """Return where the run was started; None: the record is damaged."""
+        """Return where the run was started; ``None``: the record is damaged."""
         origin = self.record.get("origin")
         return Origin.from_json(origin) if origin else None
 
@@ -74,7 +74,10 @@ class RunStatus:
 
     @property
     def diagnosis(self) -> Mapping[str, Any] | None:
-        """Return why the run is stuck, or was stuck when it ended: verdict, suspects, since, time. None: not stuck."""
+        """Return why the run is stuck, or was stuck when it ended: verdict, suspects, since, time.
+
+        ``None``: not stuck.
+        """
         if self.verdict.state == contract.SUCCEEDED:
             return None
         return self._doctors_report.diagnosis if self._doctors_report else None
@@ -88,7 +91,7 @@ class RunStatus:
     def lag(self) -> Mapping[str, Any] | None:
         """Return how far the fully copied checkpoints are behind the saves, on the host where the gap is widest.
 
-        Keys: name, saved_s, kept_s, behind_s, late, copies. None: no rank has saved in this attempt.
+        Keys: name, saved_s, kept_s, behind_s, late, copies. ``None``: no rank has saved in this attempt.
         """
         lags = [node.lag for node in self.verdict.active_nodes if node.lag is not None]
         return max(lags, key=lambda lag: (lag["behind_s"] or 0.0, lag["kept_s"] or 0.0), default=None)

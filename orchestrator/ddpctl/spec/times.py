@@ -6,7 +6,7 @@ from datetime import datetime
 
 
 def elapsed(begin: str | None, end: str | None) -> float | None:
-    """Return the seconds between two times of a record; None: a time is missing or damaged."""
+    """Return the seconds between two times of a record; ``None``: a time is missing or damaged."""
     try:
         first, last = (datetime.fromisoformat((time or "").replace("Z", "+00:00")) for time in (begin, end))
         return (last - first).total_seconds()

@@ -25,7 +25,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class GpuPulse:
-    """A reading of a GPU: memory in bytes, use in percent, temperature in degrees Celsius. None: not available."""
+    """A reading of a GPU: memory in bytes, use in percent, temperature in degrees Celsius. ``None``: not available."""
 
     index: int
     name: str
@@ -60,7 +60,7 @@ class Pulse:
     """The last reading of a host.
 
     ``late``: the readings that hang, with the seconds since their start. While the reading of GPUs hangs, ``gpus`` is
-    None; while the reading of runs hangs, ``runs`` is old.
+    ``None``; while the reading of runs hangs, ``runs`` is old.
     """
 
     load: float | None

@@ -1,4 +1,4 @@
-"""One tool and one fault: three fresh hosts with two ranks each train, something happens, and we wait for the end."""
+"""A tool and a fault: three fresh hosts with two ranks each train, something happens, and we wait for the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CTRL_C = "ctrl-c"
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a training that runs. Where the command itself is hit, there is no exit code to look for."""
+    """The fault of a running training. Where the command itself is hit, there is no exit code to look for."""
 
     key: str
     what: str
@@ -70,7 +70,9 @@ def ranks(host: Host) -> dict[int, Rank]:
 
 
 def of_job(process: Process) -> bool:
-    """All but what every host runs, and the program that reads for ddpctl at the end of a connection."""
+    """All processes except the programs of every host, and the program that reads for ddpctl at the end of a
+    connection.
+    """
     reads = any("ddpctl=json.loads" in word for word in process.argv) and "DDPCTL_RUN" not in process.environ
     return process.state not in "ZX" and not process.system and not reads
 
@@ -109,7 +111,9 @@ FAULTS = (
 def training(
     tool: Tool, programs: Sequence[Path], lab: Lab, folder: Path, more: Sequence[str] = ()
 ) -> Iterator[tuple[Desk, Command]]:
-    """The command runs; all its processes on this machine are ended at the end, those on the hosts end with the lab."""
+    """The command runs; all its processes on this machine are ended at the end, its processes on the hosts end with the
+    lab.
+    """
     folder.mkdir()
     desk = Desk(lab, folder)
     desk.set_up()
@@ -169,7 +173,7 @@ def _wait(lab: Lab, command: Command, fault: Fault) -> tuple[float | None, float
 
 
 def _by_a_later_kill(desk: Desk) -> str:
-    """What the next command of its user makes of a run whose `up` is gone."""
+    """The result of the user's next command for a run that has lost its `up`."""
     began = time.monotonic()
     done = subprocess.run(
         desk.inside([str(DDPCTL), "kill", "train", "--json"]),

@@ -46,7 +46,7 @@ class Command:
         return self.process.poll()
 
     def members(self) -> list[int]:
-        """It and what it has started here: its session, and whatever descends from that."""
+        """Return its processes on this machine: its session, and all descendants of the session."""
         parents, sessions = {}, {}
         for entry in PROC.glob("[0-9]*"):
             with contextlib.suppress(OSError):

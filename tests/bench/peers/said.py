@@ -1,4 +1,4 @@
-"""What one line of a command's output names: the cause, the host, the rank."""
+"""The facts that a line of a command's output names: the cause, the host, the rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.bench.peers.training import MESSAGE
 KILLED = r"\bSIGKILL\b|signal 9\b|\bkilled\b|(?<!\d)-9\b"
 LAUNCHER = r"launcher|torchrun\b|torch\.distributed\.(run|launch)|\bagent|elastic"
 LOST = r"\blost\b|silent|no answer|not answer|unreachable|not reach|heartbeat|timed? ?out|no contact|connection closed"
-# What the line must say to name the cause, by the fault's key. All of it, in any order.
+# What the line must say to name the cause, by the fault's key. All words, in any order.
 CAUSES = {
     "raise": (re.escape(MESSAGE),),
     "kill-rank": (KILLED,),
@@ -22,7 +22,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def best_line(text: str, fault: str, host: Iterable[str], rank: int) -> tuple[str, list[str]]:
-    """The line that names most, and what: a line without the cause names nothing."""
+    """Return the line that names the most facts, and these facts: a line without the cause names nothing."""
     found: tuple[str, list[str]] = ("", [])
     for line in ESCAPES.sub("", text).splitlines():
         named = names(line, fault, host, rank)

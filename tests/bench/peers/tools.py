@@ -1,4 +1,4 @@
-"""The tools that are compared: how each is typed for the same training on the same hosts, and what it needs there."""
+"""The compared tools: the command of each for the same training on the same hosts, and its requirements there."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Desk:
 
 @dataclass(frozen=True)
 class Tool:
-    """One way to start the job. ``setup`` names its environment in tests/setup.
+    """A way to start the job. ``setup`` names its environment in tests/setup.
 
     ``to_stop``: what is typed besides where Ctrl-C is to end the job. `up` would ask; without a terminal it detaches.
     """

@@ -1,4 +1,5 @@
-"""What every tool starts: a training that is nothing but all-reduces, and says on its host's disk which process it is.
+"""The training that every tool starts: a training that is nothing but all-reduces, and says on its host's disk which
+process it is.
 
 Torch and the standard library only: it runs on the hosts, and torchrunx imports it.
 """
@@ -13,7 +14,7 @@ MESSAGE = "the loss is not a number"
 
 
 def main() -> None:
-    import torch  # here, so that what reads the constants pays for no torch
+    import torch  # here, so that a reader of the constants does not pay for torch
     import torch.distributed as dist
 
     if not dist.is_initialized():  # torchrunx has done it

@@ -46,7 +46,7 @@ def free_port() -> int:
 
 
 class Team:
-    """A run with restarts: its first ``nodes`` hosts run it, but for ``skip``; the very first one leads."""
+    """A run with restarts: its first ``nodes`` hosts run it, but for ``skip``; the first agent leads."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Team:
             answer = node.call("start", **request)
             ports[name] = ["127.0.0.1", answer["port"]]
         for stream in [node.open("begin", run=self.run, peers=ports) for node in self.nodes.values()]:
-            stream.result()  # each waits for the others
+            stream.result()  # each agent waits for all others
 
     def status(self, name: str) -> dict[str, Any]:
         return self.nodes[name].status(self.run)
@@ -242,7 +242,7 @@ def test_a_host_that_is_lost_is_replaced_by_a_spare(team: Any, victim: str) -> N
 
 
 def test_a_host_whose_agent_was_killed_is_lost(team: Any) -> None:
-    """Its ranks live as long as their lease, and the others go on without it."""
+    """Its ranks live as long as their lease, and the other hosts continue without it."""
     three = team(3, 3, least=2)
     three.begin("time.sleep(600)")
     for name in three.chosen:
@@ -306,7 +306,7 @@ def test_those_that_notify_are_no_zombies_later(team: Any, tmp_path: Path) -> No
 
 
 def test_one_that_is_left_alone_says_so(team: Any, tmp_path: Path) -> None:
-    """The leader is lost, of two hosts: nobody leads, and the end must not be silent."""
+    """The leader is lost, of two hosts: there is no leader, and the end must not be silent."""
     tally = tmp_path / "tally"
     two = team(2, 2)
     two.begin("time.sleep(600)", notify=[{"command": ["sh", "-c", f"echo $DDPCTL_EVENT $DDPCTL_TEXT >> {tally}"]}])
@@ -322,7 +322,7 @@ def test_one_that_is_left_alone_says_so(team: Any, tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def _kept_full(folder: Path) -> Iterator[None]:
-    """Somebody else takes every byte there as soon as it is free."""
+    """Another process takes every byte there as soon as it is free."""
     over = threading.Event()
 
     def fill() -> None:
@@ -397,7 +397,7 @@ def _stopped(pids: list[int]) -> Iterator[None]:
 
 
 def _children(pid: int) -> list[str]:
-    """Their names, those of zombies too."""
+    """Return their names, zombies included."""
     found = (proc.read_stat(child) for child in proc.children_of(pid))
     return [one.name for one in found if one is not None]
 

@@ -1,4 +1,4 @@
-"""What one agent asks another, over real sockets."""
+"""The questions between agents, over real sockets."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_continued_run_that_does_not_begin_ends_in_its_own_first_attempt(tmp_p
 
 
 def test_who_is_off_is_not_waited_for_once_there_are_enough_answers() -> None:
-    """What comes later is not lost."""
+    """A later message is not lost."""
     enough, off, late = threading.Event(), threading.Event(), threading.Event()
     heard = []
 

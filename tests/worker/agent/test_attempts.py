@@ -36,7 +36,7 @@ def plan(hosts: int, nproc: list[int], start: Start = "ranks") -> Plan:
     nproc=st.lists(st.integers(1, 8), min_size=4, max_size=4),
 )
 def test_an_attempt_is_what_a_plan_of_its_hosts_would_be(hosts: list[str], nproc: list[int]) -> None:
-    """Ranks are dense, and the command line is the one that ddpctl would have planned."""
+    """Ranks are dense, and the command line is the same as in ddpctl's plan."""
     hosts = sorted(hosts)
     whole = plan(4, nproc)
     attempt: dict[str, Any] = {"attempt": 2, "hosts": hosts, "master_port": 29501, "gang_port": 29601}
@@ -62,7 +62,7 @@ def test_an_attempt_is_what_a_plan_of_its_hosts_would_be(hosts: list[str], nproc
 
 
 def test_arguments_of_the_script_stay() -> None:
-    """Those that are called like the launcher's."""
+    """The variables with a name of the launcher's."""
     node = plan(2, [1, 1, 1, 1]).nodes[0]
     argv = [*node.command.argv, "--nnodes", "7"]
     found = attempt_record(

@@ -1,4 +1,4 @@
-"""What a host says that does not reach the agents of the others."""
+"""The message of a host that does not reach the agents of the other hosts."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_a_host_that_is_stuck_loses_its_lease_before_the_others_go_on() -> None:
 
 
 def prepare(**reports: st.Report) -> st.State:
-    """The leader of attempt 2 on n0 and n1, beside the spare n2, after one turn and with all having heard of it."""
+    """The leader of attempt 2 on n0 and n1, beside the spare n2, after a turn, and all hosts know of the attempt."""
     document = Document((attempt(1, "n0 n1", ended="2026-01-02T03:05:05+00:00"), attempt(2, "n0 n1")), True, 1)
     leader = agent("n0", document=document, resumes=True)
     leader, actions = step(with_reports(leader, 101.0, reports), at(101.0, st.Looked(None, None)))
@@ -107,7 +107,7 @@ def test_a_choice_that_was_made_is_not_made_again() -> None:
 
 
 def test_a_step_whose_proposal_cannot_be_saved_has_not_happened() -> None:
-    """The state before it is still the one that counts: step changes nothing of what it was given."""
+    """The state before it still counts: ``step`` changes none of its arguments."""
     told = {"n1": report(2, reaches=()), "n2": report(2, idle=True)}
     leader = prepare(**told)
     before = with_reports(leader, 102.0, told)

@@ -1,4 +1,4 @@
-"""The agents of a run agree: one leads, and what it proposes counts once a majority has it."""
+"""The agents of a run agree: one host leads, and a proposal counts once a majority has it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_who_heard_the_leader_votes_for_nobody_else() -> None:
     assert not vote(voter, "n2", 207.9)[1]
     voter, granted = vote(voter, "n2", 208.1)
     assert granted
-    assert not vote(voter, "n0", 220.0)[1]  # one vote a term
+    assert not vote(voter, "n0", 220.0)[1]  # a single vote in each term
 
 
 def test_a_leader_with_authority_votes_for_nobody() -> None:
@@ -59,7 +59,7 @@ def test_who_lacks_what_a_voter_has_is_not_elected() -> None:
 
 
 def test_only_the_leader_says_who_leads() -> None:
-    """Those that have not yet missed a leader that is lost would name it to each other for ever."""
+    """Hosts that have not yet missed a lost leader would otherwise name it to each other for ever."""
     leader, one = ask_leader(agent("n0"), agent("n1"), 200.0)
     leader, two = ask_leader(leader, agent("n2"), 200.0)
     two = two._replace(leader=None)

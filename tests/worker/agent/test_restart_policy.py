@@ -1,4 +1,4 @@
-"""What follows an attempt."""
+"""The next step after an attempt."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_an_exception_sets_nobody_aside() -> None:
 
 
 def test_a_cut_between_two_hosts_is_the_cause_rather_than_a_host_that_was_waited_for() -> None:
-    """The host that the others miss has said so itself: it lives, and a link is cut."""
+    """The host that the other hosts miss has reported it itself: it lives, and a link is cut."""
     waited = {**cause("c", "rendezvous_timeout"), "time": "2026-01-02T03:04:04Z"}
     link = {**cause("c", "link_lost"), "peer": "a"}
     ends = {"a": end("failed", waited), "b": end("failed", waited), "c": end("failed", link)}
@@ -107,12 +107,12 @@ def test_without_a_spare_it_goes_on_with_fewer_where_that_is_allowed() -> None:
     fewer = Rules(("a", "b", "c"), nodes=3, least=2, restarts=2)
     assert hosts_after(after(fewer, [attempt()], ends, ["a", "b"], {}), ["a", "b"], fewer) == ["a", "b"]
     step = after(fewer._replace(least=3), [attempt()], ends, ["a", "b"], {})
-    assert step.over is None  # one may answer again in a moment
+    assert step.over is None  # a silent host may answer again in a moment
     assert policy.too_few(fewer._replace(least=3), ["a", "b"]) == "it needs 3 hosts, and 2 can be used"
 
 
 def test_a_host_that_answers_and_does_not_end_its_part_is_not_used_again() -> None:
-    """It could never begin the next one, and the others would wait for it."""
+    """It could never begin the next attempt, and the other hosts would wait for it."""
     ends = {host: end("failed", cause("a")) for host in HOSTS}
     step = after(RULES, [attempt()], {**ends, "b": None}, list("abcd"), {})
     assert hosts_after(step, list("abcd")) == ["a", "c", "d"]
@@ -241,7 +241,7 @@ def test_a_host_that_fails_with_two_others_is_convicted() -> None:
 
 
 def test_a_host_without_any_connection_is_told_in_a_few_words() -> None:
-    """Every host is told again with each change."""
+    """Every host gets the order again with each change."""
     hosts = [f"n{i:02d}" for i in range(100)]
     found = convict(hosts, {frozenset(("n00", other)) for other in hosts[1:]})
     assert found == {

@@ -1,4 +1,4 @@
-"""How the hosts of an attempt get what they resume from, each from the others, over real connections."""
+"""The hosts of an attempt get their checkpoints from each other, over real connections."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_save_that_nobody_has_hashed_yet_counts(party: Any) -> None:
 
 
 def test_a_spare_that_only_some_reach_makes_no_difference(party: Any) -> None:
-    """One of them would resume from its checkpoint, and the other one from an older one."""
+    """One host would resume from its own checkpoint, and the other host from an older checkpoint."""
     three = party("abc", 2)
     for host, step in (("a", 1), ("b", 1), ("c", 2)):
         three.disks[host].save(f"step_{step}.pt", {"": b"%d" % step}, age=50 - step)
@@ -181,7 +181,7 @@ def test_a_choice_that_the_first_host_has_not_made_is_refused(party: Any) -> Non
 def test_a_preparation_that_was_called_off_does_not_work_beside_the_next_one(
     party: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one is in the middle of it; the second one begins once that has ended, and it ends early."""
+    """The first transfer is in the middle of it; the second begins once the first has ended, and it ends early."""
     two = party("ab", 2)
     two.disks["a"].save("step_1.pt", {"": BIG}, age=50)
     beside, second = [], threading.Event()
@@ -215,7 +215,7 @@ def test_a_preparation_that_was_called_off_does_not_work_beside_the_next_one(
 
 
 def test_a_preparation_that_was_called_off_ends_in_the_middle_of_a_file(party: Any) -> None:
-    """What has come stays for the next one."""
+    """The received part stays for the next transfer."""
     two = party("ab", 2)
     two.disks["a"].save("step_1", {"one": b"1" * 10, "two": BIG}, age=50)
     part, choice = two.part("b"), two.choose()

@@ -335,7 +335,10 @@ def test_a_disk_without_room_is_left_alone(
     room = os.statvfs(b.base)
 
     class Full:
-        f_bavail, f_frsize = (20 << 20) // room.f_frsize, room.f_frsize  # for one copy, but not for the next save too
+        f_bavail, f_frsize = (
+            (20 << 20) // room.f_frsize,
+            room.f_frsize,
+        )  # for a single copy, but not for the next save too
 
     monkeypatch.setattr("ddpctl_worker.store.blobs.os.statvfs", lambda path: Full)
     with pytest.raises(WorkerError, match="MB are needed"):
@@ -356,7 +359,7 @@ def test_a_symbolic_link_in_the_way_is_not_followed(a: Disk, b: Disk, server: Ch
 
 
 def restore(*disks: Disk) -> None:
-    """What ddpctl has the hosts do."""
+    """The requests of ddpctl to the hosts."""
     servers = {disk.host: disk.serve() for disk in disks}
     try:
         held = [
@@ -402,7 +405,7 @@ def test_from_a_copy_when_the_writer_is_gone(a: Disk, b: Disk, server: Checkpoin
 
 
 def test_an_older_one_of_the_same_name_is_replaced(a: Disk, b: Disk) -> None:
-    """Each attempt would leave another one aside, until the disk is full."""
+    """Each attempt would set another copy aside, until the disk is full."""
     for disk, content, age in ((b, b"old", 90), (a, b"new", 50)):
         disk.save("snapshot.pt", {"": content}, age=age)
         disk.save("step_1", {"part": content, "sub/more": content}, age=age)
@@ -507,7 +510,7 @@ def test_what_is_older_or_whole_by_itself_is_not_set_aside(a: Disk, b: Disk) -> 
     a.save("epoch_2.pt", {"": b"2"}, age=50)
     (a.own / "epoch_1.pt").write_bytes(b"torn")
     os.utime(a.own / "epoch_1.pt", (0, 0))
-    with zipfile.ZipFile(a.own / "epoch_3.pt", "w") as archive:  # as torch.save writes; nobody has hashed it yet
+    with zipfile.ZipFile(a.own / "epoch_3.pt", "w") as archive:  # as torch.save writes; it is not hashed yet
         archive.writestr("data", "3")
     restore(a, b)
     assert aside(a) == aside(b) == []
@@ -525,7 +528,7 @@ def test_a_restore_that_fails_leaves_what_was_there(a: Disk, b: Disk) -> None:
 
 
 def test_own_files_with_one_content_do_not_become_one_file(a: Disk, b: Disk) -> None:
-    """Hard links would change together when the job writes into one of them."""
+    """Hard links would change together when the job writes into one file."""
     a.save("step_1", {"one": BIG, "two": BIG}, age=50)
     restore(a, b)
     (b.own / "step_1" / "one").write_bytes(b"changed")

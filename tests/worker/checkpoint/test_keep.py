@@ -1,4 +1,4 @@
-"""Which checkpoints are removed: old ones of a series, and nothing else."""
+"""Which checkpoints are removed: old checkpoints of a series, and nothing else."""
 
 from __future__ import annotations
 

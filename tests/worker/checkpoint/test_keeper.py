@@ -1,4 +1,4 @@
-"""The keeper: which checkpoints get a manifest, and that none that is torn is ever complete."""
+"""The keeper: which checkpoints get a manifest; a torn checkpoint is never complete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONG_AGO = 1_000_000_000.0
 
 
 class Node:
-    """A host's folder of a job, and its keeper, whose clock the test turns."""
+    """A host's folder of a job, and its keeper. The test sets the keeper's clock."""
 
     def __init__(self, top: Path, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.host, self.folder, self.now = host, top / host, 100.0
@@ -319,7 +319,7 @@ TORN = [
 
 @pytest.mark.parametrize("tear", TORN)
 def test_what_is_torn_is_never_complete(node: Node, tear: Callable[[Node], None]) -> None:
-    """Neither right after its writer was killed, nor in the run after that, nor when that one ends well."""
+    """Neither right after its writer was killed, nor in the next run, nor when the next run ends well."""
     tear(node)
     node.end(well=False)
     assert node.complete == []
@@ -351,7 +351,7 @@ def test_what_is_damaged_later_is_no_longer_complete(node: Node, damage: Callabl
     assert node.complete == ["step_1"]
     known = manifest.read(str(node.folder), "step_1")
     assert known is not None
-    os.utime(where / name, (LONG_AGO, LONG_AGO))  # a file system whose times are coarse
+    os.utime(where / name, (LONG_AGO, LONG_AGO))  # a file system with coarse times
     damage(where / name)
     assert node.complete == []
     assert manifest.find_damaged_files(str(node.folder), known) == [name]

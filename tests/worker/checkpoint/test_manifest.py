@@ -1,4 +1,4 @@
-"""Manifests: what they say, when they fit, and what is not one."""
+"""Manifests: their content, when they fit, and which files are no manifests."""
 
 from __future__ import annotations
 

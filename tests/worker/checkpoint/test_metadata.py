@@ -1,4 +1,4 @@
-"""The index of torch.distributed.checkpoint is read without running anything of it."""
+"""The index of torch.distributed.checkpoint is read, and no code in it runs."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def removed_first(path: Path, text: str) -> None:
 
 
 def with_prev(path: Path, text: str) -> None:
-    """As worker/jobs/checkpoint.py: the one before keeps another name."""
+    """As worker/jobs/checkpoint.py: the earlier folder keeps another name."""
     path.with_name("aside.tmp").write_text(text)
     if path.exists():
         os.replace(path, path.with_name(path.name + ".prev"))

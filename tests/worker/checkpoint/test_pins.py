@@ -36,7 +36,7 @@ def next_attempt(node: Node, attempt: AttemptId) -> None:
 
 
 def replace(node: Node, path: str, content: bytes) -> None:
-    """As os.replace of a file that was written aside."""
+    """As os.replace of a file that was written under another name."""
     node.write(path + ".tmp", content).replace(node.folder / path)
 
 

@@ -142,7 +142,7 @@ def test_a_copy_goes_once_its_writer_says_so_and_never_before(ring: Ring) -> Non
 
 @pytest.mark.slow
 def test_a_copy_stays_while_its_original_is_written_again(ring: Ring) -> None:
-    """It was removed once, and nobody has hashed the new content yet."""
+    """It was removed once, and the new content is not hashed yet."""
     a, b = ring.disk("a"), ring.disk("b")
     a.save("best.pt", {"": b"first"}, age=90, attempt=NOW)
     a.save("step_1.pt", {"": b"1"}, age=30, attempt=NOW)

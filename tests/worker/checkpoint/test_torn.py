@@ -29,7 +29,7 @@ STAY = "\nfile.flush(); print('there', flush=True); time.sleep(600)\n"
 
 
 def part(path: str, what: str = "weights") -> str:
-    """Opens the file and writes two thirds of it."""
+    """Opens the file and writes two thirds of its bytes."""
     return f"file = open(begin({path!r}), 'wb'); file.write({what}[: len({what}) * 2 // 3])"
 
 
@@ -108,7 +108,7 @@ def resumed(node: Node) -> list[str]:
 
 
 def died(node: Node) -> None:
-    """Clearly after what was believed before."""
+    """Clearly later than the accepted version."""
     node.keeper.note_death(time.time() + 1, 0.0)
 
 

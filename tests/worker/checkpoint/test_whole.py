@@ -1,4 +1,4 @@
-"""A file that a killed writer left is told from a whole one, where its format says how."""
+"""The file of a killed writer differs from a whole file, where its format says how."""
 
 from __future__ import annotations
 

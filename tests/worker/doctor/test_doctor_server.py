@@ -35,8 +35,9 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 @contextlib.contextmanager
 def answering(path: Path, pieces: Iterable[bytes], pause: float = 0.0, *, closes: bool = True) -> Iterator[list[bytes]]:
-    """A server that says this to its client, and what it heard. Fails when the client waits for ever, where the server
-    does not close."""
+    """A server that sends this text to its client, and the text that it received. Fails when the client waits for ever,
+    where the server does not close.
+    """
     heard: list[bytes] = []
     over, outlasted = threading.Event(), threading.Event()
     with short(path) as name, socket.socket(socket.AF_UNIX) as sock:
@@ -88,7 +89,7 @@ def test_an_answer(tmp_path: Path) -> None:
 
 
 def test_nccls_record_is_asked_for_with_parameters_that_torch_knows(tmp_path: Path) -> None:
-    """It refuses all others: ``jsonDumpHandler`` in torch/csrc/distributed/c10d/FlightRecorderCuda.cpp."""
+    """It refuses all other programs: ``jsonDumpHandler`` in torch/csrc/distributed/c10d/FlightRecorderCuda.cpp."""
     with answering(tmp_path / "7.sock", [OK]) as heard:
         assert record_of_nccl(str(tmp_path), 7) == []
     name, _, query = heard[0].split()[1].decode().partition("?")
@@ -126,7 +127,7 @@ def test_junk_is_no_answer_or_its_body(head: bytes, body: bytes) -> None:
 
 @pytest.mark.parametrize("pieces", [[], [OK[:20]], itertools.repeat(b"x")], ids=["nothing", "a part", "a little"])
 def test_a_server_that_is_slow_is_left_alone_in_time(tmp_path: Path, pieces: Iterable[bytes]) -> None:
-    """Also one that keeps on saying a little."""
+    """Also a client that keeps sending a little."""
     assert ask(tmp_path, pieces, 0.003, closes=False) is None
 
 
@@ -155,7 +156,7 @@ def test_a_path_over_107_bytes(tmp_path: Path) -> None:
     assert ask(long_folder(tmp_path), [OK]) == b"{}"
 
 
-# --- the supervisor's desk -------------------------------------------------------------------------------------------
+# --- the supervisor's answer socket ---------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -284,7 +285,7 @@ print(answer_socket.ask(sys.argv[2]))
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv")
 def test_another_user_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where somebody has opened the folder: the desk looks at who asks."""
+    """If the folder's mode was opened, the socket still checks the user of each client."""
     worker = Path(service.__file__).parents[2]
     with (
         tempfile.TemporaryDirectory(dir="/tmp") as folder,

@@ -30,7 +30,7 @@ sys.exit(1)
 
 
 def run_of(node: Node, data: dict[int, bytes], **env: str) -> str:
-    """The id of a run, failed by now, whose ranks have written ``data``."""
+    """Return the id of a failed run. Its ranks have written ``data``."""
     for rank, content in data.items():
         (node.scratch / f"DATA-{rank}").write_bytes(content)
     env["PYTHONPATH"] = fake_torch(node.scratch / "lib")

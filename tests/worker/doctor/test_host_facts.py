@@ -1,4 +1,4 @@
-"""What differs about the host of a slow rank."""
+"""The facts in which the host of a slow rank differs."""
 
 from __future__ import annotations
 

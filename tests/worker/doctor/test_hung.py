@@ -1,4 +1,4 @@
-"""Who had not come, once the others have timed out."""
+"""The rank that had not come, once the other ranks have timed out."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_without_a_record_the_stacks_decide() -> None:
     "looks",
     [
         [],
-        [waits_in(0), waits_in(1)],  # all of them wait: the network
+        [waits_in(0), waits_in(1)],  # all ranks wait: the network
         [look(0, groups={"0": group(LOOP)}, stack=SLEEPS)],  # it has been there
         [look(0, state="ended", stack=None)],
         [look(0, stack=None)],

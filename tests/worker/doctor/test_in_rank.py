@@ -1,4 +1,5 @@
-"""A rank that the doctor can see behaves as one without it: same output byte by byte, same environment, same children.
+"""A rank that the doctor can see behaves like a rank without the doctor: same output byte by byte, same environment,
+same children.
 
 ``torch`` here is a folder of the test with just the modules that matter; test_in_rank_torch.py has the real one.
 """
@@ -85,7 +86,7 @@ NO_IDENTIFIERS = {
 
 @pytest.mark.parametrize("doctor", [True, False])
 def test_variables_of_any_name_reach_the_rank(tmp_path: Path, doctor: bool) -> None:
-    """dash drops those whose name is no identifier. Nothing of bash's own start runs."""
+    """dash drops variables with a name that is no identifier. Nothing of bash's own start runs."""
     (tmp_path / "profile").write_text("echo sourced\n")
     user = {**NO_IDENTIFIERS, "BASH_ENV": f"{tmp_path}/profile", "ENV": f"{tmp_path}/profile"}
     start = Start(tmp_path / "run", sys.executable, doctor, user)
@@ -196,7 +197,7 @@ def test_a_sitecustomize_on_pythonpath(both: Both, tmp_path: Path, name: str, ow
 
 
 def test_a_sitecustomize_that_no_interpreter_survives(both: Both, tmp_path: Path) -> None:
-    """The one difference: its traceback has our frames as well."""
+    """The only difference: its traceback has our frames as well."""
     program(tmp_path / "own", "raise SystemExit(7)", "sitecustomize.py")
     starts = (both.doctor, both.plain)
     mine, theirs = (one.run("-c", "", env={"PYTHONPATH": f"{tmp_path}/own"}) for one in starts)

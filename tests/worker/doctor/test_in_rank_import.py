@@ -1,4 +1,4 @@
-"""What happens in a rank when it imports torch: the debug server, its threads, the import itself, torch's variables.
+"""A rank while it imports torch: the debug server, its threads, the import itself, torch's variables.
 
 ``torch`` here is a folder of the test with just the modules that matter; test_in_rank_torch.py has the real one.
 """
@@ -147,7 +147,7 @@ def test_a_rank_without_stderr_has_no_server(both: Both, torch_env: dict[str, st
 def test_the_ranks_of_a_run_start_their_servers_in_turn(
     tmp_path: Path, torch_env: dict[str, str | None], free_again: bool
 ) -> None:
-    """A rank waits for the others, but not forever: one of them may be stopped at that moment."""
+    """A rank waits for the other ranks, but not forever: a rank may be suspended at that moment."""
     start = Start(tmp_path / "run", sys.executable, doctor=True)
     found = os.stat(start.folder)
     with socket.socket(socket.AF_UNIX) as other:

@@ -69,7 +69,7 @@ def finished(start: Start, pid: int) -> list[Entry]:
 
 
 def alike(ended: Ended) -> tuple[int, str, str]:
-    """Without what differs from run to run: times, pids, addresses, ports."""
+    """Without the parts that differ from run to run: times, pids, addresses, ports."""
     out, err = (re.sub(r"0x[0-9a-f]+|\d+", "0", text) for text in (ended.out, ended.err))
     return ended.code, out, err
 
@@ -116,7 +116,7 @@ def test_torchs_own_dump_is_read_like_its_record(start: Start) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 def test_another_user_cannot_ask() -> None:
-    """The folder itself is closed, also where those above it are open."""
+    """The folder itself is closed, even if the folders above it are open."""
     above = Path(tempfile.mkdtemp())
     try:
         start = Start(above / "run", sys.executable, doctor=True)

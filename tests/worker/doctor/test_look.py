@@ -155,7 +155,7 @@ def test_children(tools: Tools) -> None:
 
 
 POLLS = "import time\n" + HERE + "def wait():\n    while True: time.sleep(0.05)\nwait()"
-# As mp.spawn does: the main process waits for two others, of which one waits in a collective and one polls.
+# As mp.spawn does: the main process waits for two children: the first waits in a collective, the second polls.
 SPAWNS = """
 import multiprocessing, sys, time
 def train(rank, ready):
@@ -263,7 +263,7 @@ def test_a_stopped_rank_is_not_asked_and_the_others_are_looked_at_at_once(
 
 
 class Hang:
-    """A call that hangs until what waits for it has given it up."""
+    """A call that hangs until its caller has given it up."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -459,7 +459,7 @@ def seized(pid: int) -> Iterator[None]:
     ],
 )
 def test_who_gets_the_signal(tmp_path: Path, does: str, how: dict[str, Any], interval: float, signalled: bool) -> None:
-    """Where py-spy is missing: it may disturb what C code does."""
+    """Where py-spy is missing: it may disturb C code."""
     with program(WRITES_ITS_STACK, str(tmp_path), does) as process:
         (found,) = of(Tools(str(tmp_path), None)._replace(**how), process.pid, interval=interval)
         written = (tmp_path / f"{process.pid}.stack").stat().st_size

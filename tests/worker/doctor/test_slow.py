@@ -32,7 +32,7 @@ Trace = dict[int, list[tuple[int, float]]]  # rank -> (sequence number, arrival)
 
 
 def reports(trace: Trace, seed: int = 0, every: float = REPORT_S) -> Iterator[dict[int, dict[str, Any]]]:
-    """What ranks say every few seconds, each at its own moment."""
+    """The reports of ranks every few seconds, each at its own moment."""
     rng = random.Random(seed)
     begin = min(entries[0][1] for entries in trace.values())
     end = max(entries[-1][1] for entries in trace.values())

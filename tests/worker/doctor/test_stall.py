@@ -20,7 +20,7 @@ READ = {"cpu": 5.0, "bytes": 1 << 20}
 
 
 class Run:
-    """Ranks that are glanced at every five seconds on one clock."""
+    """Ranks with a glance every five seconds, on a single clock."""
 
     def __init__(self, ranks: int = 2, stall: float = 30.0) -> None:
         self.stall, self.now, self.ranks, self.place = Stall(stall), 1000.0, list(range(ranks)), 0
@@ -110,11 +110,11 @@ def test_a_rank_that_falls_silent_says_nothing_any_more() -> None:
     run.pause(10, waits=True)
     run.ranks = [1]
     assert run.pause(300, WORK) == []
-    assert run.pause(60, IDLE)[0] == 30.0 + EVERY  # the one that is left does no work
+    assert run.pause(60, IDLE)[0] == 30.0 + EVERY  # the remaining rank does no work
 
 
 def test_a_rank_that_has_ended_is_not_waited_for() -> None:
-    """The last that was seen of it is work, and would count for another while."""
+    """The last look at it shows work, and would count for another while."""
     run = Run()
     run.steps(30)
     run.ranks = [1]
@@ -140,7 +140,7 @@ def test_a_look_is_not_due_again_at_once() -> None:
 
 
 def test_looks_that_find_nothing_stuck_get_rarer() -> None:
-    """Rank 0 trains while the others evaluate for three hours."""
+    """Rank 0 trains while the other ranks evaluate for three hours."""
     run = Run()
     run.steps(60)
     due = run.pause(3 * 3600, WORK, waits=True, excused=True)
@@ -190,7 +190,7 @@ def test_the_end_of_a_sleep_brings_a_look() -> None:
 
 @pytest.mark.parametrize("recorded", [True, False])
 def test_when_a_diagnosis_holds_no_more(recorded: bool) -> None:
-    """Without a record one look is enough; with one, nothing has moved, and a while of work proves little."""
+    """Without a record a single look is enough; with one, nothing has moved, and a while of work proves little."""
     run = Run()
     run.steps(60 if recorded else 0)
     run.pause(60, IDLE, waits=recorded, recorded=recorded)

@@ -45,7 +45,7 @@ class Records:
     """The flight records of ranks: instead of torch's server in each of them."""
 
     def __init__(self) -> None:
-        self.made: dict[int, tuple[int, bool]] = {}  # pid -> collectives, and whether the last one is done
+        self.made: dict[int, tuple[int, bool]] = {}  # pid -> collectives, and whether the last collective is done
 
     def of(self, folder: str, pid: int, seconds: float = 0.0) -> list[Entry] | None:
         if pid not in self.made:
@@ -59,7 +59,7 @@ class Records:
 
 
 class Node:
-    """A watch with one rank, and what it said and saved."""
+    """A watch with a single rank, and the messages and files that it has sent and saved."""
 
     def __init__(self, host: str, rank: int, pid: int) -> None:
         self.host, self.rank, self.pid = host, rank, pid
@@ -356,7 +356,7 @@ def test_a_member_that_missed_a_report_hears_it_again(nodes: list[Node]) -> None
     exchange()
     assert member.watch.slow == slow
     hub.to = []  # no connection
-    clock.sleep(0.01)  # reports are told apart by their milliseconds
+    clock.sleep(0.01)  # reports differ in their milliseconds
     hub.watch._tell(None, [])
     clock.sleep(REPEAT_S + 1.0)
     hub.to = [member]

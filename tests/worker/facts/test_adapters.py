@@ -1,4 +1,4 @@
-"""What a node tells of its adapters and its PCI bridges, read from files as the kernel has them."""
+"""A node's adapters and PCI bridges, read from files in the kernel's format."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ddpctl_worker.facts import amd, nvidia, torch
 
 pytestmark = pytest.mark.slow
 
-# A driver library that says what the environment tells it.
+# A driver library that answers with values from the environment.
 LIBRARY = r"""
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-"""The Pythons of a host, found by what lies on its disk."""
+"""The Pythons of a host, found by the files on its disk."""
 
 from __future__ import annotations
 

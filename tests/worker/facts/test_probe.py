@@ -1,4 +1,6 @@
-"""The node's facts, asked for on this very machine: what hangs or breaks costs its own answer, nothing else."""
+"""The node's facts, asked for on this very machine: a question that hangs or breaks loses its own answer, and no other
+answer.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ GPUS = (
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of two GPUs; the second one has fallen off the bus."""
+    """Of two GPUs; the second GPU has fallen off the bus."""
     made = nvml_library.build(tmp_path, lost=1, pid=os.getpid())
     if made is None:
         pytest.skip("there is no C compiler")

@@ -181,7 +181,7 @@ def test_a_rank_that_ended_too_early_is_the_cause_of_victims() -> None:
     judge = make_judge()
     judge.report(failure("a", victim=True), 0.0, 120.0)
     judge.report(early("b"), 14.0, 120.5)
-    assert decided(judge, 120.0 + MUTE_S - 0.1) is None  # the hub, that has told of nothing, may have the culprit
+    assert decided(judge, 120.0 + MUTE_S - 0.1) is None  # the hub has reported no failure, and may have the culprit
     assert decided(judge, 120.0 + MUTE_S) == "b"
     assert judge.verdict is not None
     cause = judge.verdict.cause
@@ -310,7 +310,7 @@ def test_replay_reorder_reflect_change() -> None:
     member, hub = pair()
     with pytest.raises(Stranger):
         hub.feed(member.pack({"n": 1}).replace(b'"n":1', b'"n":9'))
-    # What was recorded on one connection is worth nothing on the next.
+    # Messages recorded on a connection are worth nothing on the next connection.
     old, _ = pair()
     _, hub = pair()
     with pytest.raises(Stranger):

@@ -229,7 +229,7 @@ def test_nodes_that_cannot_watch_each_other_are_named_though_their_ranks_run(tri
 
 @pytest.mark.full(covered_by="tests/simulator/test_seeds.py::test_gangs")
 def test_a_short_run_is_no_missing_node(trio: Trio) -> None:
-    """A node whose ranks end before the hub listens stays until the hub has heard of it."""
+    """If the ranks of a node end before the hub listens, the node stays until the hub has its report."""
     limits = {"start": 10, "stop": 2, "silence": None}
     trio.start("", "", "pass", only=(2,), timeouts=limits)
     trio.nodes[2].wait_state(trio.run, "succeeded")
@@ -281,7 +281,7 @@ def test_strangers_get_nothing(trio: Trio) -> None:
 
 @pytest.mark.parametrize("still", [in_simulation(0, name="hub"), pytest.param(1, id="member")])
 def test_a_supervisor_whose_loop_stands_still_is_named_though_its_gang_talks_on(trio: Trio, still: int) -> None:
-    """Its other threads live: the beats come, but they say that nobody watches the ranks there."""
+    """Its other threads live: the heartbeats come, but they say that no loop watches the ranks there."""
     trio.start(SLEEP, SLEEP, SLEEP)
     trio.running()
     trio.joined()
@@ -317,7 +317,7 @@ def test_a_node_whose_gang_thread_stands_still_ends_like_the_others(trio: Trio, 
     gone = trio.nodes[still]
     tasks = os.listdir(f"/proc/{gone.pid(trio.run, 'supervisor')}/task")
     # After main thread, drain, log writer and record writer. The kernel lists threads in the order of their start;
-    # their numbers begin anew once the highest one was given.
+    # their numbers start again after the highest number.
     with thread_stopped(int(tasks[4])):
         for node in trio.nodes:
             status = node.wait_state(trio.run, seconds=60)
@@ -351,7 +351,7 @@ def test_a_fault_in_the_hubs_thread_costs_no_run(trio: Trio) -> None:
 
 
 def test_strangers_fill_no_log(trio: Trio) -> None:
-    """Anybody who reaches the port can connect as often as he likes."""
+    """Any program that reaches the port can connect any number of times."""
     trio.start(SLEEP, SLEEP, SLEEP)
     trio.running()
     trio.joined()
@@ -381,7 +381,7 @@ def watchers(node: Node, run: str) -> list[int]:
 
 @pytest.mark.full(covered_by="tests/simulator/test_seeds.py::test_gangs")
 def test_machines_that_were_suspended_together_go_on(trio: Trio) -> None:
-    """Nobody was listening, so nobody's silence counts."""
+    """The hub did not listen, so no node's silence counts."""
     trio.start(SLEEP, SLEEP, SLEEP)
     trio.running()
     trio.joined()

@@ -1,4 +1,4 @@
-"""Links between two nodes: what the kernel's tables say of them, and when one counts as cut."""
+"""Links between two nodes: the kernel's tables about them, and when a link counts as cut."""
 
 from __future__ import annotations
 

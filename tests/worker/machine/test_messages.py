@@ -1,4 +1,4 @@
-"""Messages between two processes of ddpctl: one JSON object a line over a pipe that nobody waits for."""
+"""Messages between two processes of ddpctl: a JSON object in each line, over a pipe on which no process waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listening and dialling on this machine: who answered, and that nobody else is served."""
+"""Listening and dialling on this machine: the side that answered, and no other client is served."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_other_program(words: bytes | None, status: str) -> None:
 
 
 def test_stranger_is_not_served(listening: tuple[Worker, dict[str, Any]]) -> None:
-    """Who cannot prove himself gets no data, whatever he sends."""
+    """A client without the key gets no data, whatever it sends."""
     port = listening[1]["samples"][0]
     for words in (b"pull 1000000\n", b"GET / HTTP/1.1\r\n\r\n", b"x" * 5000, b"DDPCTL-MESH short\n"):
         with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:

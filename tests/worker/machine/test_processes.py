@@ -36,7 +36,7 @@ def test_a_reused_pid_is_not_the_process() -> None:
         other = who._replace(start=who.start - 1)
         assert not processes.is_alive(other)
         assert processes.filter_alive(who, other) == [child.pid]
-        assert processes.filter_alive(other) == []  # so a dead guardian's number spares nobody
+        assert processes.filter_alive(other) == []  # so a dead guardian's number spares no process
         assert not processes.send(other, signal.SIGKILL)
         assert not processes.send(who._replace(boot="another boot"), signal.SIGKILL)
         assert child.poll() is None

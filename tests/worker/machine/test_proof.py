@@ -25,7 +25,7 @@ from tests.worker.programs import CHAIN, SLEEP, here, nothing_left, watchers_end
 
 
 def groups() -> cgroup.ControlGroup:
-    """A control group of this test's own; the test is skipped where none can be had."""
+    """A control group of this test's own; the test is skipped on a machine without it."""
     group = cgroup.make("test", str(os.getpid()))
     if group is None:
         pytest.skip("no writable control groups of version 2")

@@ -1,4 +1,4 @@
-"""Connections by strangers to the listeners of a run: they wait for nothing and nobody waits for them."""
+"""Connections by strangers to the listeners of a run: they wait for nothing, and no process waits for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helper programs: one that cannot be killed is left behind, known, and not started again."""
+"""Helper programs: a program that cannot be killed is left behind, known, and not started again."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_records_keep_any_bytes(text: bytes, end: bytes, rank: int | None) -> No
     assert value is not None
     assert value["x"].encode("utf-8", "surrogateescape") == text
     assert (value["t"], value["r"], value["s"], value["e"]) == (1.5, rank, "e", end.decode())
-    # The same bytes as the standard encoder would make of it: any JSON reader understands them.
+    # The same bytes as from the standard encoder: any JSON reader understands them.
     assert json.loads(blob) == value
 
 

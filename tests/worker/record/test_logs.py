@@ -1,4 +1,4 @@
-"""Segments and offsets, with a writer that works and one whose disk does not."""
+"""Segments and offsets, with a writer that works and a writer with a broken disk."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_first_and_the_newest_segments_are_kept(tmp_path: Path) -> None:
     batch = logs.Reader(str(tmp_path)).read(0)
     kept = numbers(batch.records)
     assert kept[0] == 0
-    # Behind the first segment there is a gap, and it is told.
+    # After the first segment there is a gap, and the reader reports it.
     gap = logs.Reader(str(tmp_path)).read(batch.offset)
     assert gap.skipped > 0
     assert numbers(gap.records)[0] > kept[-1] + 1
@@ -186,7 +186,7 @@ def test_a_full_disk_costs_lines_that_are_counted_and_told(small_disk: Path) -> 
 
 
 def test_a_disk_that_hangs_costs_lines_and_not_a_moment(tmp_path: Path) -> None:
-    """A segment that is a FIFO nobody reads: the writer's thread hangs in its open, as it would on a hung disk."""
+    """A segment that is a FIFO without a reader: the writer's thread hangs in its open, as it would on a hung disk."""
     fifo = tmp_path / f"{0:020d}.jsonl"
     os.mkfifo(fifo)
     writer = logs.Writer(str(tmp_path), segment=1 << 30)

@@ -24,7 +24,7 @@ def test_status_leaves_out_the_oldest_runs_that_are_over_and_says_how_many(node:
         folder = node.folder(made["run"])
         folder.mkdir(parents=True)
         (folder / "run.json").write_text(json.dumps(made))
-        if number:  # the oldest one is not over
+        if number:  # the oldest run is not over
             (folder / "exit.json").write_text(json.dumps({"state": "succeeded", "ended": "2026-01-02"}))
     for path in (node.base, *node.base.rglob("*")):
         path.chmod(0o700 if path.is_dir() else 0o600)

@@ -1,4 +1,4 @@
-"""What ranks write to DDPCTL_METRICS, and what the worker makes of it, whatever the file holds."""
+"""The lines that ranks write to DDPCTL_METRICS, and the worker's reading of any content."""
 
 from __future__ import annotations
 

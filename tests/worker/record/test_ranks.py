@@ -25,7 +25,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def launcher() -> Iterator[subprocess.Popen[str]]:
-    """It starts the rank whose number it reads, and kills it at the next line."""
+    """It reads a number, starts the rank of that number, and kills it at the next line."""
     with subprocess.Popen(
         [sys.executable, "-c", LAUNCHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     ) as process:

@@ -32,7 +32,7 @@ OPTIONAL = ("state.json", "processes.json", "claim.json", "stop.json", "heartbea
 
 
 def records(node: Node, run: str) -> dict[str, bytes]:
-    """Every record of the run, byte for byte, but for those that a live one goes on writing."""
+    """Every record of the run, byte for byte, except the records that a live run continues to write."""
     found = (path for path in node.folder(run).iterdir() if path.is_file())
     live = ("heartbeat", "supervisor.log", "processes.json")
     return {path.name: path.read_bytes() for path in found if path.name not in live}
@@ -89,7 +89,7 @@ def test_another_machine_s_live_run_is_unreachable_there_and_lives_on(
     node: Node, elsewhere: Elsewhere, kind: str
 ) -> None:
     """base_dir is a shared home and the host's address leads to another machine now. A clone has the same machine id
-    and name; containers of one machine have the same boot."""
+    and name; containers of the same machine have the same boot."""
     run = node.start(SLEEP)
     here(node, run)
     node.wait_state(run, "running")
@@ -113,7 +113,7 @@ def test_another_machine_s_live_run_is_unreachable_there_and_lives_on(
     elsewhere.ask("gc", days=0, delete=True)
     elsewhere.ask("fetch", run=run)
     assert records(node, run) == before
-    beats(node, run)  # it looks whether somebody has declared it over
+    beats(node, run)  # it looks whether another process has declared it over
     assert node.status(run)["state"] == "running"
     here(node, run)
 

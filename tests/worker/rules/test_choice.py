@@ -1,4 +1,4 @@
-"""Which checkpoint every host gets: whole saves only, never two of them mixed."""
+"""Which checkpoint every host gets: whole saves only, never a mixture of two saves."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class World:
         return [Kept(host, found) for (host, _, _), found in self.kept.items()]
 
     def save(self, entry: str, writing: Sequence[str], ends: bool) -> None:
-        """The ranks of these hosts save; where others do not, the attempt has failed, and none of them saves again."""
+        """The ranks of these hosts save; without the other ranks the attempt has failed, and no rank saves again."""
         if self.failed:
             return
         self.now += 100

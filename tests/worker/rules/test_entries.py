@@ -1,4 +1,4 @@
-"""What in a folder for checkpoints is a checkpoint, and which step it is of."""
+"""The entries of a checkpoint folder that are checkpoints, and their steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch's flight record: what is read of it, with gloo by records of a machine, with NCCL by torch's source."""
+"""torch's flight record: how it is read; gloo's records are from a machine, NCCL's are made from torch's source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python stacks: what py-spy and faulthandler say, and a rank's place in the user's code."""
+"""Python stacks: the output of py-spy and faulthandler, and a rank's place in the user's code."""
 
 from __future__ import annotations
 

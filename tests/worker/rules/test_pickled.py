@@ -26,7 +26,7 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_what_is_written_is_read(value: Any) -> None:
     data = pickled(value)
-    assert pickle.loads(data) == value  # the writer of these tests writes what Python reads
+    assert pickle.loads(data) == value  # Python reads the output of these tests' writer
     assert load(data) == value
 
 

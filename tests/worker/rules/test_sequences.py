@@ -1,4 +1,4 @@
-"""Who skipped a collective, repeated one, or called another."""
+"""The rank that skipped a collective, repeated it, or called another collective."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ ENTRIES = ["step_1", "step_2", "model.pt", "step_1_rank_0.pt", "step_1_rank_1.pt
 
 @st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
-    """As hosts have them: whole and cut shards, an index or none, files of several saves under one name."""
+    """As hosts have them: whole and cut shards, with and without an index, files of several saves under a name."""
     kinds = [st.just([""]), st.lists(st.sampled_from([*SHARDS, ".metadata", "rng"]), min_size=1, unique=True)]
     names = draw(st.one_of(kinds))
     files: dict[str, dict[str, Any]] = {
@@ -151,7 +151,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         for name in names
     }
     for one in files.values():
-        one["sha256"] += f" of {one['size']}"  # what has another size has another hash
+        one["sha256"] += f" of {one['size']}"  # a file of another size has another hash
         one["save"] = draw(st.sampled_from([None, 0, 1, 2]))
     referred = st.dictionaries(st.sampled_from(SHARDS), st.integers(6, 8))
     made = manifest(draw(st.sampled_from("abc")), {}, entry=draw(st.sampled_from(ENTRIES)))
@@ -204,6 +204,6 @@ def test_the_order_of_hosts_and_manifests_does_not_matter(held: dict[str, list[M
     written: dict[tuple[str, str, str], list[Manifest]] = {}
     for one in (one for ones in held.values() for one in ones):
         written.setdefault((one["host"], one["entry"], one["version"]), []).append(one)
-    assume(all(one == ones[0] for ones in written.values() for one in ones))  # one content was written once
+    assume(all(one == ones[0] for ones in written.values() for one in ones))  # each content was written once
     turned = {host: held[host][::-1] for host in reversed(list(held))}
     assert unite(turned) == unite(held)

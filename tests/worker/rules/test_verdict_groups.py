@@ -1,4 +1,4 @@
-"""Subgroups, sends and receives, and GPUs: who waits for whom there."""
+"""Subgroups, sends and receives, and GPUs: which rank waits for which rank."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_gpu_that_has_not_begun_what_the_others_have() -> None:
 
 
 def test_where_the_record_is_empty_the_stack_tells() -> None:
-    """With NCCL, while the job is healthy: what gloo would write is empty."""
+    """With NCCL, while the job is healthy: gloo's record is empty."""
     looks = [by_stack(rank, "barrier", groups={}, cpu=100.0) for rank in (0, 1, 3)]
     text = "3 of 4 ranks wait in barrier (train.py:88 in step); "
     named([look(2, groups={}), *looks], text + ODD, 2)
@@ -187,7 +187,7 @@ def test_where_the_record_is_empty_the_stack_tells() -> None:
 
 
 def test_an_empty_record_of_gloo_is_one() -> None:
-    """A rank that has not come to the first collective, or is in one that has no entry."""
+    """A rank that has not come to the first collective, or is in a collective without an entry."""
     rest = [waits_in(rank, [REDUCE]) for rank in (0, 1, 3)]
     wait = "3 of 4 ranks wait in all_reduce #1 (train.py:88 in step) for 40 s; "
     named([look(2, groups={}), *rest], wait + ODD, 2)

@@ -1,4 +1,4 @@
-"""What holds for any looks that a node may send: as random as their shape allows."""
+"""Properties that hold for any looks that a node may send: as random as their shape allows."""
 
 from __future__ import annotations
 

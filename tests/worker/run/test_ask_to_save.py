@@ -1,4 +1,4 @@
-"""Asking ranks for a checkpoint: those that handle the signal get it, and nobody else ever does."""
+"""Asking ranks for a checkpoint: the ranks that handle the signal get it, and no other process ever does."""
 
 from __future__ import annotations
 

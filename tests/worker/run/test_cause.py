@@ -1,4 +1,4 @@
-"""Why a run failed, from what its processes said. The texts were written by torch 2.13 and 1.13."""
+"""The cause of a failed run, from the output of its processes. The texts were written by torch 2.13 and 1.13."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ VICTIM = raised("RuntimeError: Connection closed by peer [10.9.0.11]:39583")
     ],
 )
 def test_a_rank_that_its_launcher_collected_first_is_the_cause(line: str) -> None:
-    """torch 1.13 ends the others then, and reports minutes later. The wait status of the first is gone by then."""
+    """torch 1.13 then ends the other ranks, and reports minutes later. By then the first rank's wait status is gone."""
     deaths: dict[int, Any] = {0: (None, 990.0), 1: (signal.SIGTERM, 991.0)}
     first, second = found_in(None, line + "\n", deaths=deaths)
     assert (first.rank, first.signal, first.victim, first.when) == (4, "SIGKILL", False, 990.0)

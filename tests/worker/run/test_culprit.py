@@ -59,7 +59,7 @@ def exit_of(node: Node, run: str) -> dict[str, Any]:
 
 
 def both(culprit: str, victim: str) -> str:
-    """Rank 0 does one thing, rank 1 another."""
+    """Rank 0 and rank 1 act differently."""
     return f"import os\nexec({culprit!r} if os.environ['RANK'] == '0' else {victim!r})"
 
 
@@ -126,7 +126,7 @@ prepare()
 
 @pytest.mark.parametrize("late", [0, pytest.param(1, marks=ON_A_MEMBER)])
 def test_the_rank_that_the_others_waited_for_is_the_cause(trio: Trio, tmp_path: Path, late: int) -> None:
-    """All failures are time-outs of ranks that waited; the last look shows which one was elsewhere."""
+    """All failures are time-outs of ranks that waited; the last look shows which rank was elsewhere."""
     flag = str(tmp_path / "flag")
     scripts = [TIMED_OUT.format(flag=flag)] * 3
     scripts[late] = PREPARES.format(flag=flag)
@@ -185,12 +185,12 @@ def test_a_rank_that_ended_early_is_the_cause_under_a_launcher_that_is_slow_to_e
 
 
 def ranks_seen(node: Node, run: str) -> set[str]:
-    """The ranks whose processes the supervisor has found and written down."""
+    """The ranks with a process in the supervisor's record."""
     path = node.folder(run) / "processes.json"
     return set(json.loads(path.read_text())["ranks"]) if path.exists() else set()
 
 
-# A child of rank 0 that the kernel kills for memory; after a while rank 0 gets the same signal from somebody.
+# A child of rank 0 that the kernel kills for memory; after a while rank 0 gets the same signal from another process.
 OOM_EARLIER = """
 import os, signal, subprocess, sys, time
 child = subprocess.run([sys.executable, "-c", "x = b'x' * (1 << 30)"])
@@ -202,7 +202,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.fixture
 def small(node: Node, tmp_path: Path) -> Iterator[Node]:
-    """A node whose runs have 256 MB."""
+    """A node that gives its runs 256 MB."""
     with open("/proc/self/cgroup", encoding="ascii") as file:
         groups = dict(line.rstrip("\n").split(":", 2)[1:] for line in file)
     old = "memory" in groups

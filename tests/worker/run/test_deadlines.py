@@ -1,4 +1,4 @@
-"""Deadlines of a run on one node, and what they say."""
+"""Deadlines of a run on a node, and their messages."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ VICTIM = RAISED._replace(victim=True)
     ids=["nothing", "victim", "ended early", "failed"],
 )
 def test_a_stop_ends_what_has_not_failed_by_itself(candidate: Outcome | None, state: str) -> None:
-    """A rank that ended with exit code 0 is no failure while nobody has said that it was too early."""
+    """A rank that ended with exit code 0 is no failure until a report says that it was too early."""
     told: list[str] = []
     ending = Ending("node0", cast(Findings, None), None, lambda: told.append("told"))
     if candidate is not None:

@@ -32,7 +32,7 @@ def gpu(index: int = 0, use: float | None = 50.0, **changed: Any) -> dict[str, A
 
 
 def helpers(node: Node) -> list[int]:
-    """Those that read this node's GPUs."""
+    """The processes that read this node's GPUs."""
     return [pid for pid, line in processes_of(node.env["HOLDER"]).items() if HELPER in line]
 
 

@@ -119,7 +119,7 @@ def test_stop_while_the_start_is_under_way(node: Node) -> None:
 def test_ranks_save_with_the_workers_of_their_data_loaders(node: Node, fails: bool) -> None:
     """The launcher signals process groups, also when it sees a rank fail: it hears of nothing until the ranks are
     done. No worker and no grandchild is left after that."""
-    # As on a node without the store, whose launcher is stopped before a rank can fail.
+    # As on a node without the store: its launcher is suspended before a rank can fail.
     run = node.start(LOADER.replace("FAILS", str(fails)), node.record(node_rank=int(fails)))
     here(node, run)
     answer = node.call("stop", run=run, grace=30)

@@ -48,7 +48,7 @@ def test_the_latest_end_counts(pair: Pipes) -> None:
     send_lease(pair.writers, boottime() + 5)
     assert not lease.is_over()
     assert not lease.abandoned
-    for fd in pair.writers:  # the agent is gone: what it has said still counts
+    for fd in pair.writers:  # the agent is gone: its last report still counts
         os.close(fd)
     assert lease.remaining() > 50
     assert lease.abandoned
@@ -87,7 +87,7 @@ def test_who_does_not_read_holds_up_nobody(pair: Pipes) -> None:
     guardians = pair.lease(-1, GUARDIAN)
     assert guardians.is_over()
     send_lease(pair.writers, boottime() + 60)
-    assert not guardians.is_over()  # one that is stuck costs the other nothing
+    assert not guardians.is_over()  # a stuck process costs the other process nothing
 
 
 def test_no_rank_starts_once_the_lease_is_over(node: Node) -> None:

@@ -41,7 +41,7 @@ def said(tally: Path) -> dict[str, Any]:
 
 
 def silent(node: Node, run: str, tally: Path) -> None:
-    """Guardian and supervisor are gone, and nobody was notified, nor will be."""
+    """Guardian and supervisor are gone, and no notifier has run or will run."""
     watchers_end(node, run)
     assert not processes_of(str(node.base))
     assert not tally.exists()

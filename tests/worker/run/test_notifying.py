@@ -1,4 +1,4 @@
-"""Which node notifies of the end of a run, and what it says."""
+"""The node that notifies of the end of a run, and its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker on Python 3.8: nodes run what their distribution has."""
+"""The worker on Python 3.8: nodes run the Python of their distribution."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ for name in sys.argv[2:]:
 
 
 def parenthesized_withs(source: str) -> list[int]:
-    """Lines of a ``with`` whose items stand in parentheses. Python 3.8 takes ``with (a, b):`` for a tuple, and no
+    """Lines of a ``with`` with its items in parentheses. Python 3.8 takes ``with (a, b):`` for a tuple, and no
     parser objects: ``feature_version`` lets it pass."""
     skipped = (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
     tokens = [one for one in tokenize.generate_tokens(io.StringIO(source).readline) if one.type not in skipped]

@@ -1,4 +1,4 @@
-"""A supervisor that is told to end has the ranks of all nodes save first; and what counts as a new checkpoint."""
+"""A supervisor that is told to end has the ranks of all nodes save first; and which files count as a new checkpoint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print("here", flush=True)
 while True:
     time.sleep(300)
 """
-# Every rank but the last writes a part of its own, one of them slowly.
+# Every rank but the last writes a part of its own, and one rank writes slowly.
 PARTS = """
 import os, signal, time
 def save(*_):
@@ -104,7 +104,7 @@ def test_ranks_that_cannot_save_are_not_waited_for(node: Node) -> None:
 
 
 def test_a_checkpoint_that_never_comes_delays_the_end_by_the_timeout_only(node: Node) -> None:
-    never = SAVES.replace("step_7", "step_7.part")  # what it writes is never whole
+    never = SAVES.replace("step_7", "step_7.part")  # its checkpoint is never whole
     run = node.start(never, node.record(checkpoint={**KEYS, "timeout": 3.0}), **TOKENS)
     here(node, run)
     node.wait_state(run, "running")

@@ -1,5 +1,5 @@
-"""What must go on while something stands still: ranks on a hung disk, a run's end on a disk that takes nothing, and the
-other nodes beside a supervisor whose loop hangs.
+"""Work that continues while a disk, a peer or a loop hangs: ranks on a hung disk, a run's end on a disk that takes
+nothing, and the other nodes beside a supervisor whose loop hangs.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def enough(node: Node, run: str) -> None:
 
 
 class Told(NamedTuple):
-    """What a rank of WRITER has told last."""
+    """Return the last report of a rank of WRITER."""
 
     launcher: int = 0
     written: int = 0
@@ -208,7 +208,7 @@ def test_a_success_stays_one_on_a_disk_that_takes_nothing(disk: Disk, node: Node
 
 
 def test_a_supervisor_killed_while_its_threads_hang_in_the_disk(disk: Disk, node: Node) -> None:
-    """It cannot end before the disk is back; what it left is ended all the same."""
+    """It cannot end before the disk is back; the processes that it left are ended all the same."""
     run = node.start("import time\nwhile True:\n    print(1, flush=True)\n    time.sleep(0.1)")
     node.wait_state(run, "running")
     supervisor = node.pid(run, "supervisor")

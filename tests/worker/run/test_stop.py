@@ -49,7 +49,7 @@ def test_a_full_disk_prevents_no_stop(small_disk: Path, node: Node) -> None:
     fill(small_disk)
     answer = node.call("stop", run=run, grace=0.2, by="somebody")
     assert answer["status"]["state"] == "killed"
-    assert answer["status"]["cause"]["message"] == "killed by somebody"  # the word of the stop itself found room
+    assert answer["status"]["cause"]["message"] == "killed by somebody"  # the file of the stop itself found room
     assert answer["forced"] >= 2
     assert not processes_of(run)
 
@@ -83,7 +83,7 @@ def test_a_disk_that_fills_up_during_the_start_leaves_nothing_behind(small_disk:
 
 
 def test_what_else_takes_the_room_takes_no_exit_record(small_disk: Path, node: Node) -> None:
-    """Somebody fills the disk again and again, whenever anything is given back."""
+    """Another process fills the disk again whenever space is freed."""
     run = running(node, "import time; print(1, flush=True); time.sleep(1); raise SystemExit(5)")
     code = "import sys, time\nfile = open(sys.argv[1], 'ab', 0)\nwhile True:\n try: file.write(b'x' * 512)\n"
     greedy = subprocess.Popen([sys.executable, "-c", code + " except OSError: pass", str(small_disk / "filler")])

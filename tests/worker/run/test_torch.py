@@ -46,7 +46,7 @@ if dist.get_rank() == 3:
     atexit.register(leave)
     raise ValueError("boom on three")
 """
-# Rank 2 does fewer steps than the others, and is gone at once: usually its peers fail while it is on its way out.
+# Rank 2 does fewer steps than the other ranks, and ends at once: usually its peers fail while it is on its way out.
 LESS = """
 import time
 for step in range(40):
@@ -92,7 +92,7 @@ class Pair:
             argv += ["--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", str(self.port)]
             request["argv"] = [*argv, "--use_env", "--", request["argv"][-1]]
             request["gang_key"] = self.key
-            # The two PET_ are what torch 1.13 needs to launch on Python 3.11; the plan sets them for it.
+            # torch 1.13 needs the two PET_ variables to launch on Python 3.11; the plan sets them for it.
             request["env"] = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
             if self.old:
                 request["env"].update(PET_REDIRECTS="9:1", PET_TEE="9:1")
@@ -127,7 +127,7 @@ Test = Callable[[Pair], None]
 
 
 def with_both(test: Test) -> Test:
-    """Under the launchers of both versions; the old one in `make test-all` only."""
+    """Under the launchers of both versions; the old launcher in `make test-all` only."""
     rest = pytest.mark.full(covered_by=f"tests/worker/run/test_torch.py::{test.__name__}")
     decorated: Test = pytest.mark.parametrize("pair", ["2.13", pytest.param("1.13", marks=rest)], indirect=True)(test)
     return decorated
@@ -225,7 +225,7 @@ def test_a_node_that_never_comes_is_named(pair: Pair) -> None:
 
 @with_both
 def test_a_finished_agent_does_not_wait_for_a_dead_peer(pair: Pair) -> None:
-    """Without the gang the agent whose ranks are done sits in torch's exit barrier for 300 s."""
+    """Without the gang an agent waits in torch's exit barrier for 300 s after its ranks have ended."""
     script = """
 import os, sys, time
 if os.environ["RANK"] in "01":

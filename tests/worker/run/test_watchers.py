@@ -139,7 +139,7 @@ BOTH = "test_both_killed_at_once_a_stop_still_ends_everything"
 def test_both_killed_at_once_a_stop_still_ends_everything(node: Node, script: str) -> None:
     run = node.start(script)
     here(node, run)
-    # The last look at the tree is at most a few seconds old; it is what finds those with an empty environment.
+    # The last look at the tree is at most a few seconds old; this look finds processes with an empty environment.
     eventually(lambda: noted(node, run), "the tree is noted")
     pids = [node.pid(run, "guardian"), node.pid(run, "supervisor")]
     for pid in pids:

@@ -1,4 +1,4 @@
-"""Twenty ways for a file to be wrong: none is installed, each is named. Driven as the orchestrator drives it."""
+"""Twenty ways for a file to be wrong: no package is installed, and each is named. Called as by the orchestrator."""
 
 from __future__ import annotations
 

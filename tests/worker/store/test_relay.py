@@ -1,4 +1,4 @@
-"""Who may talk to a node that hands files on: the nodes of its own run, and nobody else."""
+"""The clients of a node that passes files on: the nodes of its own run, and no other program."""
 
 from __future__ import annotations
 

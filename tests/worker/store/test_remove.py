@@ -1,4 +1,4 @@
-"""What leaves a node when a run is removed, and what never does."""
+"""The files that the removal of a run deletes on a node, and the files that it never deletes."""
 
 from __future__ import annotations
 

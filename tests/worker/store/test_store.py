@@ -173,7 +173,7 @@ def test_only_a_hash_is_a_name(tmp_path: Path, name: Any) -> None:
 
 @pytest.mark.slow
 def test_a_blob_is_given_back_in_chunks(tmp_path: Path) -> None:
-    """Larger than one message."""
+    """Larger than a message."""
     call(tmp_path, "store_put", DATA, hash=HASH, size=len(DATA))
     request = {"verb": "store_get", "host": "n", "base_dir": str(tmp_path), "hash": HASH}
     done = subprocess.run(

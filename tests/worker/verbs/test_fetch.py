@@ -1,4 +1,4 @@
-"""What comes back from a node."""
+"""The files that come back from a node."""
 
 from __future__ import annotations
 

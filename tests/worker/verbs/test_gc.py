@@ -1,4 +1,4 @@
-"""What gc takes and what it leaves, on a base_dir with real environments."""
+"""The folders that gc removes and keeps, on a base_dir with real environments."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ for number in range(30):
 
 
 def test_a_line_arrives_soon(node: Node) -> None:
-    """Each before the next one is printed: the rank waits until its last line was read."""
+    """Each line before the next is printed: the rank waits until its last line was read."""
     run = node.start(ONE_BY_ONE, node.record(nproc=1, ranks=[0]))
     stream = node.open("tail", run=run, follow=True)
     for number in range(30):

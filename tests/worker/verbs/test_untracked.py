@@ -33,7 +33,7 @@ def test_an_output_covers_a_file_and_all_below_a_folder(pattern: str, name: str,
 
 
 class Run:
-    """A run whose code is in place, and whose script has begun."""
+    """A run with its code in place. Its script has begun."""
 
     def __init__(self, base: Path, **record: Any) -> None:
         self.base, self.top = base, base / "runs" / "r1" / "n0"

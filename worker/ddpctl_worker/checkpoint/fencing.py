@@ -51,6 +51,6 @@ def begin(folder: str, attempt: AttemptId) -> None:
 
 
 def find_newer_attempt(folder: str, attempt: AttemptId) -> Optional[AttemptId]:
-    """Return the newer attempt that has begun in ``folder`` since ``attempt`` began; None: no newer attempt has."""
+    """Return the newer attempt that has begun in ``folder`` since ``attempt`` began; ``None``: no newer attempt has."""
     newest = read_begun(folder).attempt
     return newest if newest > attempt else None

@@ -23,7 +23,7 @@ class NewestSave:
         self._seen: Dict[Tuple[str, int], float] = {}  # name and time -> since when (monotonic)
 
     def look(self) -> Optional[str]:
-        """Return the name of a new checkpoint; None if there is no new checkpoint, or while a new checkpoint still
+        """Return the name of a new checkpoint; ``None`` if there is no new checkpoint, or while a new checkpoint still
         changes: a script may save several files."""
         now = time.monotonic()
         found = {name: files for name, files in list_entries(self._folder).items() if _may_be_whole(files)}

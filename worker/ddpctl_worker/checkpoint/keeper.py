@@ -47,7 +47,7 @@ NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLI
 
 
 class Version(NamedTuple):
-    """One version of an entry. ``place``: the folder with its pins; None: the files lie under their own names."""
+    """One version of an entry. ``place``: the folder with its pins; ``None``: the files lie under their own names."""
 
     entry: str
     files: Files
@@ -63,7 +63,7 @@ class Keeper:
     """The checkpoints that ``host`` writes to ``folder``.
 
     ``since``: start of the ranks (wall clock). ``read_on`` is called with the number of bytes hashed, and may call
-    ``note_death`` and ``look_at``. ``attempt``: the attempt that writes now; None: the last attempt that began.
+    ``note_death`` and ``look_at``. ``attempt``: the attempt that writes now; ``None``: the last attempt that began.
     ``copying(entry, version)``: whether that version is still being copied.
     """
 
@@ -113,7 +113,7 @@ class Keeper:
         return found
 
     def note_death(self, died: Optional[float], since: float) -> None:
-        """Take note of the first death among the ranks that were started at ``since`` (wall clock; None: all live).
+        """Take note of the first death among the ranks that were started at ``since`` (wall clock; ``None``: all live).
 
         Files accepted after the death are withdrawn.
         """
@@ -137,7 +137,7 @@ class Keeper:
     def look(self, ended: Optional[bool] = None) -> List[Manifest]:
         """Write the missing manifests and return them.
 
-        ``ended``: None while ranks live, then whether all of them ended well.
+        ``ended``: ``None`` while ranks live, then whether all of them ended well.
         """
         self._withdrawn.clear()
         written = [self._take(version, ended) for version in self.look_at(ended)]
@@ -190,7 +190,7 @@ class Keeper:
         return known is not None and manifest.fits(known, files)
 
     def _due(self, entry: str, files: Files, ended: Optional[bool]) -> Optional[Version]:
-        """Return the version of an entry that needs a manifest now; None: no version does."""
+        """Return the version of an entry that needs a manifest now; ``None``: no version does."""
         settled = self._settled(entry, files)
         if self._has(entry, files):
             self._pins.pop(entry, None)
@@ -228,7 +228,7 @@ class Keeper:
         return None
 
     def _pinned(self, version: Version) -> Optional[Version]:
-        """Pin a version. Return it unpinned if the file system has no hard links; None if it has changed."""
+        """Pin a version. Return it unpinned if the file system has no hard links; ``None`` if it has changed."""
         if version.place is not None or not self._links:
             return version
         try:
@@ -341,7 +341,7 @@ class Keeper:
         return now - since >= KEEPER_LOOK_S
 
     def _believed(self, version: Version, ended: Optional[bool]) -> Optional[bool]:
-        """Return whether a version is whole, as far as this host can know; None: not known yet."""
+        """Return whether a version is whole, as far as this host can know; ``None``: not known yet."""
         entry, files, paths = version.entry, version.files, version.paths(self._folder)
         plain = [name for name in files if not is_of_torch(name)]  # rules/complete.py judges shards and indexes
         said = {name: is_complete(paths[name]) for name in plain}

@@ -24,7 +24,7 @@ _FILE = "="  # the name of an entry that is a file
 
 
 def pin(folder: str, entry: str, files: Files) -> Optional[str]:
-    """Pin this version of an entry; return the folder with its links, or None if the version has changed meanwhile.
+    """Pin this version of an entry; return the folder with its links, or ``None`` if the version has changed meanwhile.
 
     Raises:
         OSError: the file system has no hard links, or the disk is full.
@@ -62,7 +62,7 @@ def read_pin(place: str) -> Files:
 
 
 def find_pin(folder: str, manifest: Manifest) -> Optional[str]:
-    """Return the folder in which every file of a manifest is pinned unchanged; None: there is no such folder."""
+    """Return the folder in which every file of a manifest is pinned unchanged; ``None``: there is no such folder."""
     for place in _places(folder, manifest["entry"]):
         if fits(manifest, read_pin(place)):
             return place

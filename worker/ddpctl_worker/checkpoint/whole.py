@@ -21,7 +21,7 @@ _ZIP = b"PK\x03\x04"
 
 
 def is_complete(path: str) -> Optional[bool]:
-    """Return True if every byte is there, False if the file is cut, None if its format does not say."""
+    """Return True if every byte is there, False if the file is cut, ``None`` if its format does not say."""
     with open(path, "rb") as file:
         if file.read(len(_ZIP)) == _ZIP:
             return _zip_is_whole(path)

@@ -10,7 +10,7 @@ Cause = Mapping[str, Any]  # outcome.py
 
 
 class AgreedAttempt(NamedTuple):
-    """One attempt. ``hosts`` are in the order of node ranks. ``cause`` is None after a success and before the end.
+    """One attempt. ``hosts`` are in the order of node ranks. ``cause`` is ``None`` after a success and before the end.
     ``set_aside``: {"host", "why"} of each host that does not take part in the next attempt."""
 
     number: int
@@ -42,7 +42,10 @@ class CheckpointChoice(NamedTuple):
 
 
 class ResumePlan(NamedTuple):
-    """``sources``: the hosts whose checkpoints count. ``choice``: None until the attempt's first host has chosen."""
+    """The checkpoint from which an attempt resumes.
+
+    ``sources``: the hosts with checkpoints that count. ``choice``: ``None`` until the attempt's first host has chosen.
+    """
 
     attempt: int
     sources: Tuple[str, ...]

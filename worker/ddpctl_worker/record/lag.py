@@ -61,7 +61,7 @@ class Lag:
 
 
 def read_lag(path: str) -> Optional[Dict[str, Any]]:
-    """Return the lag in ages: {"name", "saved_s", "kept_s", "behind_s", "late", "copies"}; None: no rank saved."""
+    """Return the lag in ages: {"name", "saved_s", "kept_s", "behind_s", "late", "copies"}; ``None``: no rank saved."""
     lag = fs.read_optional(path)
     try:
         now = time.time()

@@ -30,7 +30,7 @@ def encode(stamp: float, rank: Optional[int], stream: str, text: bytes, end: byt
 
 
 def decode(line: bytes) -> Optional[Dict[str, Any]]:
-    """Return a record from the log; None for a line that a crash has torn."""
+    """Return a record from the log; ``None`` for a line that a crash has torn."""
     try:
         value = json.loads(line)
     except ValueError:

@@ -36,7 +36,7 @@ Values = Dict[str, float]
 def metrics(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """Return {"ranks": {rank: {"offset", "lines"}}}: the lines after each rank's ``offsets``.
 
-    One answer has a limited size. The caller asks again until no line comes.
+    An answer has a limited size. The caller asks again until no line comes.
     """
     paths = named_by(request)[0].newest()
     offsets = request.get("offsets") or {}
@@ -82,7 +82,7 @@ def read_new_values(path: str, offset: int, most: int) -> Tuple[int, List[Values
 
 
 def open_metrics(path: str) -> Optional[BinaryIO]:
-    """Open a file for reading; None if it is not a plain file."""
+    """Open a file for reading; ``None`` if it is not a plain file."""
     try:
         # Before the open: a FIFO or a device could block the reader.
         if not stat.S_ISREG(os.lstat(path).st_mode):

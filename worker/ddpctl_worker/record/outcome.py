@@ -11,7 +11,7 @@ from ddpctl_worker.wire.contract import EXITED, FAILED, KILLED, KILLED_BY_USER
 
 
 class Outcome(NamedTuple):
-    """A terminal state and its cause (None for success)."""
+    """A terminal state and its cause (``None`` for success)."""
 
     state: str
     cause: Optional[Dict[str, Any]]
@@ -76,8 +76,11 @@ def failed(
 
 
 def ended_early(host: str, rank: Optional[int], at: str, seconds: float) -> Dict[str, Any]:
-    """Return the cause of a run in which all failures are victims': ``rank`` (None: every rank of ``host``) ended with
-    exit code 0 at ``at`` (ISO 8601), ``seconds`` before the other ranks failed."""
+    """Return the cause of a run in which every failed rank is a victim: ``rank`` ended with exit code 0 too early.
+
+    ``rank``: ``None`` for every rank of ``host``. ``at``: when it ended (ISO 8601), ``seconds`` before the other ranks
+    failed.
+    """
     who = "every rank" if rank is None else "rank %d" % rank
     before = "%.0f s" % seconds if seconds >= 1 else "just"
     text = "%s on %s ended with exit code 0 at %s UTC, %s before the others failed" % (who, host, at[11:19], before)

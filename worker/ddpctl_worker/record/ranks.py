@@ -98,7 +98,7 @@ def _rank_of(pid: int, start: int) -> Optional[RankProcess]:
 
 
 class Death(NamedTuple):
-    """The end of a rank: wait status (None if its launcher reaped it first), wall clock, and monotonic clock."""
+    """The end of a rank: wait status (``None`` if its launcher reaped it first), wall clock, and monotonic clock."""
 
     status: Optional[int]
     at: float
@@ -198,7 +198,7 @@ class Roster:
                     self._note(local)
 
     def find_first_death(self) -> Optional[float]:
-        """Return the wall-clock time of the first death among the present ranks; None if all ranks live."""
+        """Return the wall-clock time of the first death among the present ranks; ``None`` if all ranks live."""
         return min((death.at for death in list(self.deaths.values())), default=None)
 
     def restarted(self) -> float:
@@ -206,10 +206,10 @@ class Roster:
         return max(self._restarted.values(), default=0.0)
 
     def first_failure(self, unknown: bool = False) -> Optional[float]:
-        """Return when the first rank died of a failure after which the launcher does not restart it; None: no rank did.
+        """Return when the first rank died of a failure after which the launcher does not restart it.
 
-        The time is monotonic, because a user may set the wall clock. ``unknown``: whether a death with an unknown
-        status is a failure.
+        ``None``: no rank did. The time is monotonic, because a user may set the wall clock.
+        ``unknown``: whether a death with an unknown status is a failure.
         """
         if not self._static:
             return None
@@ -221,7 +221,7 @@ class Roster:
         return {local: at for local, at in times.items() if at >= self._restarted.get(local, 0.0)}
 
     def changed(self, keep: List[int]) -> Optional[Dict[str, Any]]:
-        """Return the new content of processes.json, or None if nothing has changed. A stop needs the file after the
+        """Return the new content of processes.json, or ``None`` if nothing has changed. A stop needs the file after the
         supervisor's death, and so does ``doctor``."""
         found = [
             one for one in list_process_tree(os.getpid()) if one[0] not in keep

@@ -144,7 +144,7 @@ class HeartbeatFile:
 
 
 def read_heartbeat(path: str) -> Optional[Heartbeat]:
-    """Return the last heartbeat; None if there is no file, or if it was read half written."""
+    """Return the last heartbeat; ``None`` if there is no file, or if it was read half written."""
     try:
         with open(path, "rb") as file:
             blob = file.read(_HEARTBEAT.size)
@@ -213,7 +213,7 @@ def lost(paths: RunPaths, host: str, detail: Optional[str] = None, *, when: Opti
 
 
 class ExitWriter:
-    """Writes an exit record, however long the disk is away. A run whose folder was removed needs no record."""
+    """Writes an exit record, however long the disk is away. A run without a folder was removed, and needs no record."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths

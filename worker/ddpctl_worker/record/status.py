@@ -162,7 +162,7 @@ def _with_attempts(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _readable_status(paths: RunPaths) -> Optional[Dict[str, Any]]:
-    """Return the status of an attempt; None if it has not begun here."""
+    """Return the status of an attempt; ``None`` if it has not begun here."""
     run = fs.read_json(paths.run)
     return None if run is None else _status(paths, run)
 
@@ -212,7 +212,7 @@ def _status(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _strangers(paths: RunPaths) -> Optional[Dict[str, Any]]:
-    """Return the connections without a proof to all ports of the run on this host (``Tally``); None for a few
+    """Return the connections without a proof to all ports of the run on this host (``Tally``); ``None`` for a few
     connections: they come from a port scan."""
     read = (fs.read_optional(paths.strangers(process)) for process in LISTENERS)
     tallies = [tally for tally in read if tally]
@@ -229,8 +229,11 @@ def _strangers(paths: RunPaths) -> Optional[Dict[str, Any]]:
 
 
 def _doctors_report(paths: RunPaths) -> Dict[str, Any]:
-    """Return ``diagnosis``: why the run is stuck, or was stuck at its end; None if it moves. ``slow``: the slow ranks.
-    ``reported``: time of the report, by the clock of the hub."""
+    """Return the doctor's report of the run.
+
+    ``diagnosis``: why the run is stuck, or was stuck at its end; ``None`` if it moves. ``slow``: the slow ranks.
+    ``reported``: time of the report, by the clock of the hub.
+    """
     report = fs.read_optional(paths.diagnosis)
     found = report.get("diagnosis")
     slow, reported = report.get("slow"), report.get("reported")
@@ -244,7 +247,7 @@ def _doctors_report(paths: RunPaths) -> Dict[str, Any]:
 
 
 def _readable(path: str) -> Optional[Dict[str, Any]]:
-    """Read run.json; None if it is damaged, so that one damaged record does not hide the other runs."""
+    """Read run.json; ``None`` if it is damaged, so that one damaged record does not hide the other runs."""
     try:
         return fs.read_json(path)
     except (WorkerError, OSError) as error:

@@ -38,7 +38,7 @@ def blob_path(base_dir: str, sha256: str) -> str:
 
 
 def open_blob(base_dir: str, sha256: str) -> Optional[int]:
-    """Return a descriptor to read a complete blob; None if it is missing.
+    """Return a descriptor to read a complete blob; ``None`` if it is missing.
 
     Raises:
         WorkerError: unsafe_path, if the file is a symbolic link, not a regular file, or another user's.
@@ -61,7 +61,7 @@ def open_blob(base_dir: str, sha256: str) -> Optional[int]:
 
 
 def blob_size(base_dir: str, sha256: str) -> Optional[int]:
-    """Return the bytes of a complete blob; None if it is missing. Raises WorkerError as ``open_blob``."""
+    """Return the bytes of a complete blob; ``None`` if it is missing. Raises WorkerError as ``open_blob``."""
     fd = open_blob(base_dir, sha256)
     if fd is None:
         return None

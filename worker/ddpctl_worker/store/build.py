@@ -111,7 +111,7 @@ def _asks(python: str, request: Dict[str, Any], tree: str, env: Dict[str, str], 
 
 
 def _missing(env: Dict[str, str]) -> Optional[str]:
-    """Return how to install a missing C compiler or Python.h; None: both are there."""
+    """Return how to install a missing C compiler or Python.h; ``None``: both are there."""
     compiler = env.get("CC", "").split(" ")[0] or "cc"
     if not any(shutil.which(name, path=env["PATH"]) for name in (compiler, "gcc", "clang")):
         return "there is no C compiler: apt install gcc python3-dev, or dnf install gcc python3-devel"

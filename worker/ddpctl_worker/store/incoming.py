@@ -100,7 +100,10 @@ class Incoming:
                 item.part.keep()
 
     def open(self, item: IncomingFile) -> Tuple[Optional[int], int]:
-        """Return a descriptor that reads the file from its start, and the generation; None instead: the file failed."""
+        """Return a descriptor that reads the file from its start, and the generation.
+
+        ``None`` instead: the file failed.
+        """
         with self.changed:
             if item.failed:
                 return None, item.generation
@@ -109,7 +112,10 @@ class Incoming:
         return open_blob(self.base_dir, item.sha256), item.generation
 
     def wait(self, item: IncomingFile, offset: int, generation: int, timeout: float) -> Optional[int]:
-        """Return ``done`` once it exceeds ``offset``, or after ``timeout`` s; None: the file failed or restarted."""
+        """Return ``done`` once it exceeds ``offset``, or after ``timeout`` s.
+
+        ``None``: the file failed or restarted.
+        """
         with self.changed:
             self.changed.wait_for(
                 lambda: item.done > offset or item.failed or item.generation != generation, timeout=timeout

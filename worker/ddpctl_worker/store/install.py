@@ -79,7 +79,7 @@ def environment_id(lock_hash: str) -> str:
 
 
 def is_usable(base_dir: str, name: str) -> Optional[Dict[str, Any]]:
-    """Return the marker of a complete environment; None if it is missing or its packages have changed since."""
+    """Return the marker of a complete environment; ``None`` if it is missing or its packages have changed since."""
     path = os.path.join(fs.own_folder(base_dir, "envs"), name)
     marker = fs.read_optional(os.path.join(path, MARKER))
     if not marker:

@@ -45,7 +45,7 @@ class Pieces:
                 continue
 
     def get(self) -> Optional[Tuple[str, int, bytes]]:
-        """Return the next piece; None after the last piece."""
+        """Return the next piece; ``None`` after the last piece."""
         while True:
             try:
                 return self._pieces.get(timeout=0.5)
@@ -101,7 +101,7 @@ class Puller:
 
     def _choose(self) -> Optional[Tuple[Peer, List[IncomingFile]]]:
         """Return the nearest node before this node with all pending files; else a node that had the next file from the
-        start, with its files; None: ask the controller."""
+        start, with its files; ``None``: ask the controller."""
         pending = self._incoming.pending()
         if self._unreachable >= MAX_UNREACHABLE:
             return None
@@ -192,7 +192,7 @@ class Puller:
         return True
 
     def _status(self, peer: Peer, item: IncomingFile) -> Optional[int]:
-        """Return how many bytes of a file another node has; None if it does not answer."""
+        """Return how many bytes of a file another node has; ``None`` if it does not answer."""
         for address in peer.addresses[:1]:
             with contextlib.suppress(OSError, PeerGone):
                 sock = connect(address, self._tls)

@@ -145,7 +145,7 @@ class LeastRate:
 
 
 class ChunkReader:
-    """Reads chunks from a peer; ``read`` returns (bytes, or None for GONE; watermark) and raises PeerGone."""
+    """Reads chunks from a peer; ``read`` returns (bytes, or ``None`` for GONE; watermark) and raises PeerGone."""
 
     def __init__(self, sock: ssl.SSLSocket, least: Optional[LeastRate] = None) -> None:
         self._sock, self._least = sock, least

@@ -9,7 +9,7 @@ __all__ = ["__version__", "cuda", "distributed", "missing", "version"]
 
 
 def missing(module: str, name: str) -> AttributeError:
-    """The error for what only the real torch has."""
+    """The error for a part that only the real torch has."""
     return AttributeError(
         f"{module} has no {name} here: this is the stand-in for torch of ddpctl's tests (tests/lab/stand_in); a test "
         "that needs the real torch uses python213 or torch_site"

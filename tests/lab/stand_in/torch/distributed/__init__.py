@@ -50,7 +50,7 @@ class _Peer:
 
 
 class _Group:
-    """``peers``: at rank 0 the connections of all others by rank; elsewhere the connection to rank 0."""
+    """``peers``: at rank 0 the connections of all other ranks by rank; elsewhere the connection to rank 0."""
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:
         from .store import Store

@@ -1,4 +1,4 @@
-"""The launcher under its old name: it gives each rank its local rank as an option unless it is told not to."""
+"""The launcher under its old name: it gives each rank its local rank as an option unless `--use-env` is given."""
 
 from __future__ import annotations
 

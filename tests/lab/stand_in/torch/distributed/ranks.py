@@ -17,7 +17,7 @@ from .elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 if TYPE_CHECKING:  # a host may have Python 3.8, where Popen takes no parameter
     Process = subprocess.Popen[bytes]
 
-AFTER_FAILURE_S = 30.0  # for the ranks beside one that failed; no option of torch's changes it
+AFTER_FAILURE_S = 30.0  # for the peers of a failed rank; no option of torch's changes it
 
 
 class SignalException(Exception):
@@ -49,8 +49,8 @@ def run(
     """Run a command for each local rank; each environment has RANK and the variables that come on top of our own.
 
     Raises:
-        ChildFailedError: a rank failed. All others have been ended.
-        SignalException: one of ``signals`` came. It was passed on to the ranks, and they have ended.
+        ChildFailedError: a rank failed. All other ranks have been ended.
+        SignalException: any of ``signals`` came. It was passed on to the ranks, and they have ended.
     """
     for word in signals.split(","):
         signal.signal(getattr(signal, word.strip()), _raise)
@@ -98,7 +98,7 @@ def _note(
 
 
 def _end(ranks: Sequence[Process], number: signal.Signals, patience: float) -> None:
-    """The signal for the group of each rank that is left; SIGKILL for those that are still there after ``patience``."""
+    """Send the signal to the group of each live rank, and SIGKILL to each rank that is alive after ``patience``."""
     for process in ranks:
         if process.poll() is None:
             say("W", f"Sending process {process.pid} closing signal {number.name}")

@@ -1,4 +1,4 @@
-"""torchrun with the static rendezvous, the only one here: the ranks of a node, and the store of all nodes."""
+"""torchrun with the static rendezvous, the only rendezvous here: the ranks of a node, and the store of all nodes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _patience(options: argparse.Namespace) -> float:
 
 
 def _program(options: argparse.Namespace) -> list[str]:
-    """What each rank runs, with the macros in it."""
+    """Return the command of each rank, with the macros in it."""
     words = [] if options.no_python else [os.environ.get("PYTHON_EXEC", sys.executable), "-u"]
     words += ["-m"] if options.module else []
     words.append(options.training_script)

@@ -1,4 +1,4 @@
-"""What launchers and ranks know in common: keys and values at the launcher of node 0, on the master port."""
+"""The values that launchers and ranks share: keys and values at the launcher of node 0, on the master port."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Store:
         return int(self._ask("add", key, number))
 
     def get(self, key: str) -> Any:
-        """The value, once somebody has set it."""
+        """Return the value once a client has set it."""
         return self._ask("get", key)
 
     def wait(self, key: str, timeout: float) -> None:

@@ -20,7 +20,7 @@ _NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elasti
 
 
 class ProcessFailure:
-    """A rank that failed, with what it wrote to its error file."""
+    """A rank that failed, with the content of its error file."""
 
     def __init__(self, local_rank: int, pid: int, exitcode: int, error_file: str) -> None:
         self.local_rank, self.pid, self.exitcode = local_rank, pid, exitcode
@@ -55,7 +55,7 @@ def _signal_name(number: int) -> str:
 
 
 class ChildFailedError(Exception):
-    """``failures``: by global rank. The earliest one is the root cause."""
+    """``failures``: by global rank. The earliest failure is the root cause."""
 
     def __init__(self, name: str, failures: Mapping[int, ProcessFailure]) -> None:
         self.root = min(failures, key=lambda rank: failures[rank].timestamp)
