@@ -1,19 +1,19 @@
-"""A recorded cluster as a JSON file: what the hosts answered, and what a check must say of it.
+"""A recorded cluster as a JSON file: the answers of the hosts, and the findings that a check must have.
 
-why       what the case stands for, in one line
+why       the situation, in one line
 targets   names, or objects with a Target's fields; left out: node0 and node1
-want      a Want's fields
+want      fields of Requirements (ddpctl/checks/base.py)
 answers   host or "*" -> question key -> the value; {"!": text} is an error, {"!timeout": text} a deadline that passed.
-          What stands under "*" holds for every host, with GPUs of its own where it does not name them itself; a host's
-          own values are laid over it, key by key
+          The values of "*" hold for every host. A host's own values replace them key by key. A host without GPUs of
+          its own gets the GPUs of "*" with other UUIDs
 errors    host -> [class of ddpctl.errors, message, kind or null]
 timings   host -> [asked, received, sent, answered]
 findings  each {"severity", "host", "says": [words of the message], "fix": words of the fix, "command": words of it};
-          no others but ok ones
-mesh      what the nodes saw of each other; left out: everybody reached everybody on the fabric addresses given here
-          fabric: host -> [address, interface]; dials: [[dialer, peer, status, local address, its interface]], laid over
-          those that went well; neighbours: host -> [limit, entries, overflows]
-rehearsal host -> what it told of the rehearsal
+          beside these a check may report ok findings only
+mesh      the dials between the nodes; left out: every node reached every node on the fabric addresses given here
+          fabric: host -> [address, interface]; dials: [[dialer, peer, status, local address, its interface]] in place
+          of successful dials; neighbours: host -> [limit, entries, overflows]
+rehearsal host -> its report of the rehearsal
 """
 
 from __future__ import annotations

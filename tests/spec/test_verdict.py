@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.spec.merge import current_attempt, merge_runs
+from ddpctl.spec.merge import current_runs, merge_runs
 from ddpctl.spec.outcome import Cause, End, NodeStatus
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.verdict import run_state
@@ -203,7 +203,7 @@ def test_an_ended_run_that_only_some_hosts_still_tell_of_is_not_listed_as_lost()
     runs = merge_runs(
         {"a": [node("2", "a", record={"project": "exp", "hosts": ["a"]})], "b": [node("1", "b", "succeeded")]}
     )
-    assert [run.run for run in current_attempt(runs)] == ["2"]
+    assert [run.run for run in current_runs(runs)] == ["2"]
 
 
 def test_what_runs_and_the_newest_of_every_job_is_listed() -> None:
@@ -211,7 +211,7 @@ def test_what_runs_and_the_newest_of_every_job_is_listed() -> None:
         merge_runs({"a": [node(run, "a", state)], "b": [node(run, "b", state)]})[0]
         for run, state in (("1", "running"), ("2", "failed"), ("3", "killed"))
     ]
-    assert [run.run for run in current_attempt(both)] == ["1", "3"]
+    assert [run.run for run in current_runs(both)] == ["1", "3"]
 
 
 @pytest.mark.parametrize(("at", "whole"), [("00:00:22", "killed"), ("00:00:05", "failed")])

@@ -4,7 +4,8 @@
 sees the answers of all hosts at once, so that it can compare them, and returns findings. Both are pure. Timing,
 deadlines and logging are in the stage, once for all checks.
 
-The id of a check names its file: ``login.kill`` is in login.py, ``host.shm`` in a file host*.py, ``gpu.xid`` in gpu/.
+The id of a check names its file: ``login.kill`` is in login.py, ``host.*`` in host.py, host_disk.py or
+host_limits.py, ``gpu.xid`` in gpu/.
 The name of a question is the name of a fact of the worker, in worker/ddpctl_worker/facts/.
 """
 

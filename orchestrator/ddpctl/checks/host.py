@@ -1,4 +1,7 @@
-"""The hosts themselves: separate machines of one kind, with correct names and clocks."""
+"""The hosts themselves: separate machines of one kind, with correct names and clocks.
+
+Disks: host_disk.py. Memory, processors and limits: host_limits.py.
+"""
 
 from __future__ import annotations
 

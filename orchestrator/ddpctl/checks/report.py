@@ -73,7 +73,10 @@ def differences(
 
 
 def size(count: float) -> str:
-    """Return bytes as text: ``64.0 KB``, ``1.5 GB`` (powers of 1000, as disks are sold and ``requires`` counts)."""
+    """Return bytes as text: ``64.0 KB``, ``1.5 GB`` (powers of 1000, as disks are sold and ``requires`` counts).
+
+    8 GiB is printed as 8.6 GB.
+    """
     if count < 1000:
         return f"{count:.0f} bytes"
     for unit in ("KB", "MB", "GB"):

@@ -38,10 +38,10 @@ _STYLE = {
 }
 
 
-_PS = ("JOB", "PROJECT", "RUN", "STATE", "STARTED", "TIME", "HOSTS", "USER", "CLUSTER")
+_RUN_COLUMNS = ("JOB", "PROJECT", "RUN", "STATE", "STARTED", "TIME", "HOSTS", "USER", "CLUSTER")
 # PROJECT is shown unless all runs are of the inventory's own project. A narrow terminal shows no CLUSTER, which is
 # nearly always the same in every row, and no USER if all rows have the same.
-_LEAST = 76
+_NARROW = 76
 MOST_UNTRACKED = 4  # hosts with their own line
 _LONG_USER = 8
 
@@ -292,7 +292,7 @@ def runs_table(runs: Sequence[RunStatus], project: str) -> RenderableType:
     rows = [(run, _cells(run)) for run in sorted(runs, key=lambda run: run.run, reverse=True)]
     several = len({row["USER"].plain for _, row in rows}) > 1
     other_projects = {run.project for run in runs} - {project}
-    names = [name for name in _PS if name != "PROJECT" or other_projects]
+    names = [name for name in _RUN_COLUMNS if name != "PROJECT" or other_projects]
     wide = columns(*names)
     narrow = columns(*(name for name in names if name != "CLUSTER" and (name != "USER" or several)))
     for column in narrow.columns:
@@ -302,7 +302,7 @@ def runs_table(runs: Sequence[RunStatus], project: str) -> RenderableType:
         short = _shortened(row, str(len(run.hosts)), few=5 if several else 9)
         narrow.add_row(*(short[str(column.header)] for column in narrow.columns))
     stuck = [Text(f"{run.job}: {stuck_line(run)}", style="bold yellow") for run in runs if run.diagnosis]
-    return Group(Fitted(wide, narrow, _LEAST), *stuck)
+    return Group(Fitted(wide, narrow, _NARROW), *stuck)
 
 
 def _cells(run: RunStatus) -> dict[str, Text]:

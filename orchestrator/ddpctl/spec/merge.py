@@ -56,7 +56,7 @@ def _most_confirmed(parts: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]
     return max(parts.values(), key=lambda part: count[identity(part)])
 
 
-def current_attempt(runs: Sequence[RunStatus]) -> list[RunStatus]:
+def current_runs(runs: Sequence[RunStatus]) -> list[RunStatus]:
     """Return the runs that are not over, and the newest run of every job.
 
     An older ended run is dropped because it may be incomplete: a host reports an ended run only if it is the newest

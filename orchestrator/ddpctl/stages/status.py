@@ -15,7 +15,7 @@ from typing import Any
 from ddpctl.errors import DdpctlError, HostsFailed, NoSuchJob, RemoteError, Unreachable, UsageError
 from ddpctl.files.records import last_end, save_end
 from ddpctl.spec.inventory import Inventory
-from ddpctl.spec.merge import current_attempt, merge_runs
+from ddpctl.spec.merge import current_runs, merge_runs
 from ddpctl.spec.names import ambiguous
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.outcome import End
@@ -54,7 +54,7 @@ def all_runs(fleet: Fleet, *, everything: bool = False) -> tuple[list[RunStatus]
     """
     outcome = ask_runs(fleet, everything=everything)
     runs = [with_remembered_end(run) for run in merge_statuses(outcome)]
-    return runs if everything else current_attempt(runs), outcome
+    return runs if everything else current_runs(runs), outcome
 
 
 def find_run(fleet: Fleet, job: str, of: Inventory | None = None, *, hosts: Collection[str] | None = None) -> RunStatus:

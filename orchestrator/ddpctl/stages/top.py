@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpctl.errors import ConnectError, DdpctlError, Interrupted, to_ddpctl_error
-from ddpctl.spec.merge import current_attempt, merge_runs
+from ddpctl.spec.merge import current_runs, merge_runs
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.top import HostView, Overview, Pulse
 from ddpctl.stages.limits import TOP_ONCE_S, TOP_SILENT_S
@@ -125,5 +125,5 @@ def _merged(hosts: Mapping[str, _Host]) -> tuple[RunStatus, ...]:
         for name, host in hosts.items()
         if name not in errors and host.pulse is not None
     }
-    runs = current_attempt([with_remembered_end(run) for run in merge_runs(answers, errors)])
+    runs = current_runs([with_remembered_end(run) for run in merge_runs(answers, errors)])
     return tuple(sorted(runs, key=lambda run: run.run, reverse=True))
