@@ -19,7 +19,7 @@ from ddpctl_worker.run.findings import Findings
 from ddpctl_worker.run.keeping import KeeperHandle
 from ddpctl_worker.run.limits import KILLED_KEEPER_LOOK_S, LAST_KEEPER_LOOK_S, LAST_OUTPUT_S, LOG_WRITTEN_S
 from ddpctl_worker.run.recorder import Recorder
-from ddpctl_worker.run.stopping import Stop
+from ddpctl_worker.run.termination import Termination
 from ddpctl_worker.wire.contract import FAILED, KILLED, SUCCEEDED
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ class Conclusion:
         guardian: GuardianPipe,
         findings: Findings,
         roster: Roster,
-        stop: Stop,
+        termination: Termination,
         drain: Drain,
         writer: Writer,
         recorder: Recorder,
         keeping: KeeperHandle,
         gang: Optional[Gang],
     ) -> None:
-        self._guardian, self._findings, self._roster, self._stop = guardian, findings, roster, stop
+        self._guardian, self._findings, self._roster, self._termination = guardian, findings, roster, termination
         self._drain, self._writer, self._recorder = drain, writer, recorder
         self._keeping, self._gang = keeping, gang
         self._drain_until: Optional[float] = None
@@ -87,9 +87,9 @@ class Conclusion:
         self._guardian.report(end=self._exit_record(outcome, status))
 
     def _note_outlived(self) -> None:
-        if self._stop.outlived:
+        if self._termination.outlived:
             text = "%d processes that outlived the launcher were killed; timeouts.leftover gives them %g s"
-            notes.note(text % (self._stop.outlived, self._stop.leftover_seconds))
+            notes.note(text % (self._termination.outlived, self._termination.leftover_seconds))
 
     def _exit_record(self, outcome: Outcome, status: Optional[int]) -> Dict[str, Any]:
         others = self._findings.causes() + (self._gang.candidates() if self._gang else [])
@@ -97,10 +97,10 @@ class Conclusion:
             outcome,
             exit_code=self._exit_code(outcome, status),
             candidates=outcomes.list_candidates(outcome.cause, others) if outcome.state == FAILED else (),
-            leftover=self._stop.outlived,
-            signalled=self._stop.signalled,
-            forced=self._stop.forced,
-            survivors=self._stop.survivors,
+            leftover=self._termination.outlived,
+            signalled=self._termination.signalled,
+            forced=self._termination.forced,
+            survivors=self._termination.survivors,
             attempt=self._roster.attempt(),
             dropped_lines=self._writer.dropped,
         )

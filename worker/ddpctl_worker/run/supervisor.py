@@ -42,7 +42,7 @@ from ddpctl_worker.run.limits import (
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.saving import Saving
 from ddpctl_worker.run.stopper import reap
-from ddpctl_worker.run.stopping import Stop
+from ddpctl_worker.run.termination import Termination
 from ddpctl_worker.wire.contract import (
     ENV_CHECKPOINT_DIR,
     EXITED,
@@ -101,7 +101,7 @@ class Supervisor:
         self._lease = Lease(order.get("lease"), SUPERVISOR)
         self._replacement = ReplacementGuardian(order, self._guardian_pipe, self._lease)
         self._keeping = KeeperHandle(order)
-        self._stop = Stop(self.run, order["cookie"], self._launching, self._roster, guardian, self._spare)
+        self._termination = Termination(self.run, order["cookie"], self._launching, self._roster, guardian, self._spare)
         self._deadlines = Deadlines(self.run)
         self._gang = join(self.run, self.order.get("gang_key"), self._wakeup.wake)
         folder = order["env"].get(ENV_CHECKPOINT_DIR)
@@ -110,7 +110,7 @@ class Supervisor:
             self._guardian_pipe,
             self._findings,
             self._roster,
-            self._stop,
+            self._termination,
             self._drain,
             self._writer,
             self._recorder,
@@ -137,7 +137,7 @@ class Supervisor:
             refused = self._launching.start(self._drain)
             self._keeping.start()
             self._stop_asked()  # a stop in the meantime found no supervisor to signal
-        grace = self._stop.grace_seconds
+        grace = self._termination.grace_seconds
         if self.paths.attempt is not None:
             grace = min(grace, LEASED_GRACE_S)
         self._guardian_pipe.report(**self._launching.names(), grace=grace)
@@ -218,16 +218,16 @@ class Supervisor:
         """Return whether no process of the job is left, and the outcome is known."""
         if self.launcher is None:
             return self.outcome is not None
-        if self.outcome is None or not self._stop.done:
+        if self.outcome is None or not self._termination.done:
             return False
-        return self.status is not None or bool(self._stop.survivors)
+        return self.status is not None or bool(self._termination.survivors)
 
     def _wait(self) -> None:
         now = time.monotonic()
         due = [now + min(1.0, max(TICK_S, self._lease.remaining()))]
         if not self._over():
             due.append(self._scan_at)
-        if self.outcome is not None or self._stop.begun:
+        if self.outcome is not None or self._termination.begun:
             due.append(now + TICK_S)
         for fd in self._wakeup.wait(min(due) - now):
             if fd == self._guardian_fd:
@@ -235,7 +235,7 @@ class Supervisor:
                 self._replacement.take_over()
             elif self._roster.owns(fd):
                 self._roster.ended(fd)
-                self._stop.rank_ended()
+                self._termination.rank_ended()
         self._at = notes.boottime()
 
     def _collect(self) -> None:
@@ -302,10 +302,10 @@ class Supervisor:
             self._end_at_once()
         if self.outcome is None and self._recorder.lost is not None:
             self._ending.end_with(self._recorder.lost)
-        self._ending.look(self.status, self._stop.begun, self._overdue)
+        self._ending.look(self.status, self._termination.begun, self._overdue)
         if self.outcome is not None or (self.status is not None and self._ending.candidate is not None):
             self._begin_stop()  # after the cause is known: ranks that are signalled earlier would be taken for it
-        self._stop.look()
+        self._termination.look()
 
     def _stand(self) -> None:
         """Answer the start once the run's state is on the disk. A run that no command can find must not continue."""
@@ -334,10 +334,10 @@ class Supervisor:
         """Stop as ``request`` says. It is empty if the disk took no file: then the signal alone asks for a stop."""
         self._ending.obey(str(request.get("by") or ""))
         grace = request.get("grace")
-        self._stop.ask_grace(None if grace is None else float(grace))
+        self._termination.ask_grace(None if grace is None else float(grace))
         self._begin_stop()
         if grace is not None:
-            allowed = self._stop.allow if request.get("longer") else self._stop.shorten
+            allowed = self._termination.allow if request.get("longer") else self._termination.shorten
             allowed(float(grace))
 
     def _end_at_once(self) -> None:
@@ -346,9 +346,9 @@ class Supervisor:
             text = AGENT_GONE if self._lease.abandoned else CUT_OFF
             why = text % {"host": self.host, "job": self.run["job"]}
             self._ending.end_with(outcomes.failed(outcomes.cause(self.host, NODE_LOST, why)))
-        self._stop.ask_grace(0.0)
+        self._termination.ask_grace(0.0)
         self._begin_stop()
-        self._stop.shorten(0.0)
+        self._termination.shorten(0.0)
 
     def _overdue(self) -> Optional[Outcome]:
         diagnosis = self._observer.diagnosis if self._observer else None
@@ -363,7 +363,7 @@ class Supervisor:
         return outcomes.failed(outcomes.cause(found.host, EXITED, found.message, rank=found.rank), suspect=True)
 
     def _begin_stop(self) -> None:
-        if self._stop.begun:
+        if self._termination.begun:
             return
         succeeded = self.outcome is not None and self.outcome.state == SUCCEEDED
         if self._observer and not succeeded and not self._lease.is_over() and not self._observer.last_look():
@@ -372,7 +372,7 @@ class Supervisor:
         if self.outcome is None or self.outcome.state == FAILED:
             self._findings.keep(self.status)  # before the signals of this stop add failures
         self._tell_outcome()
-        self._stop.begin(self.status)
+        self._termination.begin(self.status)
         if self.status is None:
             self.state = STOPPING
             self._save_state()

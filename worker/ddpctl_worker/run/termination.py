@@ -1,4 +1,7 @@
-"""The stop of a run by its supervisor: with how much grace it begins, which processes it ends, and what it found."""
+"""The end of a run's processes, as its supervisor wants it: the grace, the processes to end, and the counts.
+
+stopper.py sends the signals.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from ddpctl_worker.run.stopper import Ranks, Stopper
 from ddpctl_worker.wire.contract import PLAIN
 
 
-class Stop:
-    """The stop of all processes of a run on this node. It has begun once ``begin`` was called.
+class Termination:
+    """Ends all processes of a run on this node, from the call of ``begin`` on.
 
-    ``spare`` returns the children that are not the job's.
+    ``spare`` returns the supervisor's children that are not the job's.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class Stop:
 
     @property
     def signalled(self) -> int:
-        """Return how many processes the stop found."""
+        """Return how many processes were found."""
         return self._stopper.signalled if self._stopper else 0
 
     @property
@@ -74,7 +77,7 @@ class Stop:
         return float(self._run["timeouts"]["leftover"])
 
     def begin(self, status: Optional[int]) -> None:
-        """Begin the stop. ``status``: the launcher's wait status, once it has ended."""
+        """Begin. ``status``: the launcher's wait status, once it has ended."""
         grace, patience = self._asked_grace, 0.0
         if grace is None:
             grace = self.grace_seconds
@@ -92,16 +95,16 @@ class Stop:
         )
 
     def ask_grace(self, grace: Optional[float]) -> None:
-        """Set the grace of a stop that has not begun; None: the job's own."""
+        """Set the grace before the beginning; ``None``: the job's own."""
         self._asked_grace = grace
 
     def allow(self, grace: float) -> None:
-        """Set the grace of a stop that has begun to ``grace`` seconds from now."""
+        """Set the grace after the beginning to ``grace`` seconds from now."""
         if self._stopper is not None:
             self._stopper.allow(grace)
 
     def shorten(self, grace: float) -> None:
-        """Shorten the grace of a stop that has begun to ``grace`` seconds from now."""
+        """Shorten the grace after the beginning to ``grace`` seconds from now."""
         if self._stopper is not None:
             self._stopper.shorten(grace)
 
