@@ -259,16 +259,35 @@ def test_a_rank_that_its_launcher_collected_first_is_the_cause(line: str) -> Non
     assert found_in(None, line + "\n", deaths=known)[0].exit_code == 1  # what the kernel said counts
 
 
+ENDS = (
+    "W1121 03:46:19.4 28627 torch/distributed/elastic/multiprocessing/api.py:1029] Sending process {} closing signal "
+)
+
+
 def test_a_rank_that_its_launcher_collected_first_failed_if_the_launcher_ends_the_others() -> None:
     """torch logs the exit code only after it has given the other ranks 30 s."""
-    ends = "W1121 03:46:19.4 28627 torch/distributed/elastic/multiprocessing/api.py:1029] Sending process 8 closing "
+    ends = ENDS.format(8) + "SIGTERM\n"
     deaths: dict[int, Any] = {0: (None, 990.0)}
-    (found,) = found_in(None, ends + "signal SIGTERM\n", deaths=deaths, ranks={0: "no space for the cache\n"})
+    (found,) = found_in(None, ends, deaths=deaths, ranks={0: "no space for the cache\n"}, pids={0: 7, 1: 8})
     assert (found.rank, found.exit_code, found.signal, found.victim, found.when) == (4, None, None, False, 990.0)
     assert found.message == "rank 4 failed (only its launcher knows the exit code); last line: no space for the cache"
     told = "W1121 03:46:19.4 28627 api.py:753] Received 15 death signal, shutting down workers\n"
-    assert found_in(None, told + ends + "signal SIGTERM\n", deaths=deaths) == []
-    assert found_in(None, "", deaths=deaths) == []
+    assert found_in(None, told + ends, deaths=deaths, pids={0: 7, 1: 8}) == []
+    assert found_in(None, "", deaths=deaths, pids={0: 7, 1: 8}) == []
+
+
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        {0: (None, 100.0), 1: (None, 990.0)},  # rank 0 had ended long before, the launcher ends a third rank
+        {1: (None, 990.0), 2: (None, 991.0)},  # the third rank has ended by the launcher's signal
+    ],
+)
+def test_of_several_such_ranks_the_last_that_the_launcher_did_not_end(
+    deaths: dict[int, Any],
+) -> None:
+    found = found_in(None, ENDS.format(9) + "SIGTERM\n", deaths=deaths, pids={0: 7, 1: 8, 2: 9})
+    assert [one.rank for one in found if not one.victim][:1] == [5]
 
 
 def test_no_launcher_has_ended_a_script_that_is_started_by_itself() -> None:

@@ -205,16 +205,14 @@ class Roster:
         """Return the wall-clock time of the last restart of a rank; 0.0 if no rank was restarted."""
         return max(self._restarted.values(), default=0.0)
 
-    def first_failure(self, unknown: bool = False) -> Optional[float]:
+    def first_failure(self) -> Optional[float]:
         """Return when the first rank died of a failure after which the launcher does not restart it.
 
         ``None``: no rank did. The time is monotonic, because a user may set the wall clock.
-        ``unknown``: whether a death with an unknown status is a failure.
         """
         if not self._static:
             return None
-        deaths = list(self.deaths.values())
-        return min((death.seen for death in deaths if death.status or (unknown and death.status is None)), default=None)
+        return min((death.seen for death in self.deaths.values() if death.status), default=None)
 
     def current_ranks(self, times: Dict[int, float]) -> Dict[int, float]:
         """Return ``times`` (by local rank) without the entries from before a restart."""

@@ -39,6 +39,7 @@ class Evidence(NamedTuple):
     deaths: Mapping[int, Tuple[Optional[int], float]] = {}  # local rank -> (wait status, None: unknown; time)
     tracebacks: Mapping[int, float] = {}  # local rank -> time of its last traceback
     said: Mapping[Tuple[int, str], float] = {}  # (local rank, stream) -> time of its last output
+    pids: Mapping[int, int] = {}  # local rank -> pid
     plain: bool = False  # the rank has no launcher of torch above it, so no launcher has ended it
 
 
@@ -131,11 +132,25 @@ def _failed_ranks(seen: Evidence) -> List[_Death]:
         found[first[0]] = _Death(first[0], seen.ranks.get(first[0]), first[1])
     for rank, local, code, root in last_output.find_failures(seen.tails.get((None, STDERR), "")):
         found[local] = _Death(local, rank, code, root)
-    unknown = [(at, local) for local, (status, at) in seen.deaths.items() if status is None]
-    if not found and unknown and last_output.ends_other_ranks(seen.tails.get((None, STDERR), "")):
-        _, local = min(unknown)
-        found[local] = _Death(local, seen.ranks.get(local), None)
+    unseen = None if found else find_unseen_failure(seen)
+    if unseen is not None:
+        found[unseen] = _Death(unseen, seen.ranks.get(unseen), None)
     return list(found.values())
+
+
+def find_unseen_failure(seen: Evidence) -> Optional[int]:
+    """Return the local rank that failed with a status that only its launcher knows; ``None`` without such a failure.
+
+    A launcher ends the living ranks within a moment of a failure. So the failure is the last unknown death among the
+    ranks that the launcher did not end. An earlier unknown death is a rank that ended with exit code 0.
+    """
+    ended = last_output.find_ended_ranks(seen.tails.get((None, STDERR), ""))
+    unknown = [
+        (at, local)
+        for local, (status, at) in seen.deaths.items()
+        if status is None and seen.pids.get(local) not in ended
+    ]
+    return max(unknown)[1] if ended and unknown else None
 
 
 def _of_launcher(seen: Evidence) -> List[Failure]:

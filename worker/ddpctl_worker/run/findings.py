@@ -12,8 +12,7 @@ from ddpctl_worker.record.lines import STDERR
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.ranks import Roster
 from ddpctl_worker.run import cause as causes
-from ddpctl_worker.run import last_output
-from ddpctl_worker.run.cause import Failure
+from ddpctl_worker.run.cause import Evidence, Failure
 from ddpctl_worker.run.drain import Drain
 from ddpctl_worker.run.limits import CATCH_UP_S, CULPRIT_S, LAUNCHER_REPORT_S
 from ddpctl_worker.run.recorder import Look, Recorder
@@ -41,7 +40,7 @@ class Findings:
         A launcher is slow if LAUNCHER_REPORT_S have passed since a rank died. It first gives the other ranks 30 s,
         and torch before 2.1 may take minutes.
         """
-        since = self._roster.first_failure(unknown=self._launcher_ends_ranks())
+        since = self._roster.first_failure() or self._unseen_failure()
         slow = since is not None and time.monotonic() - since > LAUNCHER_REPORT_S
         if not status and not slow:
             return None
@@ -87,25 +86,33 @@ class Findings:
 
     def candidates(self, status: Optional[int]) -> List[Failure]:
         """Return the possible failures here, the likeliest first."""
-        return causes.candidates(
-            causes.Evidence(
-                status,
-                self._drain.tails(),
-                self._roster.numbers(),
-                self._recorder.error,
-                time.time(),
-                self._oom.rises(),
-                {local: (death.status, death.at) for local, death in self._roster.deaths.items()},
-                self._roster.current_ranks(self._drain.tracebacks()),
-                self._drain.said(),
-                self._run.get("launcher") == PLAIN,
-            )
+        return causes.candidates(self._evidence(status))
+
+    def _evidence(self, status: Optional[int]) -> Evidence:
+        return Evidence(
+            status,
+            self._drain.tails(),
+            self._roster.numbers(),
+            self._recorder.error,
+            time.time(),
+            self._oom.rises(),
+            {local: (death.status, death.at) for local, death in self._roster.deaths.items()},
+            self._roster.current_ranks(self._drain.tracebacks()),
+            self._drain.said(),
+            {rank.local_rank: rank.pid for rank, _ in self._roster.dead()},
+            self._run.get("launcher") == PLAIN,
         )
 
-    def _launcher_ends_ranks(self) -> bool:
-        """Return whether the launcher ends its ranks because of a death whose status only the launcher knows."""
-        unknown = any(death.status is None for death in self._roster.deaths.values())
-        return unknown and last_output.ends_other_ranks(self._drain.tails().get((None, STDERR), ""))
+    def _unseen_failure(self) -> Optional[float]:
+        """Return when a rank failed with a status that only its launcher knows (monotonic); ``None``: no rank did.
+
+        Only with the static rendezvous: any other launcher may start the rank again.
+        """
+        deaths = self._roster.deaths
+        if self._run["rendezvous"] != "static" or all(death.status is not None for death in deaths.values()):
+            return None
+        local = causes.find_unseen_failure(self._evidence(None))
+        return None if local is None else deaths[local].seen
 
     def _first_failure(self) -> float:
         """Return when the first rank failed (Unix seconds): here, or now if the failure was on another node."""

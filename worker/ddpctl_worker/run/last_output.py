@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ddpctl_worker.run.limits import ERROR_LINES, NOTICE_LINES, TRACEBACK_CHARACTERS
 from ddpctl_worker.wire.contract import VICTIM_WORDS
@@ -37,7 +37,7 @@ ROOT = re.compile(r"Root Cause \(first observed failure\):(?P<block>.*?)(?:^=+\s
 _RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)", re.M)
 _EXITCODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.M)
 _SEEN = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
-_ENDS_A_RANK = re.compile(r"Sending process \d+ closing signal ")
+_ENDED = re.compile(r"Sending process (\d+) closing signal ")
 _WAS_SIGNALLED = re.compile(r"Received \S+ death signal")
 _OLD_EXIT = re.compile(r"CalledProcessError: Command .* returned non-zero exit status (\d+)")
 _OLD_DIED = re.compile(r"CalledProcessError: Command .* died with <Signals\.(SIG[A-Z0-9]+): (\d+)>")
@@ -193,9 +193,12 @@ def find_first_failure(text: str) -> Optional[Tuple[int, int]]:
     return (int(found[-1][1]), int(found[-1][0])) if found else None
 
 
-def ends_other_ranks(text: str) -> bool:
-    """Return whether torch's launcher logs that it ends ranks, and no signal told it to: a rank has failed."""
-    return _ENDS_A_RANK.search(text) is not None and not _WAS_SIGNALLED.search(text)
+def find_ended_ranks(text: str) -> Set[int]:
+    """Return the pids of the ranks that torch's launcher ends after the failure of another rank, from its log.
+
+    If the launcher itself was signalled, no rank has failed, and the set is empty.
+    """
+    return set() if _WAS_SIGNALLED.search(text) else {int(pid) for pid in _ENDED.findall(text)}
 
 
 def old_exit_code(text: str) -> Optional[int]:
