@@ -11,8 +11,9 @@ import os
 import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ddpctl_worker.machine import proc, processes
+from ddpctl_worker.machine import fs, proc, processes
 from ddpctl_worker.record.limits import LAUNCHER_DEPTH, NO_PIDFD_LOOK_S, TREE_PROCESSES
+from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.record import attempt_of
 from ddpctl_worker.wire.contract import PLAIN
 
@@ -60,6 +61,17 @@ def find_ranks(launcher: int, known: Known) -> List[RankProcess]:
         if found or not level:
             break
     return [found[rank] for rank in sorted(found)]
+
+
+def read_rank_processes(paths: RunPaths) -> Dict[int, Tuple[int, int]]:
+    """Return rank -> (pid, start time), as the supervisor saw the ranks last. Entries of another form are left out."""
+    ranks = fs.read_optional(paths.processes).get("ranks")
+    found: Dict[int, Tuple[int, int]] = {}
+    for rank, pair in ranks.items() if isinstance(ranks, dict) else ():
+        well_formed = isinstance(pair, list) and [type(number) for number in pair] == [int, int]
+        if well_formed and rank.isdecimal() and len(rank) < 10:
+            found[int(rank)] = (pair[0], pair[1])
+    return found
 
 
 def list_process_tree(root: int, limit: int = TREE_PROCESSES) -> List[List[int]]:

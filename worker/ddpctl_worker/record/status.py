@@ -21,6 +21,7 @@ from ddpctl_worker.record.limits import ANSWER_BYTES, FEW_STRANGERS, STALE_S
 from ddpctl_worker.record.metrics import last_values
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths, base_of, job_id, known_runs, run_paths
+from ddpctl_worker.record.ranks import read_rank_processes
 from ddpctl_worker.wire import contract
 from ddpctl_worker.wire.channel import Channel, WorkerError
 
@@ -192,7 +193,7 @@ def _status(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
         "node_rank": run.get("node_rank"),
         "state": str(end["state"]),
         "pid": launcher.pid if launcher else None,
-        "ranks": run.get("ranks") or _ranks_seen(paths),
+        "ranks": run.get("ranks") or sorted(read_rank_processes(paths)),
         "exit_code": end.get("exit_code"),
         "heartbeat_age_s": round(max(0.0, now - beating.at), 3) if beating else None,
         "attempt": max(int(end.get("attempt", 1)), record.attempt_of(run)),
@@ -266,11 +267,6 @@ def status_or_fault(paths: RunPaths) -> Optional[Dict[str, Any]]:
         why = outcomes.cause(str(run.get("host")), contract.SUPERVISOR_LOST, "its record cannot be read: %s" % error)
         found = {key: run.get(key) for key in ("run", "job", "cluster", "host", "node_rank")}
         return dict(found, state=contract.STALE, ranks=run.get("ranks") or [], cause=why, record=run)
-
-
-def _ranks_seen(paths: RunPaths) -> List[int]:
-    ranks = fs.read_optional(paths.processes).get("ranks")
-    return sorted(int(rank) for rank in ranks if rank.isdecimal() and len(rank) < 10) if isinstance(ranks, dict) else []
 
 
 def judge(paths: RunPaths, run: Dict[str, Any]) -> Judgement:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import pwd
 import sys
-from typing import Dict, Optional, Tuple
+from typing import Dict, Optional
 
-from ddpctl_worker.machine import fs, proc
+from ddpctl_worker.machine import fs, proc, processes
 from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.record.ranks import read_rank_processes
 from ddpctl_worker.record.record import named_by
 from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import ENV_COOKIE, ENV_METRICS
@@ -39,12 +40,10 @@ def open_shell(base_dir: str, run: str, host: str, rank: str) -> None:
 
 
 def _environment_of(paths: RunPaths, rank: str) -> Optional[Dict[str, str]]:
-    """Return the environment of a living rank, without the variables of a process of the run; None: it does not run."""
-    found = _process_of(paths, rank)
-    stat = proc.read_stat(found[0]) if found else None
-    if found is None or stat is None or not stat.alive or stat.start != found[1]:
-        return None
-    values = proc.environment(found[0])
+    """Return the environment of a living rank, without the variables of the run; ``None``: it does not run."""
+    pid, start = read_rank_processes(paths).get(int(rank), (0, 0))
+    who = processes.ProcessId(str(fs.read_optional(paths.state).get("boot")), pid, start)
+    values = proc.environment(pid) if processes.is_alive(who) else None
     if not values:
         return None
     env = {os.fsdecode(name): os.fsdecode(value) for name, value in values.items()}
@@ -53,12 +52,3 @@ def _environment_of(paths: RunPaths, rank: str) -> Optional[Dict[str, str]]:
         env.update({"PYTHONPATH": own} if own else {})
     kept = {name: value for name, value in env.items() if name not in _OF_THE_RUN and not name.startswith(_LOOK)}
     return {**kept, **{name: os.environ[name] for name in _OF_THE_LOGIN if name in os.environ}}
-
-
-def _process_of(paths: RunPaths, rank: str) -> Optional[Tuple[int, int]]:
-    """Return pid and start time of a rank, as the supervisor saw it last. None: on another boot, or never."""
-    if fs.read_optional(paths.state).get("boot") != proc.boot_id():
-        return None
-    ranks = fs.read_optional(paths.processes).get("ranks")
-    pair = ranks.get(rank) if isinstance(ranks, dict) else None
-    return (int(pair[0]), int(pair[1])) if isinstance(pair, list) and len(pair) == 2 else None

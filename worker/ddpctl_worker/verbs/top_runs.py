@@ -18,6 +18,7 @@ from ddpctl_worker.record.limits import LAST_METRICS_BYTES
 from ddpctl_worker.record.logs import segments
 from ddpctl_worker.record.metrics import Values, files_of, read_new_values
 from ddpctl_worker.record.paths import RunPaths, job_id, run_paths, runs_dir
+from ddpctl_worker.record.ranks import read_rank_processes
 from ddpctl_worker.record.status import status_or_fault
 from ddpctl_worker.verbs.limits import COMING_RUN_S, LOG_END_BYTES, LOST_RUN_S, MOST_RUNS
 from ddpctl_worker.wire import contract
@@ -143,7 +144,8 @@ class _Live:
         metrics = self._values(part)
         ages = self._log.ages()
         seen, found = {}, {}
-        for rank, (pid, start) in _listed(part).items():
+        for number, (pid, start) in read_rank_processes(part).items():
+            rank = str(number)
             stat = proc.read_stat(pid)
             alive = stat is not None and stat.start == start
             one: Dict[str, Any] = {"pid": pid, "state": "ended"}
@@ -161,13 +163,6 @@ class _Live:
         paths = files_of(part)
         self._metrics = {path: self._metrics.get(path) or _Grown(path) for path in paths.values()}
         return {rank: self._metrics[path].values() for rank, path in paths.items()}
-
-
-def _listed(part: RunPaths) -> Dict[str, Tuple[int, int]]:
-    """Return pid and start time of each rank, as the supervisor saw it last."""
-    ranks = fs.read_optional(part.processes).get("ranks")
-    pairs = ranks.items() if isinstance(ranks, dict) else ()
-    return {rank: (int(pair[0]), int(pair[1])) for rank, pair in pairs if isinstance(pair, list) and len(pair) == 2}
 
 
 def _percent(before: Optional[_Seen], now: _Seen) -> Optional[float]:
