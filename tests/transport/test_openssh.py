@@ -24,6 +24,7 @@ HOP = Hop(
     user_known_hosts=("/home/a b/100% known",),
     global_known_hosts=("/etc/ssh/ssh_known_hosts",),
     identities=("/home/a b/id%h",),
+    certificates=("/home/a b/id%h-cert.pub",),
 )
 
 
@@ -44,6 +45,7 @@ def test_the_way_and_the_host_keys_are_the_inventorys(inventory: Inventory) -> N
     assert found["stricthostkeychecking"] in ("true", "yes")
     assert found["userknownhostsfile"] == "/home/a b/100% known"
     assert found["identityfile"] == "/home/a b/id%%h"  # the token is expanded later
+    assert found["certificatefile"] == "/home/a b/id%%h-cert.pub"
     assert found["ciphers"] == "aes128-ctr"  # ssh_config's own options stay
     assert "hostkeyalias" not in found
     assert "proxycommand" not in found

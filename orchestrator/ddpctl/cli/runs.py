@@ -95,7 +95,7 @@ def doctor(
     stacks: bool = StacksOption,
     as_json: bool = session.JsonOption,
 ) -> int:
-    """Say why a run is stuck or slow: where every rank is, and which one the others wait for."""
+    """Say why a run is stuck or slow: where every rank is, and for which rank the other ranks wait."""
     inventory = session.load(None, option, job=job)
     with session.fleet_of(inventory) as fleet:
         found = ask_doctor(fleet, job, inventory)

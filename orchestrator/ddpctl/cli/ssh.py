@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -16,18 +17,12 @@ from ddpctl.errors import ConnectError, DdpctlError, UsageError
 from ddpctl.spec.host import Host
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.status import RunStatus
-from ddpctl.transport.bootstrap import payload, quote_interpreter
+from ddpctl.transport.bootstrap import quote_interpreter, shell_arguments
 from ddpctl.transport.fleet import routes
 from ddpctl.transport.openssh import make_ssh_command
 
 _RANK = re.compile(r"(?P<job>.+):(?P<rank>\d{1,9})")
 _SSH_FAILED = 255  # ssh's exit status where it has no connection
-# Runs on the host. No quotes, and nothing that a login shell would expand. argv: the worker's folder, then the
-# arguments of open_shell.
-_PROGRAM = (
-    "import os,sys;sys.path.insert(0,os.path.expanduser(sys.argv[1]));"
-    "from ddpctl_worker.run.shell import open_shell;open_shell(*sys.argv[2:])"
-)
 
 
 def ssh(
@@ -46,8 +41,7 @@ def ssh(
     with session.fleet_of(inventory) as fleet:
         run = session.find_run(fleet, found["job"], inventory)
     host = inventory.host(_host_of(run, rank))
-    worker = f"{host.base_dir}/worker/{payload().sha256}"  # the question for the run has put it there
-    return _open(host, inventory, [_PROGRAM, worker, host.base_dir, run.run, host.name, str(rank)])
+    return _open(host, inventory, shell_arguments(host.base_dir, run.run, host.name, rank))
 
 
 def _host_of(run: RunStatus, rank: int) -> str:
@@ -60,21 +54,14 @@ def _host_of(run: RunStatus, rank: int) -> str:
     raise UsageError(f"run {run.run} has no rank {rank}: {shown}", hint=f"see its ranks: ddpctl status {run.run}")
 
 
-def _open(host: Host, inventory: Inventory, program: list[str] | None) -> int:
-    """Run the shell, and return its exit code. ``program``: the words after ``python -I -c``; None: the login shell.
+def _open(host: Host, inventory: Inventory, arguments: Sequence[str] | None) -> int:
+    """Run the shell, and return its exit code. ``arguments``: of the host's Python; ``None``: the login shell.
 
     Raises:
         ConnectError: ssh has no connection to the host.
         DdpctlError: there is no ssh on this machine.
     """
-    terminal = sys.stdin.isatty()
-    if host.local:
-        python = os.path.expanduser(host.python)  # noqa: PTH111  a name without a folder stays one
-        words = [os.environ.get("SHELL", "/bin/sh")] if program is None else [python, "-I", "-c", *program]
-    else:
-        hop = routes(inventory, [host.name], session.warn)[host.name]
-        remote = program and f"exec {quote_interpreter(host.python)} -I -c {shlex.join(program)}"
-        words = make_ssh_command(hop, inventory, terminal=terminal, remote=remote or None)
+    words = _local_words(host, arguments) if host.local else _remote_words(host, inventory, arguments)
     try:
         code = subprocess.call(words)
     except FileNotFoundError as error:
@@ -83,3 +70,15 @@ def _open(host: Host, inventory: Inventory, program: list[str] | None) -> int:
         message = f"{host.name}: ssh has no connection; its own message is above"
         raise ConnectError(message, hint="check the login: ddpctl preflight --only ssh.connect,ssh.auth")
     return code if code >= 0 else 128 - code
+
+
+def _local_words(host: Host, arguments: Sequence[str] | None) -> list[str]:
+    if arguments is None:
+        return [os.environ.get("SHELL", "/bin/sh")]
+    return [os.path.expanduser(host.python), *arguments]  # noqa: PTH111  a name without a folder stays one
+
+
+def _remote_words(host: Host, inventory: Inventory, arguments: Sequence[str] | None) -> list[str]:
+    hop = routes(inventory, [host.name])[host.name]  # no warning: ssh follows every option
+    remote = None if arguments is None else f"exec {quote_interpreter(host.python)} {shlex.join(arguments)}"
+    return make_ssh_command(hop, inventory, terminal=sys.stdin.isatty(), remote=remote)

@@ -28,6 +28,13 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date in a zip: the hash must not 
 # No quotes, and nothing that a login shell (sh, bash, zsh, fish, tcsh) would expand.
 BOOTSTRAP = 'import json,sys;ddpctl=json.loads(sys.stdin.buffer.readline().decode());exec(ddpctl["program"])'
 
+# The same for a shell: it imports the worker's code that an earlier call has left. argv: the folder of that code, then
+# the arguments of open_shell.
+_SHELL = (
+    "import os,sys;sys.path.insert(0,os.path.expanduser(sys.argv[1]));"
+    "from ddpctl_worker.run.shell import open_shell;open_shell(*sys.argv[2:])"
+)
+
 _PACKING = threading.Lock()
 
 
@@ -80,6 +87,12 @@ def build(content: dict[str, bytes]) -> bytes:
 def command_line(python: str) -> str:
     """Return the remote command line."""
     return f"{quote_interpreter(python)} -I -c {shlex.quote(BOOTSTRAP)}"
+
+
+def shell_arguments(base_dir: str, run: str, host: str, rank: int) -> list[str]:
+    """Return the interpreter's arguments that open a shell in the place of a rank, where a worker has run before."""
+    folder = f"{base_dir}/worker/{payload().sha256}"  # as in ddpctl_worker.wire.boot
+    return ["-I", "-c", _SHELL, folder, base_dir, run, host, str(rank)]
 
 
 def quote_interpreter(python: str) -> str:

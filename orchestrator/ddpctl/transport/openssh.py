@@ -20,15 +20,15 @@ from ddpctl.transport.route import Hop
 def make_ssh_command(hop: Hop, inventory: Inventory, *, terminal: bool, remote: str | None = None) -> list[str]:
     """Return the command line that opens a session on the host.
 
-    ``terminal``: whether the session gets a terminal. ``remote``: the command line for the login shell; None: the login
-    shell itself.
+    ``terminal``: whether the session gets a terminal. ``remote``: the command line for the login shell; ``None``: the
+    login shell itself.
     """
     words = [*_to(hop, _config_file(inventory)), "-t" if terminal else "-T", "--", hop.label]
     return words if remote is None else [*words, remote]
 
 
 def _config_file(inventory: Inventory) -> str | None:
-    """Return the file for ``ssh -F``; None: the files that ssh reads by itself.
+    """Return the file for ``ssh -F``; ``None``: the files that ssh reads by itself.
 
     ssh finds the home folder in the password file. If $HOME is another folder, ddpctl has read that folder's file.
     """
@@ -58,6 +58,8 @@ def _to(hop: Hop, config: str | None) -> list[str]:
     words = ["ssh", *(["-F", config] if config is not None else [])]
     for name, value in options.items():
         words += ["-o", f"{name}={value}"]
+    for certificate in hop.certificates:
+        words += ["-o", f"CertificateFile={_list_files([certificate])}"]
     for identity in dict.fromkeys((*hop.identities, *hop.fallback_identities)):
         words += ["-o", f"IdentityFile={_list_files([identity])}"]  # -i takes no % in a name
     return [*words, "-p", str(hop.port), "-l", hop.user]

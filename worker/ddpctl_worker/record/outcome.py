@@ -31,7 +31,7 @@ class Blame(NamedTuple):
     1. A failure of its own: a process failed, a node is lost, a link is cut.
     2. A suspect: a rank that raised an exception and has not ended.
     3. A rank that ended with exit code 0 while other ranks still needed it.
-    4. A victim: a rank that failed since its peer was gone.
+    4. A victim: a rank that failed because its peer was gone.
 
     Within each class the earliest failure counts. docs/internals.md says how long each decision waits.
     """
