@@ -59,7 +59,7 @@ def make_wheel(
     tag: str = "py3-none-any",
     ballast: bytes = b"",
 ) -> Path:
-    """A wheel with one module of the package's name. ``ballast`` makes it as big as wanted."""
+    """Write a wheel with a single module of the package's name. ``ballast``: bytes that make the wheel bigger."""
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}/__init__.py": (code or f"__version__ = {version!r}\n").encode(),
@@ -160,7 +160,7 @@ def fleet_of(inventory: Inventory) -> Iterator[SSHFleet]:
 
 
 class Heard(list[Event]):
-    """Collects what a stage tells; call it as ``tell``."""
+    """Collects the events of a stage; pass it as ``tell``."""
 
     def __call__(self, event: Event) -> None:
         self.append(event)

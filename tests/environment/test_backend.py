@@ -30,7 +30,7 @@ def node(driver: tuple[int, ...] | None, *capabilities: tuple[int, int]) -> Node
         ([node((580, 65), (12, 0)), node((580, 65), (6, 1))], "cpu"),
         # one node without a driver
         ([node((580, 65), (9, 0)), node(None)], "cpu"),
-        # a driver whose GPUs did not say what they are
+        # a driver, and GPUs of unknown compute capability
         ([node((580, 65))], "cu132"),
     ],
 )
@@ -58,7 +58,7 @@ def test_older_builds_follow_for_a_torch_that_has_no_newer_one() -> None:
         ("2.15.0", "cu132", ["nvidia-cublas", "nvidia-nccl-cu13", "cuda-toolkit"], True),
         ("2.6.0", "cu124", ["nvidia-cublas-cu12"], True),
         ("2.6.0", "cu130", ["nvidia-cublas-cu12"], False),
-        ("2.13.0", "cpu", [], True),  # an aarch64 wheel of the package index, or one somebody built
+        ("2.13.0", "cpu", [], True),  # an aarch64 wheel of the package index, or a wheel that a user built
     ],
 )
 def test_what_a_resolved_torch_is(version: str, backend: str, cuda: list[str], fits: bool) -> None:

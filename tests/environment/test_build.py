@@ -103,7 +103,7 @@ def test_a_pure_package_is_built_here_once_and_then_like_any_wheel(tmp_path: Pat
 
 
 def test_compiled_code_is_built_on_one_node_with_what_was_sent_there(tmp_path: Path, shelf: Path) -> None:
-    """The backend needs one wheel by its pyproject.toml, and one more that it names only when it is asked."""
+    """The backend needs a wheel by its pyproject.toml, and a second wheel that it names only when it is asked."""
     make_wheel(shelf, "tool")
     make_wheel(shelf, "more")
     source(
@@ -196,7 +196,7 @@ def test_a_project_is_built_when_its_files_change_and_only_then(tmp_path: Path, 
     heard = Heard()
     assert ask(run(inventory, heard, locked=True), "import mine; print(mine.said)") == "two"
     assert "build" in stages(heard)
-    # What it needs is read anew once it says something else.
+    # The dependencies are read again once pyproject.toml has changed.
     make_wheel(shelf, "gamma", "3.0")
     text = (project / "pyproject.toml").read_text()
     (project / "pyproject.toml").write_text(text.replace('"alpha"', '"alpha", "gamma"'))

@@ -38,7 +38,7 @@ def ask(python: str, code: str) -> str:
 
 @pytest.fixture
 def shelf(wheels: Path) -> Path:
-    """alpha needs beta; torch is a tiny one."""
+    """alpha needs beta; torch is a tiny stand-in."""
     make_wheel(wheels, "alpha", requires=["beta>=1"], ballast=os.urandom(300_000))
     make_wheel(wheels, "beta", "1.2")
     make_wheel(wheels, "gamma", "3.0", ballast=os.urandom(200_000))
@@ -47,7 +47,10 @@ def shelf(wheels: Path) -> Path:
 
 
 def folders(python: str) -> list[tuple[str, int]]:
-    """Path and inode of each folder of an environment; its files are links to the cache, whoever installs them."""
+    """Return the path and inode of each folder of an environment.
+
+    The inodes of its files would not show a second installation: the files are links to the cache.
+    """
     top = Path(python).parents[1]
     return sorted((str(path), path.stat().st_ino) for path in (top, *top.rglob("*/")) if path.name != "__pycache__")
 
@@ -79,7 +82,7 @@ def test_one_package_more_and_only_its_wheel_travels(tmp_path: Path, shelf: Path
     assert after.nodes[0].environment != before.nodes[0].environment
     one, other = (Path(node.python).parents[1] for node in (before.nodes[0], after.nodes[0]))
     inside = Path("lib") / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages/alpha/ballast.bin"
-    assert (one / inside).samefile(other / inside)  # a hard link: the second one costs nothing
+    assert (one / inside).samefile(other / inside)  # a hard link: the second environment takes no room
 
 
 def test_a_new_version_in_the_sources_does_not_change_what_is_locked(tmp_path: Path, shelf: Path) -> None:

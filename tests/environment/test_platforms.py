@@ -1,4 +1,4 @@
-"""What the nodes are, from what their workers answer."""
+"""The platforms of the nodes, from the answers of their workers."""
 
 from __future__ import annotations
 

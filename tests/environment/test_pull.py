@@ -58,7 +58,7 @@ def relay(shelf: Incoming, host: str, folder: Path, stack: ExitStack) -> Peer:
 def test_a_slow_node_is_left_for_a_node_that_has_much_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stack: ExitStack
 ) -> None:
-    """The slow one goes on for as long as it is needed, and never ends."""
+    """The slow node gets its own bytes slowly until the pull is over, and never has the whole file."""
     monkeypatch.setattr(pull, "PACE_LOOK_S", 0.2)
     monkeypatch.setattr(pull, "LAG_BYTES", 1 << 20)
     slow, ahead, mine = (node(tmp_path / name, stack) for name in ("slow", "ahead", "mine"))

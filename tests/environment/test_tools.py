@@ -31,7 +31,7 @@ def test_its_wheel_is_resolved_once(tmp_path: Path, wheels: Path, monkeypatch: p
     inventory = local_inventory(tmp_path, 1, managed(wheels))
     found = fetch_tool("py-spy", OTHER, inventory)
     assert (found.sha256, found.name) == (hash_file(wheel), wheel.name)
-    monkeypatch.setattr(resolve, "_compile", None)  # any use of it is an error
+    monkeypatch.setattr(resolve, "_compile", None)  # any use is an error
     assert fetch_tool("py-spy", OTHER, inventory) == found
 
 

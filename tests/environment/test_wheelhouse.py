@@ -60,7 +60,7 @@ class Handler(BaseHTTPRequestHandler):
         if index.cut:
             index.cut -= 1
             body = body[: len(body) // 2]
-        index.sent += len(body)  # before the client can have all of it and look at the count
+        index.sent += len(body)  # before the client can have the whole body and look at the count
         self.wfile.write(body)
         self.close_connection = True
 

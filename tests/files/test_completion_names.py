@@ -1,4 +1,4 @@
-"""The names in an inventory at a glance are those that its real reader finds."""
+"""The quick reader of an inventory finds the same names as the real reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that extend another one."""
+"""Jobs that extend another job."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_own_keys_win_and_what_is_not_given_is_inherited(base: dict[str, Any], o
 
 
 def outcome(document: dict[str, Any]) -> object:
-    """The job, or that there is none: where a fault lies is tested above."""
+    """Return the job, or None after an error: the position of an error is tested above."""
     try:
         return load_text(json.dumps(document).encode(), str(Path("/x/c.yaml"))).job("own")
     except InventoryError:

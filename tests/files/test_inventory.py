@@ -74,7 +74,7 @@ def refused(text: str | bytes) -> InventoryError:
         ("hosts: ['bob@g[0-3]']\n", "write {name: 'g[0-3]', user: bob}"),
         ("hosts: ['g[0-3]:2201']\n", "write {name: 'g[0-3]', port: 2201}"),
         ("hosts: ['@all']\n", "c.yaml:1:9: hosts[0].name: is not a valid host name"),
-        # what ssh_config would put into a command line
+        # characters that ssh_config would put into a command line
         ("hosts: [{name: a, address: x$(id)}]\n", "c.yaml:1:28: hosts[0].address: must not hold $ ( )"),
         ("hosts: [{name: a, user: 'x;id'}]\n", "c.yaml:1:25: hosts[0].user: must not hold ;"),
         ("hosts: [{name: a, jump: 'u@g,x|y'}]\n", "c.yaml:1:25: hosts[0].jump: must not hold |"),

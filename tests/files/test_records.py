@@ -1,4 +1,4 @@
-"""What this machine remembers of its runs."""
+"""The records that this machine keeps about its runs."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_the_last_position_counts(saves: list[dict[str, int]]) -> None:
 
 
 def test_a_torn_slot_falls_back_to_the_one_before() -> None:
-    """Whatever bytes of the newer slot reached the disk, the older one is still there."""
+    """Whatever bytes of the newer slot reached the disk, the older slot is still there."""
     save_positions("run-1", {"a": 111})
     save_positions("run-1", {"a": 222})
     file = state_dir() / "runs" / "run-1" / "positions"

@@ -1,4 +1,4 @@
-"""Reports as values: a small one of a run that succeeded, and the largest and worst that a page has to show."""
+"""Reports as values: a small report of a run that succeeded, and the largest and worst report for a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``ddpctl doctor`` shows: the verdict first, then what it rests on."""
+"""The view of ``ddpctl doctor``: the verdict first, then its evidence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shown(looks: list[Look], *, stacks: bool = False, **more: Any) -> list[str]:
 
 
 def row(lines: list[str], first: str) -> list[str]:
-    """The words of the row of a table that begins with this one."""
+    """Return the words of the table row that begins with the word ``first``."""
     return next(line.split() for line in lines if line.split()[:1] == [first])
 
 

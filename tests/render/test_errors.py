@@ -1,4 +1,4 @@
-"""A failure is an `error:` line (what, where, why) and a `hint:` line (what to do next)."""
+"""A failure is an `error:` line (the fault, its place, its reason) and a `hint:` line (the next step)."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_all_faults_of_a_file_are_listed() -> None:
 
 
 def test_no_command_is_left_out() -> None:
-    """Four hosts, one of them at another port: each has its command, in the line and among a preflight's fixes."""
+    """Of four hosts, n2 has another port: the line and a preflight's fixes have the command of each host."""
     errors: dict[str, DdpctlError] = {
         f"n{n}": AuthRefused(f"root@10.0.0.{n}{':2201' * (n == 2)} refuses", hint=f"run `ssh-copy-id {port}10.0.0.{n}`")
         for n, port in enumerate(("", "", "-p 2201 ", ""))

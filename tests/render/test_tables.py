@@ -91,7 +91,7 @@ def printed(
 
 
 def runs() -> list[RunStatus]:
-    """Made when they are shown: what says how long ago something was must not depend on the other tests."""
+    """Return runs with times relative to now: a text such as "3h ago" must not depend on the time of other tests."""
     return [of("resnet_ddp", ["node0", "node1", "node2", "node3"]), of("a" * 40, HOSTS, "a-long-user", "running")]
 
 

@@ -1,4 +1,4 @@
-"""The rows of ``ddpctl top``, from what hosts said."""
+"""The rows of ``ddpctl top``, from the answers of hosts."""
 
 from __future__ import annotations
 

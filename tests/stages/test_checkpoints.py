@@ -1,4 +1,4 @@
-"""Checkpoints that hosts tell about: listed, fetched with their hashes checked, set aside."""
+"""Checkpoints that hosts report: ``ddpctl`` lists them, fetches them and checks their hashes, or sets them aside."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def host(
     damaged: tuple[str, ...] = (),
     runs: list[dict[str, Any]] | None = None,
 ) -> DryTransport:
-    """A host that has what these wrote; ``damaged`` files come with wrong bytes."""
+    """Return a host with the parts of these writers; ``damaged`` files come with wrong bytes."""
 
     def send(asked: Asked) -> Stream:
         frames = []
@@ -124,7 +124,7 @@ def test_parts_of_all_hosts_are_one_checkpoint() -> None:
 
 
 def of_two_hosts(name: str, replicas: int) -> list[dict[str, Any]]:
-    """Its part of a run whose hosts copy each other's checkpoints, or do not."""
+    """Return the host's part of a run. With ``replicas`` the hosts copy each other's checkpoints."""
     one = run_of(name, "running")
     hosts, rank = ["a", "b"], 0 if name == "a" else 1
     return [

@@ -1,4 +1,4 @@
-"""One command on many hosts: whom sudo asks for a password, and how often."""
+"""A command on many hosts: for which users the password for sudo is read, and how often."""
 
 from __future__ import annotations
 

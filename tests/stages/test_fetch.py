@@ -1,4 +1,4 @@
-"""Files of a node become files here, whole or not at all; what cannot be written is that host's error alone."""
+"""Files of a node become files here, whole or not at all. A file that cannot be written is an error of its host."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_nothing_is_written_through_a_symlink_that_lies_there(tmp_path: Path) ->
 
 # --- a run that is watched ------------------------------------------------------------------------------------------
 class Growing:
-    """A node with one output, which may change between two calls; it answers as the worker does."""
+    """A node with a single output, which may change between two calls. The node answers as the worker does."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data

@@ -55,7 +55,7 @@ def test_one_host_that_cannot_be_read(answer: object, kind: type[DdpctlError], l
     assert list(errors) == ["b"]
     assert isinstance(errors["b"], kind)
     assert [line.text for group in shown for line in group if line.host == "a"] == ["loss"]
-    # Where the others are followed on, it is said at once.
+    # While the other hosts are still followed, a note about b comes at once.
     assert all("no longer followed" in note.message for note in told if isinstance(note, Note))
 
 
@@ -72,15 +72,19 @@ def test_a_host_that_has_left_the_inventory_is_no_bad_usage(lasting: bool) -> No
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("restarts", [True, False])
 def test_a_short_cut_ends_no_following_of_a_run_with_restarts(restarts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host of it that is lost says nothing of the others. Else the run is over once one has failed."""
+    """With restarts, a lost host does not end the run: the other hosts may go on.
+
+    Without restarts the run is over once a host has failed.
+    """
     monkeypatch.setattr(stage, "GIVE_UP_FAILED_S", 0.0)
-    cut: list[Unreachable | Stream] = [Unreachable("no route", host="b")] * 3  # half a second, then one, then two
+    cut: list[Unreachable | Stream] = [Unreachable("no route", host="b")] * 3  # the pauses are 0.5 s, 1 s and 2 s
     answers = iter([*cut, WELL])
     lost = Stream((), {"offset": 0, "state": "lost"})
     b = DryTransport("b", {"tail": lambda _: next(answers)})
     shown: list[Group] = []
     fleet = DryFleet([DryTransport("a", {"tail": lost}), b])
-    # Its three pauses, 3.5 s, are time enough for the loop that has no patience, and none for the one that has some.
+    # In the pauses (3.5 s, a fifth here) the loop without restarts gives b up: its patience is GIVE_UP_FAILED_S. The
+    # loop with restarts has the patience GIVE_UP_S.
     errors = follow("run", ["a", "b"], fleet, lambda event: None, shown.extend, restarts=restarts, wait=a_fifth)
     assert list(errors) == ([] if restarts else ["b"])
     assert bool(shown) == restarts
@@ -106,7 +110,7 @@ def test_a_run_with_restarts_says_which_hosts_it_has_lost(gone: Stream | RemoteE
 
 @pytest.mark.timeout(30)
 def test_a_run_that_has_lost_its_majority_says_what_to_do() -> None:
-    """The host that is left waits; so it is there while the others are lost."""
+    """Host a answers only after the note, so it is still there while b and c are lost."""
     told: list[Event] = []
     enough = threading.Event()
 
@@ -132,7 +136,7 @@ def test_a_run_that_has_lost_its_majority_says_what_to_do() -> None:
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("deaths", [1, 3, 100])
 def test_a_worker_that_is_killed_ends_no_following(deaths: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is lost: the next one reads on. Only where none survives, the following ends."""
+    """No line is lost: the next worker reads on. The following ends only after too many deaths in a row."""
     monkeypatch.setattr(limits, "RETRY_FIRST_S", 0.01)
     monkeypatch.setattr(limits, "RETRY_MOST_S", 0.02)
     answers: Iterator[RemoteError | Stream] = iter([*[worker_died("exit status 137")] * deaths, WELL])
@@ -164,7 +168,7 @@ def test_a_host_that_a_start_has_not_reached_yet_is_asked_again(starts: bool, mo
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("lasting", [True, False])
 def test_what_was_shown_is_what_is_remembered(lasting: bool) -> None:
-    """In the order of time, printed before it is remembered, and what nobody needs to read is held back."""
+    """Lines come in the order of time, and are printed before their offsets are saved. A known warning is held back."""
 
     def frame(texts: list[str], ranks: list[int | None], times: list[float], more: bool) -> Frame:
         count = len(texts)
@@ -208,7 +212,7 @@ class Late(list[Frame]):
 
 @pytest.mark.timeout(30)
 def test_reading_in_a_pager_may_take_longer_than_a_call() -> None:
-    """What has come is not asked for again. A host of which nothing comes is an error."""
+    """Lines that have come are not requested again. A host that sends no line is an error."""
     answers = iter([Stream(Late([FRAME])), WELL, Stream(Late())])
     host = DryTransport("a", {"tail": lambda _: next(answers)})
     shown: list[Group] = []

@@ -24,7 +24,7 @@ def _quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def told(*looks: dict[str, str]) -> list[str]:
-    """What is said of a run whose hosts are in these states, look by look; the last one stays."""
+    """Return the messages about a run with these states of its hosts, look by look; the last look stays."""
     seen: dict[str, int] = {}
 
     def answer(asked: Asked) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The mesh of a thousand hosts, on a fleet that is none: seconds are counted, not waited for."""
+"""The mesh of a thousand hosts, on a simulated fleet: seconds are counted, not waited for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Dropped = Callable[[str, str], bool]
 
 
 class Node:
-    """A host whose dials cost the seconds that the worker's dialer would take."""
+    """A host in which each dial counts the seconds that the worker's dialer would take."""
 
     def __init__(self, host: str, world: World) -> None:
         self.host, self._world = host, world
@@ -71,7 +71,7 @@ class Node:
 
 
 class World:
-    """Hosts in one network; ``dropped`` says of a dialer and a peer whether nothing comes through."""
+    """Hosts in the same network. ``dropped(dialer, peer)``: whether all packets between the two are lost."""
 
     def __init__(self, count: int, dropped: Dropped, late: Iterable[str] = ()) -> None:
         self.names = tuple(f"n{number}" for number in range(count))
@@ -89,7 +89,7 @@ class World:
         return Node(host, self)  # type: ignore[return-value]
 
     def together(self, work: Callable[[Transport], T], hosts: Iterable[str] | None = None) -> FleetOutcome[T]:
-        """One after the other; it takes as long as the slowest."""
+        """Work host by host; the counted seconds are the seconds of the slowest host."""
         results: dict[str, T] = {}
         errors: dict[str, DdpctlError] = {}
         nodes = [Node(host, self) for host in (self.names if hosts is None else hosts)]

@@ -33,7 +33,10 @@ time.sleep(3600)
 
 @pytest.mark.slow
 def test_ranks_that_are_stuck_and_a_launcher_that_never_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker tells where each rank stood and whether its launcher met the master, and leaves nothing."""
+    """The worker reports where each rank stood and whether its launcher met the master.
+
+    It leaves no process and no file.
+    """
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))

@@ -1,4 +1,4 @@
-"""Which hosts a run is removed from, and what is said of those where it stays."""
+"""The hosts from which a run is removed, and the error about the hosts where the run stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of an ended run before the way up begins: what is refused, who takes part, and where the code is."""
+"""The restart of an ended run, before it is started: the refusals, the hosts that take part, and the code."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_one_that_may_be_live_where_nobody_answers_is_refused(tmp_path: Path) ->
 
 
 def voting(host: str, state: str = "failed", settings: dict[str, Any] = SETTINGS) -> dict[str, Any]:
-    """Its part of a run with restarts on three hosts, which goes on with one."""
+    """Return the host's part of a run with restarts on three hosts; a single host is enough to go on."""
     hosts = ["gpu0", "gpu1", "gpu2"]
     keys = {"script": "train.py", "restarts": 1, "elastic": {"min_nodes": 1, "max_nodes": 3}}
     own = {**settings, "hosts": hosts, "nodes": 3, "keys": keys}
@@ -98,7 +98,7 @@ def voting(host: str, state: str = "failed", settings: dict[str, Any] = SETTINGS
 
 
 def test_those_who_may_have_continued_it_elsewhere_are_waited_for(tmp_path: Path) -> None:
-    """gpu2 was cut off and ended its part; the others are a majority without it."""
+    """gpu2 was cut off and ended its part; gpu0 and gpu1 are a majority without it."""
     with pytest.raises(ConnectError, match=r"ended on gpu0,gpu1 is not known.*may have continued it") as refused:
         again(tmp_path, silent("gpu0"), silent("gpu1"), answering("gpu2", voting("gpu2")))
     assert f"ddpctl restart {RUN}" in str(refused.value.hint)
@@ -106,14 +106,17 @@ def test_those_who_may_have_continued_it_elsewhere_are_waited_for(tmp_path: Path
 
 @pytest.mark.parametrize("states", [("failed", "failed"), ("failed", "lost"), ("lost", "lost")])
 def test_one_that_cannot_have_continued_it_alone_is_done_without(tmp_path: Path, states: tuple[str, str]) -> None:
-    """A host that lost power and is back takes part: its agent is gone, so the silent one has its own vote only."""
+    """A host that lost power and is back takes part in the restart.
+
+    Its agent is gone, so the silent host gpu2 has only its own vote and cannot have continued the run.
+    """
     parts = (answering(host, voting(host, state)) for host, state in zip(("gpu0", "gpu1"), states, strict=True))
     found = again(tmp_path, *parts, silent("gpu2"))
     assert found.names == ("gpu0", "gpu1")
 
 
 def test_one_that_may_still_run_an_attempt_alone_is_waited_for(tmp_path: Path) -> None:
-    """Of two hosts the second one is a spare: the first one needs no vote of it to go on."""
+    """Of two hosts, gpu1 is a spare: gpu0 does not need its vote to go on."""
     first = {"attempt": 1, "hosts": ["gpu0"], "started": MOMENT, "ended": None, "cause": None, "set_aside": []}
     agreed = {"term": 1, "version": 1, "attempts": [first], "live": True, "over": None}
     spare = node("gpu1", "failed", restart={"first": first}) | {"agreed": agreed}
@@ -150,7 +153,7 @@ def test_a_host_that_was_set_aside_for_good_is_not_used(tmp_path: Path) -> None:
 
 
 def test_records_that_differ_are_refused(tmp_path: Path) -> None:
-    """What a host says is run on the others: one of them alone is not to decide that."""
+    """The record decides which program runs on all hosts: a single host must not decide that."""
     odd = node("gpu1", settings={**SETTINGS, "keys": {"script": "other.py"}})
     with pytest.raises(DdpctlError, match="gpu1 and gpu0 have different records"):
         again(tmp_path, answering("gpu0", node("gpu0")), answering("gpu1", odd), answering("gpu2"))
@@ -174,7 +177,7 @@ def test_secrets_are_read_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_code_that_is_not_here_comes_from_a_host(tmp_path: Path) -> None:
-    """And from then on it is here. What no host has is an error that says so."""
+    """Afterwards the code is here, too. If no host has the code, the error says so."""
     blob = b"an archive"
     wanted = CodeRef(hashlib.sha256(blob).hexdigest(), len(blob))
     inventory = local_inventory(tmp_path, 2)

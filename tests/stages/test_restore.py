@@ -60,7 +60,7 @@ class Site:
         return [(one.host, one.message) for one in self._notes("warning")]
 
     def lines(self) -> list[str]:
-        """What a person is told beside warnings."""
+        """Return the messages to the user that are no warnings."""
         return [one.message for one in self._notes("info")]
 
     def _notes(self, level: str) -> list[Note]:
@@ -118,7 +118,7 @@ def test_a_file_from_before_a_power_cut_counts_although_nobody_had_hashed_it(sit
 def test_a_host_alone_gets_the_copy_that_lies_on_its_own_disk(tmp_path: Path) -> None:
     site = Site(tmp_path, hosts=1)
     (only,) = site.disks
-    lost = Disk(only.base, "lost")  # a host that is in the run no more: what it wrote has a copy here
+    lost = Disk(only.base, "lost")  # a host that has left the run: its checkpoint has a copy here
     lost.save("step_2.pt", {"": BIG}, age=50)
     only.save("step_1.pt", {"": b"older"}, age=90)
     assert site.restore() == {}

@@ -1,4 +1,4 @@
-"""Asking all hosts for a checkpoint: all of them or none, and what counts as the answer."""
+"""Asking hosts for a checkpoint: every host is asked or no host, and which checkpoint counts as the answer."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def manifest(writer: str, time: str, entry: str = "step_7", **more: Any) -> dict
 
 
 class Cluster:
-    """Two hosts; host 1 may have deaf ranks, and what they hold changes with the look."""
+    """Two hosts; node1 may have deaf ranks, and the manifests of both hosts change with each look."""
 
     def __init__(
         self, *looks: list[dict[str, Any]], deaf: bool = False, absent: int = 0, timeout: float = 20.0
     ) -> None:
         self.looks, self.deaf, self.absent, self.timeout = list(looks), deaf, absent, timeout
-        self.copies: list[list[dict[str, Any]]] = []  # what node1 has, look by look
+        self.copies: list[list[dict[str, Any]]] = []  # the manifests of node1, look by look
         self.states = {"node0": ["running"], "node1": ["running"]}
         self.newest: dict[str, str | None] = {"node0": BEFORE, "node1": None}  # when each host was asked
         self.hosts = [DryTransport(name, self.answers()) for name in HOSTS]
@@ -225,7 +225,10 @@ FAST_BEFORE, FAST_AFTER = "2026-01-02T04:04:05.000+00:00", "2026-01-02T04:04:06.
 @pytest.mark.parametrize("fast", HOSTS)
 @pytest.mark.parametrize("names", [("step_6_rank_%d.pt", "step_7_rank_%d.pt"), ("rank_%d.pt", "rank_%d.pt")])
 def test_files_of_hosts_whose_clocks_differ_are_one_save(names: tuple[str, str], fast: str) -> None:
-    """Of a name with a step, and of one that is used again; the host with the fast clock saves first."""
+    """The names of the files hold a step, or are used again by each save.
+
+    The host with the fast clock saves first.
+    """
 
     def saved(host: str, name: str, time: str) -> dict[str, Any]:
         entry = name % HOSTS.index(host)
@@ -248,7 +251,7 @@ def test_what_one_host_wrote_long_before_is_of_an_earlier_save() -> None:
 
 
 def test_what_an_earlier_attempt_wrote_is_of_an_earlier_save() -> None:
-    """The second one runs on one host less."""
+    """The second attempt runs without node1."""
     gone = manifest("node1", BEFORE, "step_6_rank_1.pt", step=6)
     old, new = ranks(BEFORE, 6, 0), ranks(AFTER, 7, 0)
     for one in (*old, *new):

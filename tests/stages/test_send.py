@@ -83,10 +83,10 @@ def test_both_come_with_one_question_and_the_second_time_nothing_is_sent(tmp_pat
 def test_code_that_changed_is_sent_straight_where_py_spy_lies_already(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chain of nodes is for large files: what lies there does not count."""
+    """A chain of nodes is for large files, and a file that lies on the nodes already does not count."""
     one = launch(tmp_path)
     sent(one, facts(HERE, HERE))
-    monkeypatch.setattr(spread, "Spread", None)  # any use of it is an error
+    monkeypatch.setattr(spread, "Spread", None)  # any use is an error
     changed = BytesSource(b"other code", "code")
     heard = Heard()
     assert sent(replace(one, archive=cast(Any, changed)), facts(HERE, HERE), heard).errors == {}
@@ -116,7 +116,7 @@ def test_a_job_that_wants_no_doctor_gets_none(tmp_path: Path, code: bool) -> Non
 
 
 def test_nobody_is_asked_for_nothing(tmp_path: Path) -> None:
-    no_fleet = cast("Fleet", None)  # any use of it is an error
+    no_fleet = cast("Fleet", None)  # any use is an error
     assert send.send(launch(tmp_path, code=False, doctor="off"), facts(HERE, HERE), no_fleet, Heard()) == Sent()
 
 

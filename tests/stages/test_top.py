@@ -1,4 +1,4 @@
-"""Watching hosts: what they say becomes one picture, and what becomes of a host is its own row."""
+"""Watching hosts: their answers become a single picture, and an error of a host shows in its own row only."""
 
 from __future__ import annotations
 

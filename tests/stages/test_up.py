@@ -39,7 +39,7 @@ def up(text: str, facts: Facts) -> Up:
 
 
 def no_fleet() -> Fleet:
-    return cast("Fleet", None)  # any use of it is an error
+    return cast("Fleet", None)  # any use is an error
 
 
 @pytest.mark.parametrize("rendezvous", ["static", "c10d"])

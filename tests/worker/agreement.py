@@ -1,4 +1,4 @@
-"""Agents without a network, told by hand what happens to them."""
+"""Agents without a network: the test hands each event to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENDED = {"state": "failed", "cause": None, "ended": None, "left": 0}
 
 
 def at(now: float, fact: st.Fact | None = None) -> Event:
-    """Without chance, so that the times of elections are known."""
+    """Return an event without randomness, so that the times of elections are known."""
     return Event(now, 1_767_225_600.0 + now, 0.0, fact or st.Tick())
 
 
@@ -25,7 +25,7 @@ def attempt(number: int = 1, hosts: str = "n0 n1 n2", **more: Any) -> AgreedAtte
 
 
 def agent(host: str, hosts: int = 3, now: float = 100.0, document: Document | None = None, **config: Any) -> State:
-    """That of a run whose first host leads in term 1."""
+    """Return an agent of a run in which the first host leads in term 1."""
     names = tuple(f"n{number}" for number in range(hosts))
     rules = config.pop("rules", Rules(names, hosts, 1, restarts=3))
     first = document or Document((attempt(hosts=" ".join(names)),), True, 1)
@@ -33,7 +33,7 @@ def agent(host: str, hosts: int = 3, now: float = 100.0, document: Document | No
 
 
 def ask_leader(leader: State, follower: State, now: float) -> tuple[State, State]:
-    """One poll and its answer, both at ``now``."""
+    """Poll the leader and give its answer to the follower, both at ``now``."""
     leader, answer = raft.answer_poll(leader, follower.host, raft.poll(follower), at(now))
     return leader, raft.hear(follower, answer, now, at(now))
 
@@ -43,7 +43,10 @@ def report(number: int, **more: Any) -> st.Report:
 
 
 def with_reports(leader: State, now: float, reports: Mapping[str, st.Report | None]) -> State:
-    """The leader as if these hosts had just asked, with everything that it has proposed; None: it has not asked."""
+    """Return the leader as if these hosts had just asked, with everything that the leader has proposed.
+
+    A host with the report None has not asked.
+    """
     assert leader.lead is not None
     mark = leader.ballot.proposal.mark
     told = {

@@ -1,4 +1,4 @@
-"""Folders with checkpoints of several hosts on one machine, and the run's certificate."""
+"""Folders with checkpoints of several hosts on this machine, and the run's certificate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ddpctl_worker.store import relay
 
 OF_JOB = {"cluster": "lab", "project": "exp", "job": "job"}  # what a record says of its job
 JOB = "lab/exp/job"
-NOW = AttemptId(100_000, "r", 1)  # the attempt that wrote what has no age
+NOW = AttemptId(100_000, "r", 1)  # the attempt that wrote the files without an age
 
 
 def made(folder: Path, entry: str, host: str, attempt: AttemptId = NOW, files: entries.Files | None = None) -> Manifest:
@@ -56,7 +56,7 @@ class Disk:
     def save(
         self, entry: str, files: Mapping[str, bytes], *, age: float = 0.0, attempt: AttemptId | None = None
     ) -> Manifest:
-        """As the job would, and then hashed; what is older was written by an earlier run."""
+        """Write an entry as the job would, and hash it. An entry with an age was written by an earlier run."""
         for name, data in files.items():
             path = Path(manifest.file_of(str(self.own), entry, name))
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ class Disk:
         return found
 
     def content(self, entry: str, writer: str | None = None) -> dict[str, bytes] | None:
-        """What lies there, once a manifest says that it is whole."""
+        """Return the files of an entry, name -> content, or None while the entry has no manifest."""
         found = self.folder.manifests(writer or self.host).get(entry)
         if found is None:
             return None

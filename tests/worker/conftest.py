@@ -29,7 +29,7 @@ def make_node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeNo
     yield make
     for node in made:
         node.clean_up()
-    # The guardian of a start that was refused is on its way out. What stays is for the suite's guard to report.
+    # The guardian of a refused start is still ending. The suite's guard reports every process that stays.
     until = time.monotonic() + 10.0
     while started_by(request.node.nodeid) and time.monotonic() < until:
         time.sleep(0.03)

@@ -1,7 +1,7 @@
-"""Dumps as torch writes them. Not from a machine: no GPU was there.
+"""Dumps in torch's format. They are made here, not recorded: no machine with a GPU was there.
 
-The opcodes are those of torch/csrc/jit/serialization/pickler.cpp (protocol 2, tag_aggregates off), the fields those of
-``dump`` in torch/csrc/distributed/c10d/FlightRecorderDetail.hpp, both of torch 2.13.
+The opcodes are from torch/csrc/jit/serialization/pickler.cpp (protocol 2, tag_aggregates off), the fields from ``dump``
+in torch/csrc/distributed/c10d/FlightRecorderDetail.hpp, both of torch 2.13.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ ENTRY: dict[str, Any] = {
 
 
 def record(*changes: dict[str, Any]) -> dict[str, Any]:
-    """A record of one entry for each of ``changes``."""
+    """Return a record with an entry for each of ``changes``."""
     return {
         "version": "2.10",
         "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}},

@@ -1,4 +1,4 @@
-"""A clock that a test moves by hand: whoever sleeps or waits moves it too, and takes no time."""
+"""A clock that a test moves by hand: a sleep or a wait moves the clock too, and takes no time."""
 
 from __future__ import annotations
 

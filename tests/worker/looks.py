@@ -58,7 +58,10 @@ def group(
     ranks: Sequence[int] | None = None,
     started: bool = False,
 ) -> Look:
-    """One group of a record; ``waits``: for how many seconds the last one has been pending, None: it is done."""
+    """Return a group of a record.
+
+    ``waits``: the seconds for which the last entry has been pending; without it the last entry is done.
+    """
     entries: list[list[Any]] = []
     for nth, (op, elements) in enumerate(calls):
         last = nth == len(calls) - 1
@@ -69,13 +72,13 @@ def group(
 
 
 def waits_in(rank: int, calls: Sequence[Call] = LOOP, seconds: float = 40.0, **changes: Any) -> Look:
-    """In the last one of ``calls`` of the default group."""
+    """Return a look at a rank that waits in the last of ``calls`` of the default group."""
     made = look(rank, groups={"0": group(calls, waits=seconds)}, stack=[[C10D, 3252, calls[-1][0]], STEP, MAIN])
     return {**made, **changes}
 
 
 def behind(rank: int, calls: Sequence[Call] = LOOP, **changes: Any) -> Look:
-    """Has not come to the last one of ``calls``."""
+    """Return a look at a rank that has not begun the last of ``calls``."""
     return {**look(rank, groups={"0": group(calls[:-1])}), **changes}
 
 
@@ -85,7 +88,10 @@ def by_stack(rank: int, op: str = "all_reduce", own: Sequence[Any] = STEP, **cha
 
 
 def receives(rank: int, source: int | None, calls: Sequence[Call] = LOOP, op: str = "recv") -> Look:
-    """In a receive, or a send, of which the flight record has no entry; None: the other end is not known."""
+    """Return a look at a rank in a receive, or a send, that has no entry in the flight record.
+
+    Without a ``source`` the other end is not known.
+    """
     end = "src" if op == "recv" else "dst"
     peers = {} if source is None else {end: source}
     made = {"groups": {"0": group(calls)}, "stack": [[C10D, 2799, op], [TRAIN, 50, "exchange"], MAIN], "peers": peers}

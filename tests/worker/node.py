@@ -39,7 +39,7 @@ ranks.run(sys.argv[4], [command] * nproc, places, interval=0.02)
 
 
 def eventually(found: Callable[[], Any], what: str, seconds: float = 20.0, pause: float = 0.03) -> Any:
-    """What ``found`` returns once it is true; fails when it never is."""
+    """Return the first true value of ``found``; fail if there is no true value in time."""
     deadline = time.monotonic() + seconds
     while True:
         begun = time.monotonic()
@@ -49,7 +49,7 @@ def eventually(found: Callable[[], Any], what: str, seconds: float = 20.0, pause
         now = time.monotonic()
         if now > deadline:
             raise AssertionError(f"{what}: not within {seconds:g} s")
-        time.sleep(max(pause, min(0.5, 3 * (now - begun))))  # looks must not take the processor from what they wait for
+        time.sleep(max(pause, min(0.5, 3 * (now - begun))))  # the looks must leave processor time to the node
 
 
 TIMEOUTS = {"start": 60, "stop": 10, "leftover": 10, "silence": None, "silence_enforced": False}
@@ -225,7 +225,7 @@ class Node:
         return dict(found[0])
 
     def wait_state(self, run: str, *states: str, seconds: float = 30.0) -> dict[str, Any]:
-        """The node's status once its state is one of ``states`` (default: a terminal one)."""
+        """Return the node's status once its state is in ``states`` (default: in TERMINAL)."""
         wanted = set(states) or set(TERMINAL)
         last: dict[str, Any] = {}
 
@@ -263,7 +263,7 @@ class Node:
         return b"".join((one["text"] + one["end"]).encode("utf-8", "surrogateescape") for one in mine)
 
     def files(self, run: str, **request: Any) -> tuple[dict[str, bytes], dict[str, Any]]:
-        """What ``fetch`` brings: name -> content, and the verb's result."""
+        """Return the files of ``fetch``, name -> content, and the verb's result."""
         stream = self.open("fetch", run=run, **request)
         result = stream.result()
         found: dict[str, bytes] = {}
@@ -292,7 +292,7 @@ class Node:
 
 
 def processes_of(mark: str) -> dict[int, str]:
-    """Living processes whose command line or environment holds ``mark``: read from /proc, not from the worker."""
+    """Return the living processes with ``mark`` in the command line or environment: from /proc, not from the worker."""
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():

@@ -1,7 +1,8 @@
 """A stand-in for NVIDIA's management library, with the layouts of nvml.h: nvmlMemory_t, nvmlUtilization_t and
-nvmlProcessInfo_t. Each GPU has one process, and one that cannot be seen; what it says changes with every call.
+nvmlProcessInfo_t. Each GPU has a process that can be seen and a process that cannot. The use changes with every call.
 
-In its environment: NO_DRIVER, HOT (heat slows it down), and HOLDER, a file with the number of the process on it."""
+Environment variables: NO_DRIVER, HOT (heat slows the GPU down), and HOLDER, a file with the pid of the first process.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned int *n, process_t 
 
 
 def build(folder: Path, *, gpus: int = 1, lost: int = 0, pid: int = 1) -> Path | None:
-    """The library; None where there is no compiler."""
+    """Build the library; return None on a machine without a compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         return None

@@ -1,4 +1,4 @@
-"""What a run's ranks do, and what must be left of them."""
+"""Programs for the ranks of a run, and checks of the processes that are left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ signal.signal(signal.SIGTERM, save)
 print("here", flush=True)
 time.sleep(300)
 """
-# Grandchildren that try to get away: sessions of their own, orphaned, one with an empty environment.
+# Grandchildren that try to get away: two orphans in sessions of their own, the second with an empty environment.
 RUNAWAYS = """
 import os, subprocess, sys, time
 code = "import time; time.sleep(300)  # " + sys.argv[0]
@@ -50,7 +50,7 @@ while True:
     except ChildProcessError:
         pass
 """
-# The parent of each process of this chain ends at once: nothing of it is there for longer than a millisecond or two.
+# The parent of each process of this chain ends at once: no process of the chain lives longer than a few milliseconds.
 CHAIN = """
 import os, sys, time
 count = os.open(os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], "chain"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -66,7 +66,7 @@ print("here", flush=True)
 time.sleep(300)
 """
 
-# Stops one thread of a process, and no other one, as a page fault on a hung disk would.
+# Stops a single thread of a process, as a page fault on a hung disk would. The other threads go on.
 STOP_THREAD = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -87,7 +87,10 @@ def here(node: Node, run: str) -> None:
 
 
 def nothing_left(node: Node, run: str) -> None:
-    """Right now, as /proc has it: the ranks' scripts are named after the run, so the name finds every one of them."""
+    """Assert that the run has no process in /proc now, except its guardian.
+
+    The ranks' scripts are named after the run, so the name finds every rank.
+    """
     left = {pid: words for pid, words in processes_of(run).items() if "ddpctl-guardian" not in words}
     assert left == {}
 
@@ -102,7 +105,10 @@ def noted(node: Node, run: str) -> bool:
 
 
 def beats(node: Node, run: str, times: int = 2) -> None:
-    """The supervisor writes its heartbeat so often. Between two of them it looks at what others have written."""
+    """Wait until the supervisor has written its heartbeat so often.
+
+    Between two heartbeats it looks at the files that other processes have written.
+    """
     heartbeat = node.folder(run) / "heartbeat"
     for _ in range(times):
         before = heartbeat.stat().st_mtime_ns
@@ -129,7 +135,7 @@ def thread_stopped(pid: int) -> Iterator[None]:
 
 
 # A worker in the process group of the rank, as a data loader has it; without it the next batch fails. SIGTERM asks for
-# a save, which takes a while. Rank 1 may be told to fail then. A grandchild has left the session.
+# a save, which takes a while. With FAILS, rank 1 fails at SIGTERM. A grandchild has left the session.
 LOADER = """
 import multiprocessing, os, signal, subprocess, sys, time
 def batches(pipe):

@@ -47,14 +47,21 @@ class Living:
         self._process.send_signal(number)
 
     def end(self) -> Ended:
-        """What it has printed since, and how it ended. Raises subprocess.TimeoutExpired."""
+        """Wait for the end; return the rest of the output and the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: the rank hangs.
+        """
         begun = time.monotonic()
         out, err = self._process.communicate(timeout=LIMIT_S)
         return Ended(self._process.returncode, out, err, time.monotonic() - begun)
 
 
 class Start:
-    """Starts ranks with one shim. ``doctor``: with what lets the doctor see them. ``env``: more of its variables."""
+    """Starts ranks with the same shim.
+
+    ``doctor``: the doctor can see the ranks. ``env``: more environment variables, for the shim and the ranks.
+    """
 
     def __init__(self, folder: Path, python: str, doctor: bool, env: Mapping[str, str] | None = None) -> None:
         folder.mkdir(parents=True)
@@ -69,7 +76,11 @@ class Start:
         return self.paths.doctor
 
     def environment(self, changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
-        """None removes a variable. Of Python's own variables only those that a test sets."""
+        """Return the environment of a rank.
+
+        The variables PYTHON*, DDPCTL_* and TORCH* of this process are left out, so a rank has only the values from the
+        test. A value of None in ``changes`` sets nothing.
+        """
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DDPCTL_", "TORCH"))}
         env.update(self._env, RANK="0", LOCAL_RANK="0", OMP_NUM_THREADS="1", LC_ALL="C.UTF-8")
         if self.doctor:
@@ -122,7 +133,7 @@ class Start:
         return server.ask(self.folder, pid, handler, seconds)
 
     def files(self) -> set[str]:
-        """What ranks have left: sockets and stacks."""
+        """Return the names of the files that ranks have left: sockets and stacks."""
         return set(os.listdir(self.folder)) - {"boot", "nccl"}
 
 

@@ -2,8 +2,8 @@
 
     python -m tests.worker.record_hangs tests/worker/records/hangs [NAME ...]
 
-Needs torch 2.11 or newer and py-spy. Of the local values only the other end of a send or receive is kept, and of the
-threads only the main one.
+Needs torch 2.11 or newer and py-spy. A record keeps only the main thread of each rank, and from its local values only
+the other end of a send or receive.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ PEERS = ("src", "dst", "group_src", "group_dst")
 
 
 def record(name: str, scratch: Path, py_spy: str) -> dict[str, Any]:
-    """What is seen of every rank of one hanging job."""
+    """Run a job that hangs; return the observations of every rank."""
     folder = Path(tempfile.mkdtemp(dir=scratch))
     script = folder / "train.py"
     script.write_text(BEGIN + PROGRAMS[name])

@@ -2,7 +2,8 @@
 
     python -m tests.worker.record_metadata       # writes records/metadata/torch-VERSION-CASE.metadata and .json
 
-The JSON is what torch itself says of the file: for each file that it refers to the smallest size, and its real size.
+The JSON is from torch itself. For each file in the index it has the smallest size that the index allows, and the real
+size.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _rank(rank: int, folder: str) -> None:
 
 
 def told(folder: str) -> dict[str, dict[str, int]]:
-    """What torch finds in it."""
+    """Return two sizes of each file of a checkpoint: the smallest size by torch's index, and the real size."""
     with open(os.path.join(folder, ".metadata"), "rb") as file:
         stored = pickle.load(file).storage_data.values()
     sizes: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""File modes count for root, too, within ``no_override``: a file without any is one that cannot be read."""
+"""Within ``no_override`` file modes count for root, too: a file with mode 0 cannot be read."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# As in DeepSpeed's tutorials, and in what cluster templates generate.
+# As in DeepSpeed's tutorials, and in the files that cluster templates generate.
 DEEPSPEED = """\
 # two workers of the vision team
 worker-1 slots=4

@@ -1,4 +1,4 @@
-"""What files of other tools say, and what is wrong with those that are broken."""
+"""The files of other tools: the hosts that they name, and the errors of broken files."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_hosts_of_a_filter_and_of_a_hostfile_that_a_line_names(tmp_path: Pat
         with_hostfile(Imported("deepspeed", hostfile="hosts", exclude="worker-1@worker-2"), tmp_path)
 
 
-# What is written, where the error points, and a word of its message.
+# The text of the file, the position of the error, and a word of its message.
 BROKEN = {
     "nothing": ("# only a comment\n", (1, 1), "nothing in it"),
     "slots that are none": ("node1 slots=8\nnode2 slots=eight\n", (2, 13), "'eight'"),

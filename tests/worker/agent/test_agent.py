@@ -79,7 +79,7 @@ class Team:
             answer = node.call("start", **request)
             ports[name] = ["127.0.0.1", answer["port"]]
         for stream in [node.open("begin", run=self.run, peers=ports) for node in self.nodes.values()]:
-            stream.result()  # each agent waits for all others
+            stream.result()  # each agent waits for all other agents
 
     def status(self, name: str) -> dict[str, Any]:
         return self.nodes[name].status(self.run)
@@ -98,12 +98,12 @@ class Team:
         return self.nodes[name].pid(self.run, "supervisor")
 
     def supervisor(self, name: str, who: str = "supervisor") -> int:
-        """Of the first attempt; or its guardian."""
+        """Return the pid of the first attempt's supervisor, or of another process in its record."""
         state = self.nodes[name].folder(self.run) / "attempts" / "1" / "state.json"
         return int(json.loads(state.read_text())[who]["pid"])
 
     def lose(self, name: str) -> None:
-        """All of ddpctl's and the job's processes of a host are killed at once."""
+        """Kill all processes of ddpctl and of the job on a host at once."""
         for pid in processes_of(self.run):
             if _belongs(pid, name):
                 os.kill(pid, signal.SIGKILL)
@@ -156,7 +156,7 @@ ITS_OWN = "tests/worker/agent/test_agent.py::test_a_host_without_its_checkpoint_
 
 @pytest.mark.parametrize("victim", [only_in_test_all("node0", ITS_OWN), "node1"])
 def test_a_host_without_its_checkpoint_is_the_cause(team: Any, victim: str) -> None:
-    """It could not begin its part, and that is not forgotten when the attempt is called off."""
+    """The host could not begin its part. That stays the cause when the attempt is called off."""
     three = team(3, 2)
     body = """
     if host == %r:
@@ -346,7 +346,7 @@ def test_a_full_disk_takes_nothing_from_a_success(team: Any) -> None:
     if os.geteuid() != 0:
         pytest.skip("mounting a small filesystem needs root")
     three = team(3, 2)
-    base = three.nodes["node0"].base  # it is that of all three
+    base = three.nodes["node0"].base  # all three nodes have this base_dir
     base.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=0700", "tmpfs", str(base)], check=True)
     try:
@@ -357,7 +357,7 @@ def test_a_full_disk_takes_nothing_from_a_success(team: Any) -> None:
             for name in three.names:
                 status = three.nodes[name].wait_state(three.run, "succeeded", seconds=90.0)
                 assert status["attempt"] == 1
-            # on disk, and not only in the mind of an agent that is gone by now
+            # The end is on disk, and not only in the memory of an agent that is gone by now.
             assert [three.status(name)["agreed"]["over"]["state"] for name in three.names] == ["succeeded"] * 3
     finally:
         subprocess.run(["umount", "-l", str(base)], check=True)
@@ -366,7 +366,7 @@ def test_a_full_disk_takes_nothing_from_a_success(team: Any) -> None:
 @pytest.mark.full(covered_by="tests/simulator/test_stories.py::test_a_host_that_is_cut_off_says_so_and_waits")
 @pytest.mark.timeout(280)
 def test_a_host_that_is_cut_off_waits_for_the_others(team: Any) -> None:
-    """They may go on without it, so it is over there only for who ends it; meanwhile its status says what it is."""
+    """The other hosts may go on without it. Only a stop ends its part; until then its status says that it waits."""
     three = team(3, 2)
     three.begin("time.sleep(600)")
     for name in three.chosen:
@@ -397,7 +397,7 @@ def _stopped(pids: list[int]) -> Iterator[None]:
 
 
 def _children(pid: int) -> list[str]:
-    """Return their names, zombies included."""
+    """Return the names of the child processes, zombies included."""
     found = (proc.read_stat(child) for child in proc.children_of(pid))
     return [one.name for one in found if one is not None]
 
@@ -413,7 +413,7 @@ for second in range(1, 60):
 
 @pytest.mark.full(covered_by="tests/simulator/test_stories.py::test_the_loss_of_a_spare_stops_nothing")
 def test_the_loss_of_a_spare_that_leads_stops_nothing(team: Any) -> None:
-    """It does not refuse connections, it is silent, as a host is that is off."""
+    """The spare does not refuse connections: it is silent, like a host that is switched off."""
     three = team(3, 2, skip=1)
     three.begin(TICKS)
     for name in three.chosen:

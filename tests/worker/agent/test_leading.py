@@ -97,7 +97,7 @@ def test_every_host_waits_until_the_choice_was_agreed_on() -> None:
 
 
 def test_a_choice_that_was_made_is_not_made_again() -> None:
-    """Another one is not heard: it is another host's turn, or an answer that came late."""
+    """A later choice is ignored: another host may have chosen in its turn, or an answer may have come late."""
     told = {"n1": report(2, reaches=()), "n2": report(2, idle=True)}
     own = st.PartProgress(2, reaches=())
     leader, _ = see(prepare(**told), own, **told)
@@ -107,7 +107,7 @@ def test_a_choice_that_was_made_is_not_made_again() -> None:
 
 
 def test_a_step_whose_proposal_cannot_be_saved_has_not_happened() -> None:
-    """The state before it still counts: ``step`` changes none of its arguments."""
+    """The state before the step still counts: ``step`` does not change its arguments."""
     told = {"n1": report(2, reaches=()), "n2": report(2, idle=True)}
     leader = prepare(**told)
     before = with_reports(leader, 102.0, told)

@@ -84,7 +84,7 @@ def test_a_proposal_counts_once_a_majority_has_it() -> None:
 
 
 def test_a_lease_needs_the_leaders_newest_proposal() -> None:
-    """What it allows is in there."""
+    """The lease allows the attempt that is in this proposal."""
     leader, voter = agent("n0"), agent("n1")
     for now in (200.0, 201.0):
         leader, voter = ask_leader(leader, voter, now)
@@ -101,7 +101,7 @@ def test_what_must_not_be_forgotten_is_the_same_from_disk() -> None:
 
 
 def test_a_leader_that_steps_down_keeps_what_it_promised() -> None:
-    """n1 runs on its word, and must not be forgotten because n2 stands for a later term."""
+    """n1 runs on a lease from n0, which n0 must respect when n2 stands for a later term."""
     leader, voter = agent("n0"), agent("n1")
     for now in (200.0, 201.0):
         leader, voter = ask_leader(leader, voter, now)
@@ -113,7 +113,7 @@ def test_a_leader_that_steps_down_keeps_what_it_promised() -> None:
 
 
 def elect(candidate: State, voter: State, now: float) -> tuple[State, State]:
-    """The candidate asks, and asks for the vote itself."""
+    """Let the candidate ask whether it would get the vote, and then ask for the vote itself."""
     candidate, question = raft.stand(candidate, at(now))
     while question is not None:
         voter, answer = raft.answer_vote(voter, candidate.host, question, at(now))
@@ -122,7 +122,11 @@ def elect(candidate: State, voter: State, now: float) -> tuple[State, State]:
 
 
 def test_a_leader_that_steps_down_waits_until_its_own_word_has_run_out() -> None:
-    """It forgets whom it has given a lease when it is elected again, so none of these may outlast what it takes on."""
+    """A leader that is elected again does not remember the leases of its earlier term.
+
+    It assumes that every host may run until a fixed time after the election. No lease of the earlier
+    term may end after that time.
+    """
     leader, one, two = (agent(name) for name in ("n0", "n1", "n2"))
     for now in (101.0, 101.5):
         leader, one = ask_leader(leader, one, now)
@@ -130,7 +134,7 @@ def test_a_leader_that_steps_down_waits_until_its_own_word_has_run_out() -> None
     assert question is not None
     one, answer = raft.answer_vote(one, "n2", question, at(110.0))
     two, question = raft.count_vote(two, "n1", question, answer, at(110.0))
-    assert question is not None  # which is lost on its way to n1
+    assert question is not None  # this question is lost on its way to n1
     for now in (110.1, 110.2):
         leader, one = ask_leader(leader, one, now)  # n0 is back
     assert one.lease == 110.1 + 7.5 + GRACE_S

@@ -112,7 +112,7 @@ def test_without_a_spare_it_goes_on_with_fewer_where_that_is_allowed() -> None:
 
 
 def test_a_host_that_answers_and_does_not_end_its_part_is_not_used_again() -> None:
-    """It could never begin the next attempt, and the other hosts would wait for it."""
+    """Such a host could never begin the next attempt, and the other hosts would wait for it."""
     ends = {host: end("failed", cause("a")) for host in HOSTS}
     step = after(RULES, [attempt()], {**ends, "b": None}, list("abcd"), {})
     assert hosts_after(step, list("abcd")) == ["a", "c", "d"]
@@ -120,7 +120,7 @@ def test_a_host_that_answers_and_does_not_end_its_part_is_not_used_again() -> No
 
 
 def test_a_host_whose_part_had_not_begun_when_the_attempt_was_called_off_is_used_again() -> None:
-    """B was lost while the hosts got their checkpoints. A has ended its part, c never had one."""
+    """Host b was lost while the hosts got their checkpoints. Host a has ended its part, and host c never had a part."""
     why = cause("a", "spawn_failed")
     reports = {"a": Report(2, True, end=end("failed", why)), "b": Report(0, False), "c": Report(2, True)}
     ends = ends_of(attempt(number=2), reports, idle=["a", "c"])
@@ -130,7 +130,7 @@ def test_a_host_whose_part_had_not_begun_when_the_attempt_was_called_off_is_used
 
 
 def test_what_cannot_be_killed_sets_its_host_aside() -> None:
-    """The next attempt must not run beside it."""
+    """The next attempt must not run beside such a process."""
     ends = {host: end("failed", cause("b")) for host in HOSTS}
     step = after(RULES, [attempt()], {**ends, "b": {**ends["b"], "left": 2}}, list("abcd"), {})
     assert hosts_after(step, list("abcd")) == ["a", "c", "d"]

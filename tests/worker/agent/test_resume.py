@@ -66,7 +66,7 @@ class Party:
         return LocalPart(str(self.folder / "runs" / host), number)
 
     def choose(self, number: int = 2) -> CheckpointChoice:
-        """All collect, and the first host chooses."""
+        """Let all hosts collect and the first host choose."""
         parts = {host: self.part(host, number) for host in self.hosts}
         for task in [Task(partial(self.resume[host].collect, part, self.hosts)) for host, part in parts.items()]:
             task.result()
@@ -94,7 +94,7 @@ class Party:
 
 
 class Task:
-    """In a thread of its own."""
+    """Work in a thread of its own."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work, self._error = work, [BaseException()][:0]
@@ -181,7 +181,7 @@ def test_a_choice_that_the_first_host_has_not_made_is_refused(party: Any) -> Non
 def test_a_preparation_that_was_called_off_does_not_work_beside_the_next_one(
     party: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first transfer is in the middle of it; the second begins once the first has ended, and it ends early."""
+    """The first preparation is in the middle of its transfer and ends early. Only then does the second begin."""
     two = party("ab", 2)
     two.disks["a"].save("step_1.pt", {"": BIG}, age=50)
     beside, second = [], threading.Event()

@@ -335,10 +335,8 @@ def test_a_disk_without_room_is_left_alone(
     room = os.statvfs(b.base)
 
     class Full:
-        f_bavail, f_frsize = (
-            (20 << 20) // room.f_frsize,
-            room.f_frsize,
-        )  # for a single copy, but not for the next save too
+        # Room for a single copy, but not for the next save too.
+        f_bavail, f_frsize = (20 << 20) // room.f_frsize, room.f_frsize
 
     monkeypatch.setattr("ddpctl_worker.store.blobs.os.statvfs", lambda path: Full)
     with pytest.raises(WorkerError, match="MB are needed"):
@@ -496,7 +494,7 @@ def test_a_torn_one_from_after_the_clock_was_set_back_is_set_aside(b: Disk) -> N
 
 
 def test_shards_of_a_lost_host_leave_a_newer_save_that_nobody_resumes(a: Disk, b: Disk) -> None:
-    """The host that is lost had saved step_200 with the others, and nobody had a copy of its shards yet."""
+    """The lost host had saved step_200 together with a and b, and its shards had no copy yet."""
     for disk, rank in ((a, 0), (b, 1)):
         disk.save("fsdp/step_100", {f"part_{rank}.bin": b"1"}, age=50)
         disk.save("fsdp/step_200", {f"__{rank}_0.distcp": b"1"}, age=5)

@@ -121,7 +121,10 @@ class Pair:
                 self.removed[host].add(entry)
 
     def copy(self, host: str) -> None:
-        """The newest that lacks, after those that the writer has removed have gone."""
+        """Copy the newest of the other host's checkpoints that have no copy here.
+
+        Before, the copies of checkpoints that the other host has removed go, except the newest copy.
+        """
         other, copies = {"a": "b", "b": "a"}[host], self.copies[host]
         newest = max((moment_of(one["time"]) for one in copies.values()), default=0.0)
         for entry in [entry for entry in copies if entry in self.removed[other]]:

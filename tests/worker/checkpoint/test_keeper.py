@@ -471,7 +471,7 @@ def test_a_folder_that_cannot_be_read_stops_nothing_else(node: Node) -> None:
 
 @pytest.mark.parametrize("entry", ["saved/step_1.pt", "step_1/weights.pt"])
 def test_what_is_in_a_folder_that_cannot_be_read_is_not_gone(node: Node, entry: str) -> None:
-    """Other hosts would remove their copies of it."""
+    """If the keeper counted the files as gone, other hosts would remove their copies."""
     folder = node.write(entry, saved_by_torch()).parent
     (known,) = node.looks()
     lock(folder)

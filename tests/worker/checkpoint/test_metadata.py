@@ -67,7 +67,7 @@ class Metadata:
 
 
 def index(*stored: tuple[Any, Any, Any], protocol: int = 4) -> bytes:
-    """What torch writes, of its classes' form, though not with its classes."""
+    """Return an index in torch's format, made with classes of the same form as torch's classes."""
     names = [f"model.layers.{at}.weight" for at in range(len(stored))]
     size = Size((4, 4))
     made = Metadata(

@@ -13,7 +13,7 @@ from ddpctl_worker.wire.channel import WorkerError
 
 
 class Runs:
-    """Runs of one job: each has a working folder of its own, all have one folder for checkpoints."""
+    """Runs of the same job: each has a working folder of its own, and all share a folder for checkpoints."""
 
     def __init__(self, top: Path) -> None:
         self.top, self.folder = top, top / "checkpoints"

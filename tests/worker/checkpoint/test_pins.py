@@ -41,7 +41,7 @@ def replace(node: Node, path: str, content: bytes) -> None:
 
 
 def kept(node: Node, entry: str = "state.pt") -> bytes | None:
-    """The content that a start would resume from; None: there is no complete version."""
+    """Return the content that a start would resume from, or None without a complete version."""
     found = JobFolder(str(node.folder.parents[4]), "lab/exp/train", "a").manifests("a").get(entry)
     if found is None:
         return None

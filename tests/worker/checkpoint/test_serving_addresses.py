@@ -86,7 +86,7 @@ def test_the_agents_and_what_they_resume_from(tmp_path: Path, address: str, expe
     ],
 )
 def test_the_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str], expected: list[str]) -> None:
-    """The gang tells the other hosts the addresses of this host: the keeper must be found at one of these."""
+    """The other hosts get the addresses of this host from the gang, and must find the keeper there."""
     who, said = credentials(), dict[str, Any]()
     monkeypatch.setattr(keeping, "own_addresses", lambda: told)
     monkeypatch.setattr(keeping, "_say", said.update)

@@ -114,9 +114,8 @@ def test_what_is_no_dump_of_this_user_is_left_out(tmp_path: Path, kind: str) -> 
         if os.geteuid() != 0:
             pytest.skip("only root can give a file away")
         os.chown(path, 65534, 65534)
-    (line,) = dumps.copy_dumps(
-        [f"{tmp_path}/rank_"], [0], 0.0, str(kept)
-    )  # of the pipe, to which nobody writes, it returns
+    # The call returns for the pipe too, although the pipe has no writer.
+    (line,) = dumps.copy_dumps([f"{tmp_path}/rank_"], [0], 0.0, str(kept))
     assert line.startswith(f"{path}: ")
     assert list(kept.iterdir()) == []
 

@@ -1,7 +1,7 @@
 """A rank that the doctor can see behaves like a rank without the doctor: same output byte by byte, same environment,
 same children.
 
-``torch`` here is a folder of the test with just the modules that matter; test_in_rank_torch.py has the real one.
+``torch`` here is a folder of the test with just the modules that matter; test_in_rank_torch.py uses the real torch.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_a_rank_sees_what_the_user_has_set(both: Both, path: str | None) -> None
 
 
 def test_the_shim_has_no_variable_of_its_own(both: Both) -> None:
-    """A shell exports again what it found in the environment, with the value it has by then."""
+    """A shell exports each variable of its environment with the latest value, so the shim must not set the user's."""
     user = {name: f"the user's {name}" for name in ("p", "b", "python", "doctor", "boot", "pipes", "rank")}
     found = dict(reported(both.run("-c", REPORT + "report()", env=user))["environment"])
     assert {name: found[name] for name in user} == user
@@ -365,6 +365,6 @@ def test_py_spy_reads_it(tmp_path: Path) -> None:
 
 
 def test_a_rank_without_room_for_files_runs_as_ever(both: Both) -> None:
-    """Where no file can be opened for its stack, or the number for its descriptor is too high, it gets none."""
+    """The rank has no stack file if it can open no file, or if the number of the descriptor would be too high."""
     for limit in (4, 6, 64):
         both.run("-c", "print('here')", before=["prlimit", f"--nofile={limit}"])

@@ -1,6 +1,6 @@
 """A rank while it imports torch: the debug server, its threads, the import itself, torch's variables.
 
-``torch`` here is a folder of the test with just the modules that matter; test_in_rank_torch.py has the real one.
+``torch`` here is a folder of the test with just the modules that matter; test_in_rank_torch.py uses the real torch.
 """
 
 from __future__ import annotations
@@ -123,14 +123,14 @@ def test_the_threads_that_the_limits_leave(tmp_path: Path, changes: dict[str, st
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", ["1", "1000000"])
 def test_many_ranks_on_a_host_have_no_server(both: Both, torch_env: dict[str, str | None], ranks: str) -> None:
-    """Each starts a thread for each processor."""
+    """Each server would start a thread for each processor."""
     both.run("-c", IMPORT, env={**torch_env, "LOCAL_WORLD_SIZE": ranks})
     assert len(servers_of(torch_env)) == (ranks == "1")
 
 
 @pytest.mark.slow
 def test_a_rank_that_cannot_have_these_threads_has_no_server(both: Both, torch_env: dict[str, str | None]) -> None:
-    """Here it is no limit on threads: there is not enough room for their stacks."""
+    """There is no limit on threads here, but there is not enough room for the stacks of the threads."""
     both.run("-c", IMPORT, env=torch_env, before=["prlimit", f"--stack={1 << 44}"])
     assert servers_of(torch_env) == []
 

@@ -59,7 +59,7 @@ def sockets(start: Start) -> set[str]:
 
 
 def finished(start: Start, pid: int) -> list[Entry]:
-    """A rank's record once all in it is done, which gloo's own thread writes down after the collective has returned."""
+    """Return a rank's record once all its collectives are done: gloo's thread notes that after they have returned."""
     until = time.monotonic() + 20.0
     while True:
         found = flight.entries(start.ask(pid, "fr_trace_json") or b"") or []
@@ -69,7 +69,7 @@ def finished(start: Start, pid: int) -> list[Entry]:
 
 
 def alike(ended: Ended) -> tuple[int, str, str]:
-    """Without the parts that differ from run to run: times, pids, addresses, ports."""
+    """Return how a process ended, without the parts that differ from run to run: times, pids, addresses, ports."""
     out, err = (re.sub(r"0x[0-9a-f]+|\d+", "0", text) for text in (ended.out, ended.err))
     return ended.code, out, err
 
@@ -248,7 +248,7 @@ def test_it_lives_as_without_the_doctor(start: Start, plain: Start, tmp_path: Pa
 @pytest.mark.parametrize("most", [1, 3, 6, 12])
 def test_a_rank_that_may_start_few_threads(start: Start, tmp_path: Path, most: int) -> None:
     """torch's server aborts a process that cannot have another thread, so there it is not started."""
-    user = 300_000 + most  # nobody else's: the limit counts all threads of a user
+    user = 300_000 + most  # a user without other processes: the limit counts all threads of a user
     for path in (start.paths.node, *map(str, Path(start.paths.node).rglob("*"))):
         os.chown(path, user, user)
     argv = ["setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups"]
@@ -277,7 +277,7 @@ ENDS = {
 
 @contextmanager
 def asking(start: Start, pid: int) -> Iterator[list[bool]]:
-    """Two clients that want the record, again and again: whether each time there was an answer."""
+    """Let two clients ask for the record again and again; yield a list of whether each question had an answer."""
     answers: list[bool] = []
     over = threading.Event()
 

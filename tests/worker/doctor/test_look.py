@@ -492,7 +492,7 @@ def test_the_file_of_a_ranks_stacks_does_not_grow_for_ever(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_process_that_does_not_ask_for_the_signal_gets_none(tmp_path: Path) -> None:
-    """It would die of it."""
+    """The signal would end such a process."""
     with program(SLEEPS) as process:
         assert stacks.by_signal(str(tmp_path), process.pid).threads is None
         (found,) = of(Tools(str(tmp_path), None, asked=True), process.pid)
@@ -526,7 +526,7 @@ LATE = "#!/bin/sh\nexec sleep 30"
     ],
 )
 def test_why_py_spy_has_read_nothing(tmp_path: Path, script: str, words: str) -> None:
-    """Not in its own words: they tell who typed the command to use sudo."""
+    """py-spy's own words on a missing permission are replaced: they advise the user to run the command with sudo."""
     fake = tmp_path / "py-spy"
     fake.write_text(script)
     fake.chmod(0o700)
@@ -548,9 +548,9 @@ INSIDE, RECEIVES, OUTSIDE = [[C10D, 5, "all_reduce"], STEP, MAIN], [[C10D, 5, "r
     [
         ((INSIDE, INSIDE), False, False),
         ((INSIDE, OUTSIDE), False, True),
-        ((OUTSIDE, [["/job/code/train.py", 89, "step"], MAIN]), False, False),  # a loop of its own
+        ((OUTSIDE, [["/job/code/train.py", 89, "step"], MAIN]), False, False),  # a loop of the user's code
         ((INSIDE, [[C10D, 5, "all_reduce"], MAIN]), False, True),
-        ((INSIDE, OUTSIDE), True, False),  # the record tells better
+        ((INSIDE, OUTSIDE), True, False),  # the record is the better source
         ((RECEIVES, OUTSIDE), True, True),  # the record has no entry for it
         ((RECEIVES, RECEIVES), True, False),
     ],

@@ -36,7 +36,7 @@ class Paused:
         self.watch.look = self._look  # type: ignore[method-assign]
 
     def named_after(self, seconds: float) -> float | None:
-        """When the run was first called stuck; None: not within so many seconds."""
+        """Return after how many seconds the run was first called stuck; ``None``: not within ``seconds``."""
         while self.clock.now() < self._begin + seconds:
             self.watch._turn()
             if self.watch.diagnosis is not None:

@@ -1,7 +1,8 @@
-"""Which ranks are slow: on traces of real jobs, and on simulated ones with many seeds.
+"""Which ranks are slow: on traces of real jobs, and on simulated traces with many seeds.
 
-``records/slow``: from the flight records of four gloo ranks under torch 2.13, on two cores with other load. In
-microseconds since the first arrival. Names say what is slow; "victims": a broadcast makes another rank late as well.
+``records/slow`` holds arrivals from the flight records of four gloo ranks under torch 2.13, on two cores with other
+load, in microseconds since the first arrival. The name of a file says what is slow. In files with "victims" in the
+name, a broadcast makes another rank late as well.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Trace = dict[int, list[tuple[int, float]]]  # rank -> (sequence number, arrival)
 
 
 def reports(trace: Trace, seed: int = 0, every: float = REPORT_S) -> Iterator[dict[int, dict[str, Any]]]:
-    """The reports of ranks every few seconds, each at its own moment."""
+    """Yield the reports of the ranks every few seconds; each rank reports at a moment of its own."""
     rng = random.Random(seed)
     begin = min(entries[0][1] for entries in trace.values())
     end = max(entries[-1][1] for entries in trace.values())
@@ -49,7 +50,7 @@ def reports(trace: Trace, seed: int = 0, every: float = REPORT_S) -> Iterator[di
 
 
 def named(trace: Trace, seed: int = 0, errors: dict[int, float] | None = None) -> set[int]:
-    """Every rank that was named at any time."""
+    """Return every rank that was named at any time."""
     slow = SlowRanks()
     return {one["rank"] for said in reports(trace, seed) for one in slow.feed(said, errors or {})}
 
@@ -68,11 +69,12 @@ def job(
     begin: int = 0,
     pause: tuple[int, float] | None = None,
 ) -> Trace:
-    """DDP with a buffer broadcast and three buckets; every tenth step is logged with one more all_reduce.
+    """Return the trace of a DDP job with a buffer broadcast and three buckets a step.
 
-    ``delay``: seconds that the ranks ``slow`` need longer, from step ``begin`` on. ``jitter``: standard deviation of a
-    rank's compute, as a share of it. ``pause``: of rank 0, every so often a step, in seconds. In the broadcast, rank 1
-    waits for the last rank, as it does in gloo's tree.
+    Every ``log``-th step has another all_reduce, for the log. ``delay``: seconds that the ranks ``slow`` need longer,
+    from step ``begin`` on. ``jitter``: standard deviation of a rank's compute, as a share of its mean. ``pause``:
+    (steps, seconds): rank 0 pauses for so many seconds once in so many steps. In the broadcast, rank 1 waits for the
+    last rank, as it does in gloo's tree.
     """
     rng, clock, seq = random.Random(seed), [START] * ranks, 0
     trace: Trace = {rank: [] for rank in range(ranks)}
@@ -256,7 +258,7 @@ def test_memory_is_bounded_when_a_rank_never_reports_again() -> None:
 
 
 def test_a_rank_is_not_blamed_in_one_group_for_waiting_in_another() -> None:
-    """After the broadcast, in which rank 1 waited for rank 2, it meets rank 0 in a group of their own."""
+    """Rank 1 waits for rank 2 in the broadcast, and is then late for a collective in a group with rank 0 alone."""
     trace = job(10, 60, delay=0.02, slow=[2], log=1000)
     broadcasts = [0, *range(5, len(trace[0]), 4)]
     pair: Trace = {0: [], 1: []}
@@ -266,7 +268,7 @@ def test_a_rank_is_not_blamed_in_one_group_for_waiting_in_another() -> None:
     slow = SlowRanks()
     both = {rank: {MAIN: trace[rank], **({"pair": pair[rank]} if rank in pair else {})} for rank in trace}
     assert [one["rank"] for one in slow.feed(both, {})] == [2]
-    alone = SlowRanks()  # the pair by itself cannot tell
+    alone = SlowRanks()  # the pair alone does not show the wait for rank 2
     assert [one["rank"] for one in alone.feed({rank: {"pair": pair[rank]} for rank in pair}, {})] == [1]
 
 

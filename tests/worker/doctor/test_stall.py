@@ -26,7 +26,7 @@ class Run:
         self.stall, self.now, self.ranks, self.place = Stall(stall), 1000.0, list(range(ranks)), 0
 
     def steps(self, seconds: float) -> None:
-        """All ranks come on, so that there is nothing to look at."""
+        """Let all ranks move on, so that no look is due."""
         for _ in range(int(seconds / EVERY)):
             self.place += 1
             assert not self.pause(EVERY, WORK, recorded=True)
@@ -42,9 +42,9 @@ class Run:
         begin: float | None = None,
         every: float = EVERY,
     ) -> list[float]:
-        """No rank comes any further; rank 0 may wait in a collective. When a look was due, from the pause's begin.
+        """Let no rank move on, and return when a look was due, in seconds from the begin of the pause.
 
-        ``excused``: the looks find nothing stuck.
+        ``waits``: rank 0 waits in a collective. ``excused``: the looks find nothing stuck.
         """
         begin, due, end = begin or self.now, [], self.now + seconds
         while self.now < end:
@@ -114,7 +114,7 @@ def test_a_rank_that_falls_silent_says_nothing_any_more() -> None:
 
 
 def test_a_rank_that_has_ended_is_not_waited_for() -> None:
-    """The last look at it shows work, and would count for another while."""
+    """The last look at the ended rank shows work, and would count for a while longer."""
     run = Run()
     run.steps(30)
     run.ranks = [1]
@@ -160,8 +160,10 @@ PHASES = st.lists(st.tuples(st.sampled_from([WORK, IDLE, READ]), st.integers(5, 
 @given(phases=PHASES, stall=st.sampled_from([10.0, 30.0, 120.0]))
 @example(phases=[(WORK, 358), (WORK, 8)], stall=120.0)  # the look comes in the second phase, which is over soon
 def test_rare_looks_do_not_delay_a_diagnosis(phases: list[tuple[dict[str, Any], int]], stall: float) -> None:
-    """Rank 0 waits for rank 1, which does now this and now that. From the moment at which no excuse is left (the rules
-    are those of verdict.py), a look comes within 10 s."""
+    """Rank 0 waits for rank 1, which works, reads and idles by turns.
+
+    A look comes within 10 s after rank 1 has no excuse left by the rules of verdict.py.
+    """
     run = Run(stall=stall)
     run.steps(60)
     begin = run.now
@@ -190,7 +192,10 @@ def test_the_end_of_a_sleep_brings_a_look() -> None:
 
 @pytest.mark.parametrize("recorded", [True, False])
 def test_when_a_diagnosis_holds_no_more(recorded: bool) -> None:
-    """Without a record a single look is enough; with one, nothing has moved, and a while of work proves little."""
+    """Without a record, a look that finds nothing stuck ends the diagnosis.
+
+    With a record that shows no movement, the diagnosis holds for longer: a while of work does not prove movement.
+    """
     run = Run()
     run.steps(60 if recorded else 0)
     run.pause(60, IDLE, waits=recorded, recorded=recorded)

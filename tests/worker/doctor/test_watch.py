@@ -42,7 +42,7 @@ HOSTS = ["node0", "node1"]
 
 
 class Records:
-    """The flight records of ranks: instead of torch's server in each of them."""
+    """The flight records of the ranks, in place of torch's server in each rank."""
 
     def __init__(self) -> None:
         self.made: dict[int, tuple[int, bool]] = {}  # pid -> collectives, and whether the last collective is done
@@ -65,7 +65,7 @@ class Node:
         self.host, self.rank, self.pid = host, rank, pid
         self.said: list[dict[str, Any]] = []
         self.saved: list[dict[str, Any]] = []
-        self.to: list[Node] = []  # who hears what it says
+        self.to: list[Node] = []  # the nodes that receive its messages
         self.subjects = [Subject(rank, 0, pid)]
         self.gone: list[dict[str, Any]] = []
         tools = Tools("/nonexistent", None)
@@ -160,7 +160,7 @@ def test_a_stall_is_told_once_and_cleared_when_the_run_moves(
 
 
 class Verdicts:
-    """In place of the judgement of looks."""
+    """A stand-in for the judgement of looks."""
 
     def __init__(self) -> None:
         self.stuck, self.count = True, 0
@@ -173,7 +173,7 @@ class Verdicts:
 def test_without_a_record_a_look_that_finds_nothing_withdraws_the_diagnosis(
     nodes: list[Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And its time is that of the first look; the ranks sleep all the time."""
+    """The diagnosis keeps the time of the first look. The ranks sleep all the time."""
     made = Verdicts()
     monkeypatch.setattr(verdict, "diagnose", made.diagnose)
     hub, member = nodes
@@ -204,7 +204,7 @@ def test_a_member_that_never_answers_is_absent(
     hub, member = nodes
     member.to = []
     begin(records, nodes)
-    member.to = [hub]  # its glances come, and no look of it
+    member.to = [hub]  # its glances arrive, and its looks do not
 
     def late() -> list[dict[str, Any]]:
         time.sleep(3.0)
@@ -233,7 +233,7 @@ def test_a_rank_that_is_gone_has_ended_and_its_host_is_not_absent(records: Recor
 
 
 class Speed:
-    """In place of the judgement of speed: what it was fed, and what it says."""
+    """A stand-in for the judgement of speed, with the reports that it was fed and the slow ranks that it returns."""
 
     def __init__(self) -> None:
         self.fed: list[dict[int, Any]] = []
@@ -344,7 +344,7 @@ def test_a_member_that_missed_a_report_hears_it_again(nodes: list[Node]) -> None
     slow = [{"host": "node1", "rank": 1, "lag_ms": 20.0, "last_share": 0.9, "why": []}]
 
     def exchange() -> None:
-        """A glance of the member's, and what both have to hear."""
+        """Let the member glance, and have both nodes take all their messages."""
         member.watch._glance(clock.now())
         for node in (hub, member):
             while node.watch._inbox:

@@ -16,7 +16,7 @@ AER, ACS = 0x0001, 0x000D
 
 
 def bridge(*capabilities: tuple[int, int]) -> bytes:
-    """A configuration space with these (capability, control word) one after the other."""
+    """Return a configuration space with a list of these capabilities, each with its control word."""
     config = bytearray(4096)
     for number, (kind, control) in enumerate(capabilities):
         at = 0x100 + 0x20 * number

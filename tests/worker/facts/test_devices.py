@@ -87,7 +87,7 @@ def test_the_import_is_remembered_and_its_devices_are_not(node: Node) -> None:
     assert (first["devices"], first["cached"], again["devices"], again["cached"]) == (8, False, 8, True)
     assert again["live"]["devices"][:2] == ["0000:1b:00.0", "0000:1c:00.0"]
     assert node.imports == 1
-    node.tell(DEVICES="7")  # one fell off the bus
+    node.tell(DEVICES="7")  # a GPU fell off the bus
     assert node.asked()["devices"] == 7
     assert (node.asked()["cached"], node.imports) == (True, 2)
 

@@ -1,4 +1,4 @@
-"""How busy a rank's GPU is: nvidia-smi's tables as its manual shows them; none was taken from a machine of ours."""
+"""How busy a rank's GPU is. The tables are as nvidia-smi's manual shows them, not from a machine of ours."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_the_path_of_the_login_counts_where_the_job_has_none(tmp_path: Path, mon
 
 
 def test_a_torch_in_a_folder_of_any_name_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A .pth file may name it. The folder of the worker itself is none of the job's."""
+    """A .pth file may name the folder. The worker's own folder does not count as a folder of the job."""
     (tmp_path / "build" / "torch").mkdir(parents=True)
     (tmp_path / "build" / "torch" / "version.py").write_text("__version__ = '2.13.0'\n")
     worker = str(Path(env.__file__).parents[2])
@@ -263,7 +263,7 @@ def test_lines_of_the_kernel_log_are_put_together_again() -> None:
 
 @pytest.fixture
 def fake_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program of that name, first on PATH: real ones need a GPU."""
+    """Return the path for a fake nvidia-smi, first on PATH: the real program needs a GPU."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     return tmp_path / "nvidia-smi"
 

@@ -1,5 +1,6 @@
-"""GPUs for ``ddpctl top``. None was there when these were written: the library is a stand-in with NVIDIA's layouts, the
-tables are as nvidia-smi's manual shows them, the files as amdgpu's documentation names them."""
+"""GPUs for ``ddpctl top``. No GPU was there when these tests were written: the library is a stand-in with NVIDIA's
+layouts, the tables are as nvidia-smi's manual shows them, the files as amdgpu's documentation names them.
+"""
 
 from __future__ import annotations
 

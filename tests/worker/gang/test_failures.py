@@ -96,7 +96,7 @@ def test_a_node_that_has_told_of_nothing_is_not_waited_for_for_ever() -> None:
 
 
 def test_victims_wait_until_a_node_whose_beats_have_stopped_is_given_up() -> None:
-    """It has lost its power; the switch says "No route to host" to the ranks of the others long before SILENT_S."""
+    """The node has lost its power; the switch says "No route to host" to the other ranks long before SILENT_S."""
     judge = make_judge()
     for host in ("hub", "a"):
         judge.report(failure(host, victim=True), 0.0, 108.0)

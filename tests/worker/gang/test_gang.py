@@ -68,7 +68,10 @@ class Trio:
 
 
 def in_simulation(*values: Any, name: str) -> Any:
-    """A value whose real processes only ``make test-all`` has: the simulator has it under many seeds."""
+    """Return test values that run with real processes in ``make test-all`` only.
+
+    The simulator covers them under many seeds.
+    """
     return pytest.param(
         *values, id=name, marks=pytest.mark.full(covered_by="tests/simulator/test_seeds.py::test_gangs")
     )
@@ -104,7 +107,7 @@ def test_a_failure_stops_all_and_names_the_culprit(trio: Trio, culprit: int) -> 
 
 @pytest.mark.full(covered_by="tests/simulator/test_seeds.py::test_gangs")
 def test_victims_that_speak_first_are_not_the_cause(trio: Trio, tmp_path: Path) -> None:
-    """The culprit waits for them: on a busy machine it is no matter of seconds who comes first."""
+    """The culprit waits for the victims' files: on a busy machine a fixed delay would not ensure the order."""
     victim = "open(%r, 'w'); raise RuntimeError('Connection closed by peer [10.9.0.11]:39583')"
     files = [str(tmp_path / name) for name in HOSTS[:2]]
     waits = f"import os, time\nwhile not all(map(os.path.exists, {files})):\n    time.sleep(0.05)\ntime.sleep(1.5)\n"
@@ -328,7 +331,7 @@ def test_a_node_whose_gang_thread_stands_still_ends_like_the_others(trio: Trio, 
 
 @pytest.mark.full(covered_by="tests/simulator/test_seeds.py::test_gangs")
 def test_a_fault_in_the_hubs_thread_costs_no_run(trio: Trio) -> None:
-    """One node sends what makes the hub's loop raise: the loop begins anew, and the nodes find each other again."""
+    """A message from a node makes the hub's loop raise: the loop starts again, and the nodes find each other again."""
     trio.start(SLEEP, SLEEP, SLEEP)
     trio.running()
     trio.joined()

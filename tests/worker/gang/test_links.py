@@ -26,8 +26,8 @@ from tests.worker.node import eventually
 
 pytestmark = pytest.mark.skipif(sys.byteorder != "little", reason="the recorded rows are of a little-endian machine")
 
-# Rows of Linux 6.18 on node1 of three, between its rank and that of node2 in a steady all-reduce; written down on a
-# machine whose words begin with the low byte.
+# Rows of Linux 6.18 on node1 of three, for the connection between its rank and the rank of node2 in a steady
+# all-reduce. They were recorded on a little-endian machine.
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode"
 LISTENS = (
     "   1: 0C014D0A:87CB 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1611700 1 0 100 0 0"
@@ -212,7 +212,7 @@ def test_an_accepted_and_a_refused_connection_are_answers_and_silence_is_none(fu
     assert found == [{"accepts", "refuses", "one of two"}]
 
 
-# --- what the hub makes of it
+# --- the verdict of the hub
 
 HOSTS = ["hub", "a", "b", "c"]
 
@@ -279,7 +279,7 @@ def test_the_node_with_most_links_cut_is_named() -> None:
     run = Run()
     run.told("a", "b")
     run.told("b", "a")
-    run.told("c", "a")  # a has not told of it yet
+    run.told("c", "a")  # a has not reported the link to c yet
     assert run.cause() is None
     run.told("a", "c", seconds=0.0)
     cause = run.cause()

@@ -76,7 +76,7 @@ def test_stat_of_a_process_with_a_wild_name(tmp_path: Path) -> None:
 def test_a_guardian_that_forks_during_the_look_is_still_on_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look lists the processes, then reads their command lines: in between one pid has become another."""
+    """A look lists the processes, then reads their command lines. In between, the guardian's pid has changed."""
     run = tmp_path.name
     words = processes.guardian_argv_tail(run, "node0")
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *words]) as guardian:

@@ -92,7 +92,7 @@ def test_the_group_of_a_run_is_gone_with_it(node: Node) -> None:
 
 @contextlib.contextmanager
 def claimed_and_stopped(node: Node, limits: dict[str, float]) -> Iterator[tuple[str, int]]:
-    """A run whose supervisor stands still after it has claimed the run and before it has started the launcher."""
+    """Start a run, and stop its supervisor with SIGSTOP between the claim and the start of the launcher."""
     for _ in range(30):
         made = node.record(nproc=400, ranks=list(range(400)), timeouts={"start": 60, "stop": 10, **limits})
         request = node.request(
@@ -173,7 +173,7 @@ exec sleep 304
 
 
 def test_what_the_doctor_runs_is_none_of_the_job(node: Node) -> None:
-    """A stop looks at the ranks first: what it runs for that is ended with it, and counts for nothing."""
+    """A stop looks at the ranks first. The programs of this look end with it, and the answer does not count them."""
     helpers = node.scratch / "helpers"
     program = HANGS.format(helpers).encode()
     tool = {"hash": hashlib.sha256(program).hexdigest(), "kind": "binary"}

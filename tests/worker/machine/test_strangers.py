@@ -99,7 +99,7 @@ def test_the_record_of_strangers(tmp_path: Path) -> None:
 
 
 class Flood:
-    """Holds as many idle connections as it gets, and makes new ones all the time."""
+    """Holds ``count`` idle connections, and opens new connections all the time."""
 
     def __init__(self, port: int, count: int = 300) -> None:
         self._port, self._count, self._over = port, count, threading.Event()

@@ -55,7 +55,7 @@ def test_metrics_of_many_ranks_share_one_message(node: Node) -> None:
 
 @pytest.mark.slow
 def test_firewall_rules_travel_as_raw_bytes(tmp_path: Path) -> None:
-    """A node of a big cluster has megabytes of them."""
+    """A node of a big cluster has megabytes of rules."""
     out = tmp_path / "out"
     with out.open("wb") as file:
         answer = firewall({}, Channel(0, file.fileno()))

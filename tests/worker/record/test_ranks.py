@@ -61,7 +61,7 @@ def test_a_rank_that_torch_restarts_may_have_another_number(launcher: subprocess
     roster.ended(followed[0])
     assert roster.rank_of(0, launcher.pid) == 1  # its last words
     starts(launcher, 0)
-    assert roster.rank_of(0, launcher.pid) == 0  # before anybody has looked who is there
+    assert roster.rank_of(0, launcher.pid) == 0  # before the next scan of the processes
     roster.scan(launcher.pid)
     assert roster.rank_of(0, launcher.pid) == 0
     roster.ended(followed[1])

@@ -73,7 +73,7 @@ def elsewhere(node: Node, tmp_path: Path) -> Elsewhere:
 
 
 def power_off(node: Node, run: str) -> None:
-    """Nothing of the run is left, none of it had time to write, and that was a while ago."""
+    """Leave the run as ten minutes after a power cut: no process is left, and no process had time to write."""
     for who in ("guardian", "supervisor"):
         os.kill(node.pid(run, who), signal.SIGSTOP)
     for pid in processes_of(run):
@@ -168,7 +168,7 @@ def test_a_start_that_broke_off_is_told_the_same_each_time(node: Node) -> None:
     code = {"hash": hashlib.sha256(b"code").hexdigest()}
     archive = Path(blob_path(str(node.base), code["hash"]))
     archive.parent.mkdir(mode=0o700, parents=True)
-    os.mkfifo(archive)  # a start waits here, with its claim on disk, for as long as nobody writes
+    os.mkfifo(archive)  # a start waits here, with its claim on disk, until a process writes
     request = node.request(SLEEP, node.record(code=code))
     run = request["run"]["run"]
     node.started.append(run)

@@ -101,7 +101,7 @@ def test_the_heartbeat_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_record_that_changes_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes the room that was set aside, and sets some aside again once there is any."""
+    """It takes the room of the reserve. The next write with room on the disk fills the reserve again."""
     path, reserve = str(tmp_path / "agreed.json"), str(tmp_path / "agreed.reserve")
     record.replace(path, {"n": 1}, reserve)
     assert os.stat(reserve).st_size == limits.RESERVE_BYTES

@@ -1,4 +1,4 @@
-"""Ranks whose own processes wait for each other: what a script does that calls mp.spawn."""
+"""Processes of a single rank that wait for each other, as in a script that calls mp.spawn."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_they_are_in_different_operations() -> None:
 
 
 def test_hosts_are_judged_one_by_one() -> None:
-    """Whether they train together is not known."""
+    """It is not known whether the processes of different hosts train together."""
     looks = [
         parent(0, child(71, "all_reduce"), child(72, "all_reduce")),
         parent(2, child(73, None, 17), child(74, None, 17)),

@@ -88,7 +88,7 @@ def test_a_coalesced_collective_is_one() -> None:
 
 
 def ids(*groups: tuple[str, int, int]) -> list[Entry]:
-    """Collectives by the group's name, torch's number of it, and their own number: one a second."""
+    """Return collectives a second apart: (name of the group, torch's number of the group, number of the collective)."""
     begin, second = NCCL["time_created_ns"], 10**9
     return nccl(
         *(
@@ -99,7 +99,7 @@ def ids(*groups: tuple[str, int, int]) -> list[Entry]:
 
 
 def test_a_group_that_was_destroyed_and_made_again_begins_anew() -> None:
-    """As torch 2.13 with gloo writes them after a second init_process_group."""
+    """torch 2.13 with gloo writes such entries after a second init_process_group."""
     found = ids(("0", 0, 1), ("1", 1, 1), ("0", 0, 2), ("0", 2, 1), ("0", 2, 2), ("1", 3, 1))
     assert [(one.group, one.seq) for one in found] == [("0", 1), ("0", 2), ("1", 1)]
     assert {one.since for one in found} == {found[0].at}
@@ -123,7 +123,7 @@ def test_a_group_with_a_name_of_its_own_leaves_the_others_alone() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["0", "1", "a3f"]), st.integers(0, 3)), max_size=20))
 def test_what_is_left_of_a_name_is_of_one_group(calls: list[tuple[str, int]]) -> None:
-    """Numbers rise within each."""
+    """The numbers of the collectives rise within a group."""
     numbers: dict[tuple[str, int], int] = {}
     made = []
     for name, pg in calls:

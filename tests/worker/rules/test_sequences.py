@@ -27,7 +27,7 @@ def at(rank: int, calls: Sequence[tuple[str, int]], line: int) -> Look:
 
 
 def test_one_that_skipped_a_collective() -> None:
-    """The others' next one is known from what followed before, or from one that is further already."""
+    """The next collective of the other ranks is known from earlier rounds, or from a rank that is further already."""
     loop = [REDUCE, BROADCAST, GATHER] * 2
     odd = at(2, [*loop, BROADCAST], 91)
     rest = [at(rank, [*loop, REDUCE], 88) for rank in (0, 1, 3)]
@@ -88,7 +88,7 @@ def test_two_against_two() -> None:
 
 
 def test_a_difference_that_did_no_harm_is_no_fault() -> None:
-    """All came past it together."""
+    """All ranks went past the difference together."""
     mine, theirs = [REDUCE, GATHER, *LOOP], [REDUCE, BROADCAST, *LOOP]
     looks = [behind(2, mine), *(waits_in(rank, theirs) for rank in (0, 1, 3))]
     assert diagnose(looks).verdict == WAIT.replace("#6", "#8") + ODD

@@ -126,7 +126,7 @@ def test_what_excuses_a_rank_for_a_while(odd: Look, excused_s: float, text: str)
 
 @pytest.mark.parametrize("still", [True, False])
 def test_a_loop_of_pure_python_is_excused_for_less_than_other_work(still: bool) -> None:
-    """Every sample of an evaluation may be on one line, and those of a loop on several."""
+    """The samples of an evaluation may all be on the same line, and the samples of a loop on several lines."""
     for seconds, stuck in ((85.0, []), (95.0, [2])):
         spins = behind(2, spins=True, still=still, cpu=99.0)
         assert suspects(diagnose(three_wait(spins, seconds), asked=False)) == stuck

@@ -33,7 +33,7 @@ from tests.worker.looks import (
 
 
 def in_group(rank: int, seq: int = 3, ranks: Sequence[int] | None = None, seconds: float = 40.0) -> Look:
-    """Waits in group 7, after the whole loop of the default group."""
+    """Return a look at a rank that waits in group 7, after the whole loop of the default group."""
     groups = {"0": group(LOOP), "7": group([REDUCE] * seq, waits=seconds, ranks=ranks)}
     return look(rank, groups=groups, stack=[[TRAIN, 60, "share"], MAIN])
 
@@ -76,7 +76,7 @@ def again(rank: int, **changes: Any) -> Look:
     ids=["one", "more", "earlier", "looked-at-earlier"],
 )
 def test_a_rank_that_does_not_come_after_a_second_init(calls: Sequence[Call], age: float) -> None:
-    """All that its record has is of the first group, whose numbers are at least as high."""
+    """The rank's record has entries of the first group only, and their numbers are at least as high."""
     record = group(calls)
     record["entries"] = [[*entry[:4], NOW - age, entry[5]] for entry in record["entries"]]
     rest = [again(rank) for rank in (0, 1, 3)]
@@ -87,7 +87,7 @@ def test_a_rank_that_does_not_come_after_a_second_init(calls: Sequence[Call], ag
 
 
 def test_what_a_rank_has_entered_since_a_second_init_counts() -> None:
-    """Its record may begin after the second init."""
+    """The rank's record may begin after the second init."""
     newer = group([GATHER])
     newer["entries"][0][4] = NOW - 36.0
     found = diagnose([look(2, groups={"0": newer}), *(again(rank) for rank in (0, 1, 3))])
@@ -111,7 +111,7 @@ def test_a_cycle_over_two_groups() -> None:
 
 
 def test_a_member_that_went_on_without_its_team() -> None:
-    """It waits for the team in a collective of all, and the team for it: it is alone where it is."""
+    """The member waits in a collective of all ranks, and its team waits in group 7. Only the member is at its place."""
     team = [in_group(rank) for rank in (2, 3)]
     odd = waits_in(1, [*LOOP, GATHER])
     odd["groups"]["7"] = group([REDUCE] * 2)

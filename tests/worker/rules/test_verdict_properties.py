@@ -119,7 +119,7 @@ def test_where_all_have_done_the_same_and_nobody_waits_there_is_no_suspect(chang
 def test_work_or_a_short_sleep_excuses(
     work: dict[str, Any], still: bool, share: float, odd: set[int], more: bool
 ) -> None:
-    """Also beside one that has no excuse, and wherever the samples of a stack were."""
+    """The excuse holds beside a rank without an excuse, and wherever the samples of a stack were."""
     seconds = share * (STALL_S * (BUSY_FACTOR if "sleep_s" in work else MOVING_FACTOR) - 1.5)
     blocked = min(odd) if more else None
     looks = [

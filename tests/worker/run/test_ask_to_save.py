@@ -14,8 +14,8 @@ from tests.worker.checkpoints import JOB
 from tests.worker.node import Node, eventually
 from tests.worker.programs import SLEEP, here
 
-# A rank as a training is one: it handles the signal, has a data loader that does not (forked before that), and has
-# started a program. Those two would die of the signal.
+# A typical training: the rank handles the signal. Its data loader, which was forked before, and a program that it has
+# started do not: the signal would kill both.
 TRAINING = """
 import os, signal, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
@@ -27,7 +27,7 @@ print("here", flush=True)
 while True:
     time.sleep(300)
 """
-# Rank 1 does not handle it.
+# Rank 1 does not handle the signal.
 HALF = """
 import os, signal, time
 if os.environ["RANK"] == "0":

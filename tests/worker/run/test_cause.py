@@ -232,7 +232,7 @@ def test_an_abort_by_the_watchdog_is_a_victims() -> None:
 
 @pytest.mark.parametrize("mark", ["", "[rank5]: "])
 def test_an_exception_before_the_watchdogs_abort_is_the_cause(mark: str) -> None:
-    """It hung in its exit until the watchdog ended it."""
+    """The rank hung in its exit until the watchdog ended it."""
     text = raised("ValueError: boom", mark) + WATCHDOG
     found = explained(None, ranks={1: text}, deaths={1: (signal.SIGABRT, 900.0)}, tracebacks={1: 300.0})
     assert (found.victim, found.when) == (False, 300.0)

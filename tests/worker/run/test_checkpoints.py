@@ -1,4 +1,4 @@
-"""Checkpoints of real runs: seen by the keeper, listed without a run, fetched as they were, set aside."""
+"""Checkpoints of real runs: the keeper finds them, and commands list, fetch and move them without a live run."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_keeper_that_cannot_end_is_waited_for_only_for_a_while(tmp_path: Path)
 
 
 def keepers(node: Node) -> list[int]:
-    """The keepers below this test's supervisors."""
+    """Return the pids of the keepers below this test's supervisors."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -245,7 +245,7 @@ def test_a_benchmarks_run_has_no_keeper(node: Node) -> None:
 
 @pytest.mark.parametrize("replicas", [0, 1])
 def test_without_replicas_nothing_is_copied_while_the_run_is_live(tmp_path: Path, replicas: int) -> None:
-    """Although the hosts have what it takes: another attempt begins with it."""
+    """The hosts have addresses and certificates all the same, because a later attempt needs them when it begins."""
     run: dict[str, Any] = {**OF_JOB, "run": "r", "host": "a", "hosts": ["a", "b"]}
     run |= {"serial": 1, "attempt": 1, "outputs": [], "gang": {"port": 1, "bind_addr": "10.0.0.1"}}
     run["checkpoint"] = {**SETTINGS, "replicas": replicas}

@@ -1,4 +1,4 @@
-"""Whose failure it was, found by real supervisors: slow culprits, ranks that hang in their exit, false OOMs."""
+"""Real supervisors find the rank that caused a failure: slow culprits, ranks that hang in their exit, false OOMs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import os, time
 while not os.path.exists({flag!r}):
     time.sleep(0.05)
 """
-# The culprit says in a file that it is on its way out; its peers fail of that a while later.
+# A peer of the culprit: it fails some time after the culprit has made the flag file.
 VICTIM = """
 import os, time
 while not os.path.exists({flag!r}):
@@ -145,11 +145,11 @@ def test_the_exit_code_is_the_failed_ranks_not_that_of_the_launcher(node: Node, 
     trio.start("import sys, time; time.sleep(2); sys.exit(7)", SLEEP, SLEEP)
     first, *others = trio.ended()
     assert first["exit_code"] == 7
-    assert all(one["exit_code"] not in (0, 7) for one in others)  # nothing failed there: the launcher's
+    assert all(one["exit_code"] not in (0, 7) for one in others)  # no rank failed there, so this is the launcher's code
 
 
 def test_a_launcher_that_is_slow_to_end_does_not_give_the_exit_code(node: Node) -> None:
-    """Torch 1.13 waits for the other nodes: the supervisor stops it."""
+    """The launcher of torch 1.13 waits for the other nodes until the supervisor stops it."""
     request = node.request("import sys, time; time.sleep(2); sys.exit(7)")
     slow = Path(request["argv"][1]).with_name("slow.py")
     slow.write_text(
@@ -163,7 +163,7 @@ def test_a_launcher_that_is_slow_to_end_does_not_give_the_exit_code(node: Node) 
 
 
 def test_a_rank_that_ended_early_is_the_cause_under_a_launcher_that_is_slow_to_end(node: Node, tmp_path: Path) -> None:
-    """The victim is reported before the launcher has ended; what is known by then is looked at again."""
+    """The victim is reported before the launcher has ended. The cause is sought again once the launcher has ended."""
     go, flag = tmp_path / "go", str(tmp_path / "flag")
     early = (
         f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.05)\nopen({flag!r}, 'w').close()"
@@ -185,7 +185,7 @@ def test_a_rank_that_ended_early_is_the_cause_under_a_launcher_that_is_slow_to_e
 
 
 def ranks_seen(node: Node, run: str) -> set[str]:
-    """The ranks with a process in the supervisor's record."""
+    """Return the ranks with a process in the supervisor's record."""
     path = node.folder(run) / "processes.json"
     return set(json.loads(path.read_text())["ranks"]) if path.exists() else set()
 

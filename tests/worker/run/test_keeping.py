@@ -1,4 +1,4 @@
-"""The keeper's loop: when it looks, with a clock that the test turns and a supervisor that says what the test wants."""
+"""The looks of the keeper's loop, with a clock that the test turns and a supervisor that sends the test's messages."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from tests.worker.checkpoint.test_whole import saved_by_torch
 
 
 class Supervised:
-    """A keeper's loop; ``keep`` runs it until ``script`` has said all. Each word is (seconds from the start, word)."""
+    """A keeper's loop. ``keep`` runs it through the items of ``script``: (seconds from the start, message or call)."""
 
     def __init__(self, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.now, self.begun = top / "job" / "a", 100.0, time.time()
         self.folder.mkdir(parents=True)
         self.script: list[tuple[float, Mapping[str, Any] | Callable[[], object] | None]] = []
         self.looks: list[float] = []
-        self.priorities: list[int] = []  # of the thread that made each look
+        self.priorities: list[int] = []  # the priority of the thread that made each look
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        self.listing_s = 0.0  # that a listing takes
+        self.listing_s = 0.0  # the seconds that a listing takes
 
         def listed(folder: str) -> Any:
             self.now += self.listing_s
@@ -44,7 +44,7 @@ class Supervised:
         monkeypatch.setattr("ddpctl_worker.checkpoint.keeper.list_entries", listed)
 
     def wait(self, timeout: float | None = None) -> Mapping[str, Any] | None:
-        """What the supervisor says next, as ``_Words`` has it."""
+        """Return the supervisor's next message, as ``_Words.wait`` does."""
         until = self.now + (timeout or 0.0)
         while self.script and 100.0 + self.script[0][0] <= until:
             at, word = self.script.pop(0)
@@ -156,7 +156,7 @@ def test_words_do_not_put_a_look_off(supervised: Supervised) -> None:
 
 
 class KilledKeeper(BaseException):
-    """As SIGKILL: nothing is done after it."""
+    """Ends the keeper as SIGKILL would: no code of the keeper runs afterwards."""
 
 
 def is_killed(*args: object) -> None:
@@ -164,14 +164,14 @@ def is_killed(*args: object) -> None:
 
 
 def next_start(supervised: Supervised) -> list[str]:
-    """What is complete after the look of the next start, in which nothing of this run can be seen any more."""
+    """Return the entries that are complete after the look of the next start, which is later than all writes."""
     keeper = Keeper(str(supervised.folder), "a", since=time.time() + 60)
     keeper.look(ended=False)
     return supervised.known
 
 
 def while_hashing(supervised: Supervised, *words: Mapping[str, Any] | Callable[[], object]) -> None:
-    """These are said while a large file is hashed that came to rest under live ranks, and then the keeper is killed."""
+    """Send messages while the keeper hashes a large file that came to rest under live ranks; then kill the keeper."""
     supervised.write("large.bin", b"x" * (8 << 20))
     supervised.script = [(2.0, {"servers": {}}), *((2.0, word) for word in words)]
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KilledKeeper):
@@ -205,7 +205,7 @@ def test_what_was_written_when_a_rank_died_is_not(supervised: Supervised) -> Non
 
 
 def test_after_a_power_cut_it_is_not(supervised: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file may have its size and its time, and not its content."""
+    """After a power cut, a file may have its size and its time without its content."""
     while_hashing(supervised)
     monkeypatch.setattr(proc, "boot_id", lambda: "another")
     assert next_start(supervised) == []

@@ -1,4 +1,4 @@
-"""One name, one live run, where that was asked for; and ids by their beginning."""
+"""A start may demand that no other live run has its name; a run may be named by the beginning of its id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.worker.store.test_remove import put
 
 
 def alone(node: Node, **record: Any) -> dict[str, Any]:
-    """The last word of a start that wants to be the only one of its name."""
+    """Start a run that must be the only live run of its name, and return the last message."""
     request = node.request(SLEEP, node.record(**record), alone=True)
     node.started.append(request["run"]["run"])
     return node.open("start", **request).last()

@@ -1,4 +1,4 @@
-"""Runs that notify at their end, however they end: once, after the record, and without holding up anybody."""
+"""Runs that notify at their end, however they end: once, after the record is written, and without delaying a kill."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def tally(tmp_path: Path) -> Path:
 
 
 def start(node: Node, tally: Path, script: str, **record: Any) -> str:
-    node.env["MARK"] = str(node.base)  # in what this start leaves behind
+    node.env["MARK"] = str(node.base)  # processes_of() finds every process of this start by it
     made = node.record(timeouts={"start": 60, "stop": 1, "silence": None}, **record)
     notify = [{"command": ["sh", "-c", TALLY]}]
     return node.start(script, made, notify=notify, secrets={"TALLY": str(tally)})
 
 
 def said(tally: Path) -> dict[str, Any]:
-    """What was said, once it was; twice would be no JSON."""
+    """Return the notification once the notifier has ended. Two notifications would not parse as JSON."""
     eventually(lambda: tally.exists() and tally.read_text().endswith("\n"), "somebody is notified")
     eventually(lambda: not processes_of(str(tally)), "the notifier ends")
     found: dict[str, Any] = json.loads(tally.read_text())
@@ -41,7 +41,7 @@ def said(tally: Path) -> dict[str, Any]:
 
 
 def silent(node: Node, run: str, tally: Path) -> None:
-    """Guardian and supervisor are gone, and no notifier has run or will run."""
+    """Check that guardian and supervisor are gone, and that no notifier has run or will run."""
     watchers_end(node, run)
     assert not processes_of(str(node.base))
     assert not tally.exists()
@@ -73,7 +73,7 @@ def test_a_kill_waits_for_no_notifier_and_finds_none(node: Node, tally: Path) ->
     answer = node.call("stop", run=run, grace=1, by="bob")
     assert (answer["status"]["state"], answer["survivors"]) == ("killed", [])
     eventually(lambda: set(processes_of(run)) <= set(processes_of(str(tally))), "guardian and supervisor end")
-    waits = "sleep 300 "  # what the notifier ran before that has ended
+    waits = "sleep 300 "  # the earlier commands of the notifier have ended
     eventually(lambda: waits in processes_of(str(tally)).values(), "somebody is notified, and the notifier waits")
     notifiers = set(processes_of(str(tally)))
     again = node.call("stop", run=run, grace=0, by="bob")
@@ -82,7 +82,9 @@ def test_a_kill_waits_for_no_notifier_and_finds_none(node: Node, tally: Path) ->
     assert json.loads(tally.read_text())["cause"]["message"] == "killed by bob"
     for pid in processes_of(str(tally)):
         os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not processes_of(run), "nothing of it is left")  # what sees to the notifiers ends with them
+    eventually(
+        lambda: not processes_of(run), "nothing of it is left"
+    )  # the process that waits for the notifiers ends with them
 
 
 def test_the_supervisor_is_killed_the_guardian_notifies(node: Node, tally: Path) -> None:

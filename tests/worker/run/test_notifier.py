@@ -1,4 +1,4 @@
-"""Notifiers as real processes and real requests: what they get, and that none outlives its deadline or harms a run."""
+"""Notifiers as real processes and real requests: their input, their deadline, and that they never harm a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> RunPaths:
 
 @pytest.fixture
 def notified(folder: RunPaths, tmp_path: Path) -> Notified:
-    """Runs notifiers to their end and returns notify.log."""
+    """Return a function that runs notifiers to their end and returns notify.log."""
 
     def run(*to: dict[str, Any], seconds: float = 30.0, event: dict[str, Any] = EVENT, **env: str) -> str:
         how = {"to": list(to), "env": dict(os.environ, **env), "cwd": str(tmp_path), "umask": 0o22}
@@ -56,7 +56,7 @@ def sh(text: str) -> dict[str, Any]:
 
 
 def outcomes(log: str) -> list[str]:
-    """Without time and event, and without what was written."""
+    """Return the lines of the log without time, event and the output of the notifiers."""
     return [line.partition(" ended: ")[2] for line in log.splitlines() if not line.startswith(" ")]
 
 

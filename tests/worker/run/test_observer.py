@@ -22,7 +22,7 @@ from tests.worker.node import eventually
 
 
 class Seen:
-    """An observer of one rank that sleeps, and of one that has ended; what it has put into the record, and when."""
+    """An observer of a sleeping rank and an ended rank, with the values that it has recorded and their times."""
 
     def __init__(self, folder: Path, pid: int) -> None:
         self.put: list[tuple[float, dict[str, Any]]] = []
@@ -38,7 +38,7 @@ class Seen:
         self.observer = Observer(order, RunPaths(str(folder)), roster, drain, recorder, None, self.woken.set)
 
     def until_kept(self) -> float:
-        """How long the ranks were not to be stopped."""
+        """Wait until the ranks may be stopped, and return the seconds that this took."""
         begun = time.monotonic()
         while not self.observer.last_look():
             assert time.monotonic() < begun + 20.0
@@ -67,7 +67,7 @@ def test_the_ranks_may_be_stopped_once_it_is_kept(seen: Seen) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("begun", [True, False], ids=["hangs", "not-begun"])
 def test_what_is_known_is_kept_when_a_look_hangs(seen: Seen, monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
-    """Whatever the look waits for, a disk or a processor: the stop waits no longer, and finds the record written."""
+    """A look may wait for a disk or a processor. The stop waits no longer than the limit, and the record is kept."""
     real, over = Looks.run, threading.Event()
 
     def hangs(looks: Looks, seconds: float) -> None:

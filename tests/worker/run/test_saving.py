@@ -1,4 +1,4 @@
-"""A supervisor that is told to end has the ranks of all nodes save first; and which files count as a new checkpoint."""
+"""A supervisor that gets SIGTERM first has the ranks of all nodes save. Also: the files that count as a new save."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def kept(node: Node) -> Path:
 
 
 def train(trio: Trio, script: str) -> None:  # noqa: F811
-    """Start it on every node; all ranks are there."""
+    """Start the script on every node, and wait until all ranks are there."""
     for rank, node in enumerate(trio.nodes):
         node.start(script, trio.record(rank, checkpoint=KEYS), gang_key=trio.key, **TOKENS)
     trio.joined()
@@ -70,7 +70,7 @@ def test_all_nodes_save_before_one_of_them_is_shut_down(trio: Trio) -> None:  # 
     os.kill(trio.nodes[2].pid(trio.run, "supervisor"), signal.SIGTERM)
     ends = trio.ended(90)
     log = (trio.nodes[2].folder(trio.run) / "supervisor.log").read_text()
-    assert "before the end: saved on node0" in log  # so it did not wait any longer
+    assert "before the end: saved on node0" in log  # the save ended its wait
     assert [end["state"] for end in ends] == ["failed"] * 3
     assert {(end["cause"]["host"], end["cause"]["signal"]) for end in ends} == {("node2", "SIGTERM")}
     assert (kept(trio.nodes[0]) / "step_7").read_text() == "7"
@@ -87,7 +87,7 @@ def test_a_node_that_still_writes_its_part_is_awaited(trio: Trio) -> None:  # no
 
 
 def said(node: Node, run: str, text: str) -> int:
-    """How often."""
+    """Return how often the ranks of a node have printed the text."""
     return sum(one["text"] == text for one in node.lines(run))
 
 

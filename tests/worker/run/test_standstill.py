@@ -1,5 +1,5 @@
-"""Work that continues while a disk, a peer or a loop hangs: ranks on a hung disk, a run's end on a disk that takes
-nothing, and the other nodes beside a supervisor whose loop hangs.
+"""Work continues while a disk, a peer or a loop hangs: ranks write although the disk hangs, a run ends although the
+disk takes no write, and the other nodes carry on although the loop of a supervisor hangs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tests.worker.programs import SLEEP, nothing_left, thread_stopped, watchers_
 
 GUARD_S = 120.0
 MB = 1 << 20
-# Writes 2 MB a second until it is told to end, and remembers, on another disk, how much it has written and how long it
-# had to wait at most because nobody emptied its pipe (which holds half a second of it). It starts a child now and then,
-# so that there is something new to write down.
+# Writes 2 MB a second until the file ".enough" exists. On another disk, it keeps the number of bytes that it has
+# written and its longest wait for room in its pipe, which holds half a second of output. It starts a child now and
+# then, so that the supervisor has something new to record.
 WRITER = """
 import os, select, subprocess, sys, time
 os.set_blocking(1, False)
@@ -60,7 +60,7 @@ while not os.path.exists(sys.argv[0] + ".enough"):
 
 
 class Disk:
-    """A small filesystem of its own that hangs on command, as a device or a server does: writers wait in the kernel."""
+    """A small filesystem that hangs on command, as a device or a server does: writers wait in the kernel."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ class Disk:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    """base_dir is a filesystem of its own."""
+    """Mount a filesystem of its own as base_dir."""
     if os.geteuid() != 0:
         pytest.skip("mounting a filesystem needs root")
     image, folder = tmp_path / "disk.img", tmp_path / "base"
@@ -98,12 +98,12 @@ def program(node: Node, run: str) -> Path:
 
 
 def enough(node: Node, run: str) -> None:
-    """The ranks of WRITER and WAITS end."""
+    """Make the ranks of WRITER and WAITS end."""
     Path(f"{program(node, run)}.enough").touch()
 
 
 class Told(NamedTuple):
-    """Return the last report of a rank of WRITER."""
+    """The last report of a rank of WRITER."""
 
     launcher: int = 0
     written: int = 0
@@ -124,8 +124,10 @@ def writes_more(node: Node, run: str, size: int) -> None:
 
 
 def unserved(pid: int) -> float:
-    """For how many seconds threads of a process have been ready to run without a processor: its launcher's and ranks'
-    pauses may be that long on a busy machine."""
+    """Return the seconds for which threads of the process were ready to run and had no processor.
+
+    Its launcher and its ranks may pause for as long on a busy machine.
+    """
     waits = [path.read_text().split()[1] for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     return sum(map(int, waits)) / 1e9
 
@@ -137,7 +139,7 @@ def waits_for_a_disk(pid: int) -> bool:
 
 @pytest.mark.parametrize("when", ["start", "middle", "end"])
 def test_a_rank_never_waits_for_a_hung_disk(disk: Disk, node: Node, when: str) -> None:
-    """Nor does anything take its supervisor for stuck, however long that lasts."""
+    """The guardian does not take the supervisor for stuck either, however long the disk hangs."""
     assert node.base == disk.folder
     shorten(node, "run/limits.py", STUCK_LOOP_S=8.0)
     made = node.record(nproc=1, ranks=[0])
@@ -208,7 +210,7 @@ def test_a_success_stays_one_on_a_disk_that_takes_nothing(disk: Disk, node: Node
 
 
 def test_a_supervisor_killed_while_its_threads_hang_in_the_disk(disk: Disk, node: Node) -> None:
-    """It cannot end before the disk is back; the processes that it left are ended all the same."""
+    """The supervisor cannot end before the disk is back. The processes that it left are ended all the same."""
     run = node.start("import time\nwhile True:\n    print(1, flush=True)\n    time.sleep(0.1)")
     node.wait_state(run, "running")
     supervisor = node.pid(run, "supervisor")

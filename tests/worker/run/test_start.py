@@ -1,4 +1,4 @@
-"""What a start gives the job: environment, folders, code; and what it refuses."""
+"""The environment, folders and code that a start gives the job, and the starts that are refused."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_names_that_would_leave_their_folder_are_refused(node: Node, run: Any) -
 
 @pytest.mark.parametrize("key", ["serial", "attempt", "timeouts"])
 def test_a_record_that_lacks_a_key_is_refused(node: Node, key: str) -> None:
-    """Not replaced by a default: another start may have the number."""
+    """No default takes the place of the key: a default number could be that of another start."""
     request = node.request("print(1)")
     del request["run"][key]
     last = node.open("start", **request).last()
@@ -287,14 +287,14 @@ def test_a_filesystem_without_exec_still_runs_the_job(node: Node) -> None:
     node.base.mkdir(mode=0o700)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=0700,noexec", "tmpfs", str(node.base)], check=True)
     try:
-        # Both ranks share the launcher's pipe here. An unbuffered print writes its line break by itself, and the other
-        # rank's words may come in between; one write of a whole line stays whole.
+        # Both ranks share the launcher's pipe here. An unbuffered print writes its line break in a separate call, and
+        # the other rank's words may come in between. HELLO writes a line in a single call, so the line stays whole.
         record = node.record(doctor={"stall": 30})
         run = node.start(HELLO.format(go=str(node.scratch / "go")), record)
         log = node.folder(run) / "supervisor.log"
         eventually(lambda: "ranks here are only seen from outside" in log.read_text(), "the supervisor says so")
         looks = eventually(lambda: node.call("doctor", run=run)["looks"], "somebody looks")
-        assert [(one["rank"], "pause_s" in one) for one in looks] == [(0, True), (1, True)]  # the supervisor, that is
+        assert [(one["rank"], "pause_s" in one) for one in looks] == [(0, True), (1, True)]  # the supervisor does
         (node.scratch / "go").touch()
         assert node.wait_state(run)["state"] == "succeeded"
         assert [(one["rank"], one["text"]) for one in node.lines(run)] == [(None, "hello")] * 2
@@ -308,7 +308,7 @@ def test_a_filesystem_without_exec_still_runs_the_job(node: Node) -> None:
 
 @pytest.mark.slow
 def test_what_lets_the_doctor_see_the_ranks_may_fail_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ranks have their own pipes all the same."""
+    """Each rank has its own pipes even if the shim cannot let the doctor see the ranks."""
 
     def full(*_: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

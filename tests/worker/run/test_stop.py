@@ -1,4 +1,4 @@
-"""Stops at bad moments: on a full disk, of what hangs, and before the run has come to the node."""
+"""Stops at bad moments: on a full disk, while a watcher or a start hangs, and before the run has reached the node."""
 
 from __future__ import annotations
 
@@ -61,10 +61,11 @@ def rest(pages: int) -> Any:
     return pytest.param(pages, marks=pytest.mark.full(covered_by=SIZES))
 
 
-# Refused; without room for the claim; without room for the state; just enough. The sizes between them come to the same.
+# 0: the start is refused; 35: no room for the claim; 38: no room for the state; 39: just enough. All other sizes end in
+# the same ways.
 @pytest.mark.parametrize("pages", [0, 35, 38, 39, *map(rest, (16, 32, 33, 34, 36, 37, *range(40, 46)))])
 def test_a_disk_that_fills_up_during_the_start_leaves_nothing_behind(small_disk: Path, node: Node, pages: int) -> None:
-    """However far the start comes: it is refused, or the run stands and can be stopped."""
+    """The start is refused, or the run fails because of the full disk, or the run is live and can be stopped."""
     fill(small_disk)
     with open(small_disk / "filler", "r+b") as file:
         file.truncate(os.fstat(file.fileno()).st_size - pages * 4096)
@@ -123,7 +124,7 @@ def test_stopped_watchers_end_with_the_run(node: Node, who: list[str]) -> None:
 
 
 def test_a_start_that_comes_after_the_stop_is_refused(node: Node) -> None:
-    """The stop was quicker: a start that was under way to this node must not begin afterwards."""
+    """A start that was still under way to this node when the stop came must not begin afterwards."""
     request = node.request(SLEEP)
     run = request["run"]["run"]
     node.started.append(run)
@@ -178,7 +179,7 @@ def test_a_run_whose_folder_was_removed_does_not_run_on_unseen(node: Node) -> No
 
 
 def test_an_exit_record_of_somebody_else_ends_the_run(node: Node) -> None:
-    """The record says that nothing is left, so nothing may be."""
+    """The record says that no process of the run is left, so the supervisor ends every process."""
     run = running(node)
     end = {"schema": 1, "state": "lost", "exit_code": None, "cause": None, "ended": "2026-01-01T00:00:00+00:00"}
     (node.folder(run) / "exit.json").write_text(json.dumps(end))
@@ -187,7 +188,7 @@ def test_an_exit_record_of_somebody_else_ends_the_run(node: Node) -> None:
 
 
 def test_a_supervisor_survives_a_fault_that_passes(node: Node) -> None:
-    """For some seconds it can open no file: /proc cannot be read, and no record."""
+    """For some seconds the supervisor can open no file: it can read neither /proc nor a record."""
     go = node.scratch / "go"
     run = running(node, FAILS_THEN.format(go=str(go)))
     pid, log = node.pid(run, "supervisor"), node.folder(run) / "supervisor.log"

@@ -30,7 +30,7 @@ WORKER = Path(__file__).parents[3] / "worker"
 
 
 def call(base: Path, verb: str, **args: Any) -> dict[str, Any]:
-    """One verb of a real worker process, its stdin open until it has answered, as a live orchestrator keeps it."""
+    """Call a verb of a real worker process. Its stdin stays open until the answer, as with a live orchestrator."""
     with subprocess.Popen(
         [sys.executable, "-m", "ddpctl_worker"],
         stdin=subprocess.PIPE,

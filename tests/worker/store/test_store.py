@@ -19,7 +19,7 @@ WORKER = Path(__file__).parents[3] / "worker"
 
 
 def call(base: Path, verb: str, body: bytes = b"", **args: Any) -> dict[str, Any]:
-    """One verb of a real worker process; the last frame."""
+    """Call a verb of a real worker process; return the last frame."""
     request = json.dumps({"verb": verb, "host": "n", "base_dir": str(base), **args}).encode() + b"\n"
     done = subprocess.run(
         [sys.executable, "-m", "ddpctl_worker"],

@@ -224,7 +224,7 @@ def test_what_a_killed_start_or_upload_left_goes(node: Node) -> None:
 
 
 def test_old_workers_go_while_no_run_is_live(node: Node) -> None:
-    """Other hosts of a shared base_dir may run from any of them."""
+    """Other hosts of a shared base_dir may run from any of these folders."""
     old, recent = (node.base / "worker" / (letter * 64) for letter in "ab")
     for folder in (old, recent):
         (folder / "ddpctl_worker").mkdir(parents=True, mode=0o700)
@@ -280,7 +280,7 @@ def test_nothing_is_taken_while_somebody_installs(node: Node) -> None:
 
 
 def test_hosts_that_share_a_base_dir_take_turns(node: Node) -> None:
-    """Two gc at once, as two local hosts of one inventory have them: neither takes the other for an installation."""
+    """Two local hosts of an inventory may run gc at once: neither gc takes the other for an installation."""
     with (node.base / "envs" / ".gc.lock").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         threading.Timer(0.5, fcntl.flock, (file, fcntl.LOCK_UN)).start()

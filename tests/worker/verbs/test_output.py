@@ -79,7 +79,10 @@ def test_a_prompt_without_an_end_is_shown(node: Node) -> None:
 
 
 def whole(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """With what a rank wrote of a line put together: where it is held up in the middle of one, that comes in parts."""
+    """Yield the lines, with the parts of each line joined.
+
+    A line comes in parts where its rank is held up in the middle of the line.
+    """
     begun: dict[int, str] = {}
     for line in lines:
         text = begun.pop(line["rank"], "") + line["text"]
@@ -157,7 +160,7 @@ def test_only_lines_with_a_pattern_and_only_since_a_time(node: Node) -> None:
 
 
 def test_a_pattern_that_takes_for_ever_is_ended(node: Node) -> None:
-    """Nothing of it stays on the node: neither the search nor its process."""
+    """Nothing stays on the node: neither the search nor its process."""
     run = node.start("print('a' * 60 + 'b')", node.record(nproc=1, ranks=[0]))
     node.wait_state(run)
     stream = node.open("tail", run=run, grep="(a+)+$")

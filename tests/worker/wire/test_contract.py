@@ -18,7 +18,7 @@ WORDS = {value for name, value in vars(contract).items() if name.isupper() and i
 
 
 def literals(path: Path, *callers: str) -> Iterator[str]:
-    """Strings that are the first argument of a call of one of ``callers``."""
+    """Yield each string that is the first argument of a call of ``callers``."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in callers and node.args:
             first = node.args[0]
