@@ -19,6 +19,7 @@
     │   └── FileDamaged            5   ... because a file does not match its hash; sending it again may help
     ├── Survivors                  6   a process survived a kill
     ├── NoSuchJob                  7   no node knows the job
+    ├── HostsInUse                 8   the slots that the job needs are not free
     ├── HostsFailed                *   several hosts failed, each with its own error
     ├── JobFailed                  1   the job ran and failed, was killed, or was lost
     ├── NotSaved                   1   a requested checkpoint was not saved
@@ -31,7 +32,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 
@@ -169,6 +170,19 @@ class NoSuchJob(DdpctlError):
     exit_code = 7
 
 
+class HostsInUse(DdpctlError):
+    """The slots that the job needs are not free. ``lines`` name each holder."""
+
+    exit_code = 8
+
+    def __init__(self, message: str, lines: Sequence[str], *, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.lines = tuple(lines)
+
+    def __str__(self) -> str:
+        return "\n".join([self.summary, *self.lines, str(self.hint)])
+
+
 class HostsFailed(DdpctlError):
     """Several hosts failed; ``errors`` has the error of each host.
 
@@ -176,8 +190,8 @@ class HostsFailed(DdpctlError):
     nothing is known about it.
     """
 
-    def __init__(self, message: str, errors: Mapping[str, DdpctlError]) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, errors: Mapping[str, DdpctlError], *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
         self.errors = dict(errors)
         codes = {error.exit_code for error in errors.values()}
         self.exit_code = ConnectError.exit_code if ConnectError.exit_code in codes else max(codes, default=1)
@@ -203,6 +217,9 @@ def to_ddpctl_error(error: Exception, host: str | None = None) -> DdpctlError:
     if isinstance(error, DdpctlError):
         error.host = error.host or host
         return error
+    if isinstance(error, OSError) and (variable := _variable_of(error.filename)):
+        hint = f"set {variable} to a folder that this account can write"
+        return UsageError(f"{error.filename}: {error.strerror}", hint=hint)
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({PurePath(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     fault = InternalFault(
@@ -212,6 +229,16 @@ def to_ddpctl_error(error: Exception, host: str | None = None) -> DdpctlError:
     )
     fault.__cause__ = error
     return fault
+
+
+def _variable_of(path: object) -> str | None:
+    """Return the variable that moves the folder of this machine in which ``path`` lies: the cache or the records."""
+    import platformdirs  # only after an error
+
+    folders = {"XDG_CACHE_HOME": platformdirs.user_cache_path(), "XDG_STATE_HOME": platformdirs.user_state_path()}
+    if not isinstance(path, str | PurePath):
+        return None
+    return next((name for name, folder in folders.items() if folder in (PurePath(path), *PurePath(path).parents)), None)
 
 
 class Interrupted(DdpctlError):

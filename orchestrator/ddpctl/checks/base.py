@@ -123,7 +123,7 @@ class Requirements:
             script=job.script if job.code is None else None,
             workdir=job.workdir if job.code is None else None,
             master_port=job.master_port if isinstance(job.master_port, int) else None,
-            data=tuple(job.requires.data),
+            data=(*job.requires.data, *job.links.values()),
             free_disk_gb=job.requires.free_disk_gb,
             **cls.of_script(job, facts, len(hosts)),
             rendezvous=job.rendezvous,

@@ -54,7 +54,7 @@ def raise_limit(view: View, host: str, user: str, option: str) -> str:
     """
     most = FILES_GIVEN if option == "nofile" else "unlimited"
     who = "*" if user.isdigit() else user
-    path = f"/etc/security/limits.d/90-ddpctl-{option}.conf"
+    path = f"/etc/security/limits.d/zz-ddpctl-{option}.conf"
     return report.write_as_root(view, host, path, f"{who} soft {option} {most}", f"{who} hard {option} {most}")
 
 

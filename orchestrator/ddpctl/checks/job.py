@@ -117,7 +117,7 @@ def _judge_data(view: View) -> Iterable[Finding]:
                 yield report.error(
                     host,
                     f"{value['path']} {what}{dangling}, and the job requires it",
-                    fix=f"put it there, or correct `requires: {{data: [{path}]}}`",
+                    fix=f"put it there, or correct {path} in the job's `requires.data` or `links`",
                     evidence=value,
                 )
         counted = {host: v for host, v in found.items() if v["readable"] and v["complete"]}

@@ -28,6 +28,7 @@ SKEW_S = 5.0  # a larger difference between clocks is a finding
 CLOCK_SURE_S = 1.0  # only clocks that are known to within this time count in the reported difference
 C10D_SKEW_S = 15.0  # c10d heartbeats are wall-clock times and expire after 3 x 5 s
 REHEARSAL_ENDS_S = 3.0  # the nodes of a rehearsal begin and end within this time of each other
+SAME_FALL_S = 60.0  # the driver writes a GPU's fall off the bus in two lines within a moment
 FRESH_XID_S = 86400.0  # an older GPU fault is a warning: the GPU may have been reset since
 
 # --- disks ------------------------------------------------------------------------------------------------------------

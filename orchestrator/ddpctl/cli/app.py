@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
+    # Python restores the default handler before it deletes its modules: a late Ctrl-C would replace the exit code.
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     gc.disable()  # until the imports are done: they make no garbage, and the search for it takes a tenth of the start
     try:
         if os.environ.get("_DDPCTL_COMPLETE", "").startswith("complete_"):  # a shell asks for a completion

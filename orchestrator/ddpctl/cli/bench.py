@@ -105,7 +105,7 @@ class _Trials:
 
     def run(self, nodes: int, nproc: int | None = None, parallel: str = "ddp") -> ScalingRow:
         """Measure the job on ``nodes`` nodes."""
-        job = self._job.model_copy(update={"name": _bench_name(self._job.name)})
+        job = self._job.model_copy(update={"name": _bench_name(self._job.name), "after": None})
         if parallel == "dp":
             job = job.model_copy(update={"args": (*job.args, "--parallel", "dp")})
         launch = launch_of(self._inventory, job, session.new_identity(self._inventory), nodes=nodes, nproc=nproc)
@@ -158,6 +158,7 @@ def _network_job(inventory: Inventory, name: str | None) -> JobSpec:
         return JobSpec(name="bench-network", **keys)
     job = inventory.job(name)
     gone: dict[str, Any] = {"module": None, "workdir": None, "outputs": (), "requires": Requires()}
+    gone |= {"links": {}, "after": None}
     return job.model_copy(update=keys | gone | {"name": _bench_name(job.name), "local_rank_arg": "none"})
 
 

@@ -14,8 +14,9 @@ from ddpctl.errors import DdpctlError, HostsFailed, JobFailed, Unreachable
 from ddpctl.files.positions import Positions, load_positions
 from ddpctl.render.console import has_colours, stderr_console
 from ddpctl.render.lines import JsonLines, LinePrinter, LineTime
-from ddpctl.render.progress import ProgressView
+from ddpctl.render.progress import ProgressView, quiet
 from ddpctl.render.status import end_line, status_view, untracked_lines
+from ddpctl.spec.event import Event, Note
 from ddpctl.spec.noise import Held
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import plural
@@ -115,6 +116,13 @@ def how_to_go_on(run: str) -> str:
     return f"follow it again: ddpctl attach {run}; end it: ddpctl kill {run}"
 
 
+def tell_beside(event: Event) -> None:
+    """Print a note on stderr beside the output; any thread may call this."""
+    if isinstance(event, Note):
+        with quiet():
+            stderr_console().print(event.message)
+
+
 @contextlib.contextmanager
 def _kept_positions(run: RunStatus) -> Iterator[stage.Save]:
     """Yield a function that saves positions. If this machine cannot write a record, warn, and save no positions."""
@@ -165,7 +173,7 @@ def print_lines(run: RunStatus, fleet: Fleet, hosts: Sequence[str], selection: s
             noise=noise,
             follow=look.follow,
             restarts=bool(run.record.get("restart")),
-            starts=run.verdict.state in (contract.PENDING, contract.STARTING),
+            starts=run.verdict.state in (contract.QUEUED, contract.PENDING, contract.STARTING),
         )
     held_back = look.follow and noise is not None and noise.lines
     if noise is not None and held_back and read_run(fleet, run, gone=_gone(errors)).verdict.state != contract.SUCCEEDED:

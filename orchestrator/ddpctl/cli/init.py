@@ -121,7 +121,7 @@ def init(
     draft, seen = _looked_at(draft, wishes)
     draft, torch = _with_python(draft, wishes, seen)
     draft, report, text = _checked(draft, wishes, seen, torch)
-    session.print_view(report_view(report))
+    session.print_view(report_view(report, skipped=False))
     write_inventory(target, text)
     typer.echo(f"wrote {target}: {plural(len(draft.hosts), 'host')}")
     if report.exit_code:

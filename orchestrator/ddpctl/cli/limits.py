@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # --- completion (complete.py): a person waits at the Tab key
 COMPLETED_RUNS = 50  # newest run ids that are proposed
-INVENTORY_BYTES = 1 << 20  # of the inventory file that are searched for names
+INVENTORY_BYTES = 64 << 10  # of the inventory file that are searched for names: more takes too long at the Tab key
 
 # --- the output of a run (output.py, follow.py)
 TAIL_LINES = 50  # that `tail` prints unless its options select otherwise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import typer
@@ -22,6 +24,7 @@ from ddpctl.errors import (
     RemoteError,
     UsageError,
 )
+from ddpctl.render.clean import clean
 from ddpctl.render.console import columns, stderr_console
 from ddpctl.render.progress import ProgressView
 from ddpctl.render.push import gc_view, push_view, size
@@ -35,10 +38,13 @@ from ddpctl.stages.gc import collect_garbage
 from ddpctl.stages.launch import Launch, launch_of
 from ddpctl.stages.limits import GC_KEEP_DAYS
 from ddpctl.stages.push import push as push_stage
+from ddpctl.stages.slots import warn_other_runs
 from ddpctl.stages.trust import KeyReport, add, survey
 from ddpctl.transport.base import FleetOutcome
 from ddpctl.transport.prompts import Say
 from ddpctl_worker.wire.contract import SCHEMA
+
+_NOT_FOUND = 127  # the exit code of a shell that does not find the program
 
 
 def exec(
@@ -63,6 +69,8 @@ def exec(
     hosts = _hosts(where, host)
     with session.working_fleet(where, hosts) as (fleet, tell):
         root = Sudo(session.sudo_password) if sudo else None
+        if sudo:
+            warn_other_runs(fleet, hosts, tell)
         outcome = execute(GLOBAL.script, hosts, fleet, tell, timeout=timeout, sudo=root)
     results = {host: outcome.results.get(host) or Ran(None, error=str(outcome.errors[host])) for host in hosts}
     failed = _failures(outcome)
@@ -74,8 +82,17 @@ def exec(
             print(line, file=getattr(sys, stream))  # not through rich, which would wrap long lines
     if failed:
         count = f"{len(failed)} of {plural(len(hosts), 'host')}"
-        raise HostsFailed(f"`{display(GLOBAL.script)}` failed on {count}", failed)
+        raise HostsFailed(
+            f"`{display(GLOBAL.script)}` failed on {count}", failed, hint=_shell_hint(GLOBAL.script, results.values())
+        )
     return 0
+
+
+def _shell_hint(words: Sequence[str], results: Iterable[Ran]) -> str | None:
+    """Return the hint for a line of shell text that was given as the name of a program."""
+    if len(words) != 1 or len(words[0].split()) < 2 or not any(ran.exit_code == _NOT_FOUND for ran in results):
+        return None
+    return f"for a line of shell text: ddpctl exec -- sh -c {shlex.quote(words[0])}"
 
 
 def _hosts(inventory: Inventory, text: str | None) -> tuple[str, ...]:
@@ -102,6 +119,7 @@ def push(
         None, "--job", help="Job whose code and nodes to use; required if the inventory has more than one."
     ),
     locked: bool = typer.Option(False, "--locked", help="Use the lock of the last push; fail if it is out of date."),
+    only_list: bool = typer.Option(False, "--list", help="Print the names of the code's files; contact no host."),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
@@ -110,10 +128,25 @@ def push(
     launch = Launch(where, None, where.hosts)
     if job is not None or where.jobs:
         launch = launch_of(where, where.job(job), session.new_identity(where))
+    for note in launch.notes:
+        session.warn(f"warning: {note}")
+    if only_list:
+        return _list_code(launch, as_json=as_json)
     with session.working_fleet(where, launch.names) as (fleet, tell):
         outcome = push_stage(launch, fleet, tell, locked=locked)
     session.show(outcome, push_view, as_json=as_json)
     outcome.raise_for_errors()
+    return 0
+
+
+def _list_code(launch: Launch, *, as_json: bool) -> int:
+    """Print the names of the files that ``push`` would send."""
+    if launch.archive is None:
+        raise UsageError("there is no code to send", hint="name a job whose code: is a folder with --job")
+    if as_json:
+        session.print_json({"schema": SCHEMA, "files": list(launch.archive.names), "bytes": launch.archive.size})
+    else:
+        sys.stdout.writelines(f"{clean(name)}\n" for name in launch.archive.names)
     return 0
 
 

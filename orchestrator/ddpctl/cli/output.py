@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from ddpctl.cli import session
-from ddpctl.cli.follow import LineLook, conclude, follow_run, how_to_go_on, print_lines
+from ddpctl.cli.follow import LineLook, conclude, follow_run, how_to_go_on, print_lines, tell_beside
 from ddpctl.cli.interrupts import Interrupts
 from ddpctl.cli.limits import RANK_SPAN, TAIL_LINES
 from ddpctl.code import RUNS_FOLDER
@@ -26,6 +26,7 @@ from ddpctl.stages.checkpoints import fetch_checkpoint, list_checkpoints
 from ddpctl.stages.fetch import KeptFiles, fetch_run, missing_outputs
 from ddpctl.stages.fetch import watch as watch_outputs
 from ddpctl.stages.follow import Selection
+from ddpctl.stages.joining import wait_for_ranks
 from ddpctl.stages.untracked import with_untracked
 from ddpctl.transport.base import Fleet
 
@@ -173,7 +174,8 @@ def attach(
     with Interrupts(), session.fleet_of(inventory) as fleet:
         try:
             run = session.find_run(fleet, job, inventory)
-            end = follow_run(run, fleet)
+            with wait_for_ranks(run, fleet, tell_beside):
+                end = follow_run(run, fleet)
         except (KeyboardInterrupt, Interrupted):
             raise Interrupted(f"detached; {job} was not changed", hint=how_to_go_on(job)) from None
     return conclude(end)

@@ -23,6 +23,7 @@ from ddpctl.stages.execute import Sudo
 from ddpctl.stages.fix import apply
 from ddpctl.stages.launch import launch_to_check
 from ddpctl.stages.preflight import Options, run_preflight, second_look
+from ddpctl.stages.slots import warn_other_runs
 from ddpctl.stages.up import refusal
 
 
@@ -57,6 +58,7 @@ def preflight(
         if sudo is not None:
             if not as_json:
                 session.print_view(report_view(report))
+            warn_other_runs(fleet, list({fix.host: None for fix in automatic_fixes(report.findings)}), tell)
             if fixes := _confirmed(report, yes):
                 done = apply(fixes, fleet, tell, sudo)
                 stderr_console().print(fixed_view(done))

@@ -243,7 +243,13 @@ def _usage(error: typer.TyperException) -> UsageError:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "ddpctl"
     text = error.format_message().rstrip(".")
-    return UsageError(text[:1].lower() + text[1:], hint=f"see {path} --help")
+    return UsageError(text[:1].lower() + text[1:], hint=f"see {path} --help{_script_option(path, error)}")
+
+
+def _script_option(path: str, error: typer.TyperException) -> str:
+    """Return the end of the hint for an option that `ddpctl up` does not know: it may be the script's."""
+    option = getattr(error, "option_name", None)
+    return f"; options of your script follow --: {path} -- {option} VALUE" if option and path == "ddpctl up" else ""
 
 
 def _report(error: DdpctlError) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
@@ -20,11 +21,14 @@ from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.kill import KillOutcome
 from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.removal import RemovedRun, removal_document
+from ddpctl.spec.runs import runs_document
+from ddpctl.spec.slots import other_runs
 from ddpctl.spec.status import RunStatus
 from ddpctl.stages.doctor import ask_doctor
 from ddpctl.stages.remove import remove_run
 from ddpctl.stages.report import make_report
 from ddpctl.stages.save import save_run
+from ddpctl.stages.slots import ask_claims, unknown_claims
 from ddpctl.stages.status import all_runs, find_run, live_runs
 from ddpctl.stages.stop import stop_run
 from ddpctl.stages.untracked import with_untracked
@@ -37,30 +41,26 @@ def ps(
     everything: bool = typer.Option(
         False, "-a", "--all", help="Include older finished runs (default: active runs and each job's latest)."
     ),
+    mine: bool = typer.Option(False, "--mine", help="Leave out the runs of other accounts."),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
-    """List the jobs of your accounts on the nodes, from whichever machine they were started."""
-    where = session.load(inventory, option)
+    """List the jobs on the nodes, from whichever account and machine they were started.
+
+    Of another account's run the list has what its claim of slots shows.
+    """
+    where = session.load(inventory, option, recorded=True)
     with session.fleet_of(where) as fleet:
         runs, outcome = all_runs(fleet, everything=everything)
+        claims, shown = ask_claims(fleet)
+    others = [] if mine else other_runs(claims, {run.run for run in runs})
     if as_json:
-        rows = [
-            {
-                "job": run.job,
-                "run": run.run,
-                "cluster": run.cluster,
-                "project": run.project,
-                "state": run.verdict.state,
-                "hosts": list(run.hosts),
-                "started": run.verdict.started,
-                "user": run.user,
-            }
-            for run in runs
-        ]
-        session.print_json({"schema": contract.SCHEMA, "jobs": rows})
+        session.print_json(runs_document(runs, others, claims, datetime.now(timezone.utc)))
     else:
-        session.print_view(runs_table(runs, where.project))
+        session.print_view(runs_table(runs, where.project, others, claims))
+    for host, why in unknown_claims(shown).items():
+        if host not in outcome.errors:
+            session.warn(f"warning: {host}: the runs of other accounts are not known: {why}")
     for host, answer in outcome.results.items():
         if answer.get("left_out"):
             session.warn(f"warning: {host} has {answer['left_out']} more old runs; ddpctl gc removes them")

@@ -60,16 +60,18 @@ AnyProjectOption = typer.Option(
 )
 
 
-def load(argument: Path | None, option: Path | None, *, job: str | None = None) -> Inventory:
-    """Load the inventory: named on the command line or in the environment, in this folder, or in ``job``'s last record.
+def load(argument: Path | None, option: Path | None, *, job: str | None = None, recorded: bool = False) -> Inventory:
+    """Load the inventory that ``find_inventory`` finds.
 
     Raises:
         UsageError: there is no inventory, or it is wrong.
     """
-    return load_inventory(inventory_file(argument, option, job=job))
+    return load_inventory(inventory_file(argument, option, job=job, recorded=recorded))
 
 
-def inventory_file(argument: Path | None, option: Path | None, *, job: str | None = None) -> Path:
+def inventory_file(
+    argument: Path | None, option: Path | None, *, job: str | None = None, recorded: bool = False
+) -> Path:
     """Return the inventory's path. ``-i`` may follow the command (``option``) or come before it.
 
     Raises:
@@ -78,8 +80,8 @@ def inventory_file(argument: Path | None, option: Path | None, *, job: str | Non
     if argument is not None and not argument.is_file():
         _refuse_job(str(argument), option)
     if argument is None or option is None:
-        return find_inventory(argument or option, GLOBAL.inventory, job=job)
-    return find_inventory(argument, option, job=job)
+        argument, option = argument or option, GLOBAL.inventory
+    return find_inventory(argument, option, job=job, recorded=recorded)
 
 
 # The right command where a job's name stands in place of the inventory.

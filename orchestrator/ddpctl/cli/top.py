@@ -46,7 +46,7 @@ def top(
     option: Path | None = session.InventoryOption,
 ) -> int:
     """Watch hosts, GPUs, runs and ranks live. Without a terminal: print them once."""
-    inventory = session.load(None, option, job=job)
+    inventory = session.load(None, option, job=job, recorded=True)
     if is_plain(sys.stdout) or not (sys.stdin.isatty() and sys.stderr.isatty()):  # textual draws on stderr
         with session.fleet_of(inventory) as fleet:
             _once(fleet, job, inventory)
@@ -57,6 +57,8 @@ def top(
         hush()
         with screen(fleet, run, readonly=readonly) as app:
             app.run()
+            if app.fault is not None:
+                raise app.fault
     return 0
 
 

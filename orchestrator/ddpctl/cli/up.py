@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from ddpctl.cli import session
-from ddpctl.cli.follow import conclude, follow_run, how_to_go_on
+from ddpctl.cli.follow import conclude, follow_run, how_to_go_on, tell_beside
 from ddpctl.cli.interrupts import Interrupts
 from ddpctl.cli.prompt import TERMINAL, can_ask, choose
 from ddpctl.cli.state import GLOBAL
@@ -20,9 +20,8 @@ from ddpctl.files.inventory import load_inventory, load_script
 from ddpctl.files.records import save_run
 from ddpctl.render.console import stderr_console
 from ddpctl.render.preflight import report_view
-from ddpctl.render.progress import ProgressView, quiet
+from ddpctl.render.progress import ProgressView
 from ddpctl.render.status import plan_view, status_view
-from ddpctl.spec.event import Event, Note
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.names import check_run_name
 from ddpctl.spec.preflight import PreflightReport
@@ -77,6 +76,9 @@ def up(
         "--fresh",
         help="Start without the checkpoints of earlier runs: they are renamed on every node, not deleted.",
     ),
+    wait: bool = typer.Option(
+        False, "--wait", help="If slots of a host are in use, wait in line for them; the nodes then start the job."
+    ),
     any_project: bool = typer.Option(
         False, "--any-project", help="Resume from the job's checkpoint although another folder's run saved it."
     ),
@@ -106,7 +108,7 @@ def up(
     with Interrupts() as interrupts, session.fleet_of(launch.inventory) as fleet:
         checks = Options(only=session.ids(only), skip=session.ids(skip), deep=deep, reuse=True)
         options = FACTS_ONLY if skip_preflight else checks
-        run = bring_up(launch, fleet, options, fresh=fresh, any_project=any_project, as_json=as_json)
+        run = bring_up(launch, fleet, options, fresh=fresh, any_project=any_project, wait=wait, as_json=as_json)
         if detach:
             return show_detached(run, as_json=as_json)
         return follow_up(run, fleet, interrupts, on_interrupt, as_json=as_json)
@@ -155,14 +157,21 @@ def _launch(
 
 
 def bring_up(
-    launch: Launch, fleet: Fleet, options: Options, *, fresh: bool = False, any_project: bool = False, as_json: bool
+    launch: Launch,
+    fleet: Fleet,
+    options: Options,
+    *,
+    fresh: bool = False,
+    any_project: bool = False,
+    wait: bool = False,
+    as_json: bool,
 ) -> RunStatus:
     """Start the launch on every node; after a failure or an interrupt leave no process running.
 
     If preflight refuses the launch, its report is the JSON document that ``as_json`` promises.
     """
     view = ProgressView(stderr_console())
-    up = Up(launch, fleet, view.tell, options, fresh=fresh, any_project=any_project)
+    up = Up(launch, fleet, view.tell, options, fresh=fresh, any_project=any_project, wait=wait)
     try:
         with view:
             run = up.run()
@@ -172,7 +181,7 @@ def bring_up(
         return run
     except PreflightFailed:
         if up.report is not None:
-            stderr_console().print(report_view(up.report))
+            stderr_console().print(report_view(up.report, skipped=False))
             if as_json:
                 session.print_json(up.report.to_json())
         raise
@@ -236,7 +245,7 @@ def follow_up(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt
             if asked:
                 stderr_console().print("continuing; Ctrl-C asks again")
             try:
-                with wait_for_ranks(run, fleet, _tell_beside):
+                with wait_for_ranks(run, fleet, tell_beside):
                     end = follow_run(run, fleet, to_stderr=as_json, interrupted=lambda: interrupts.pressed)
             except Interrupted:
                 pass
@@ -264,13 +273,6 @@ def follow_up(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt
             with interrupts.raised():
                 return _kill(run, fleet, as_json=as_json)
         raise Interrupted(f"detached: {run.job} is still running", hint=how_to_go_on(run.run))
-
-
-def _tell_beside(event: Event) -> None:
-    """Print a note on stderr beside the output; any thread may call this."""
-    if isinstance(event, Note):
-        with quiet():
-            stderr_console().print(event.message)
 
 
 def _ask() -> str:

@@ -58,12 +58,14 @@ def pack(
     folder: Path | str,
     *,
     exclude: Iterable[Path | str] = (),
+    replaced: Iterable[str] = (),
     limit: int = ARCHIVE_BYTES,
     cache: Path | None = None,
 ) -> CodeArchive:
     """Return the archive of ``folder``, from the cache if nothing has changed.
 
-    Files in ``exclude`` are never sent (secrets).
+    Files in ``exclude`` are never sent (secrets). ``replaced``: names in the folder that are not sent either, because
+    other files take their place on the nodes.
 
     Raises:
         UsageError: there is no such folder.
@@ -73,9 +75,9 @@ def pack(
     if not root.is_dir():
         raise UsageError(f"code folder {root} not found", hint="correct code: in the job, or write code: null")
     target = _cache(cache)
-    excluded = tuple(exclude)
+    excluded, left_out = tuple(exclude), tuple(replaced)
     for attempt in range(PACK_ATTEMPTS):
-        listing = list_code(root, excluded)
+        listing = list_code(root, excluded, left_out)
         _check_size(root, listing.entries, limit)
         try:
             return _pack(root, listing, target)

@@ -10,8 +10,10 @@ from pathlib import Path
 from ddpctl.code.limits import GIT_S
 from ddpctl.errors import ProvisionError
 
-# A repository may configure commands; listing files needs no such command.
+# A repository may configure commands; listing files needs no such command. Of a submodule only the commit is compared:
+# git would look at its files with the commands that the submodule configures.
 _OPTIONS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.untrackedCache=keep")
+_STATUS = ("status", "--porcelain", "-z", "--untracked-files=normal", "--ignore-submodules=dirty", "--", ".")
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,29 @@ def list_files(folder: Path) -> list[str]:
 
 
 def read_state(folder: Path) -> GitState:
-    """Return commit and dirty flag of the folder."""
+    """Return commit and dirty flag of the folder, without its submodules' files.
+
+    The filters in the repository's own configuration do not run: whoever wrote it must not run programs here. Filters
+    of the user's configuration, such as git-lfs, do.
+    """
     head = _run(folder, "rev-parse", "--verify", "--quiet", "HEAD")
     commit = head.stdout.decode("ascii").strip() if head.returncode == 0 else None
-    changes = _git(folder, "status", "--porcelain", "-z", "--untracked-files=normal", "--", ".")
+    changes = _git(folder, *_without_filters(folder), *_STATUS)
     return GitState(commit, bool(changes) or commit is None)
+
+
+def _without_filters(folder: Path) -> list[str]:
+    """Return the options that switch off the filters which the repository itself configures."""
+    options = []
+    for scope in ("--local", "--worktree"):
+        found = _run(folder, "config", scope, "--includes", "-z", "--name-only", "--get-regexp", r"^filter\.")
+        for name in found.stdout.decode("utf-8", "surrogateescape").split("\0"):
+            driver, _, key = name.rpartition(".")
+            if "=" in name:  # `git -c` would read another name
+                raise ProvisionError(f"{folder}: its git configuration has a filter with an odd name: {driver}")
+            if key in ("clean", "smudge", "process", "required"):
+                options += ["-c", f"{name}={'false' if key == 'required' else ''}"]
+    return options
 
 
 def _git(folder: Path, *words: str) -> bytes:

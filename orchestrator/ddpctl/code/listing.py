@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
 from ddpctl.code import git
+from ddpctl.code.limits import SHOWN_SECRETS
 from ddpctl.errors import ProvisionError
 
 IGNORE_FILE = ".ddpctlignore"
@@ -34,6 +36,8 @@ BUILTIN = (
     "node_modules/",
     ".DS_Store",
 )
+# Keys and passwords by their usual names. They are left out of every folder; a `!pattern` includes files again.
+SECRETS = (".env*", ".netrc", ".ssh/", ".aws/", ".kube/", "id_*", "!id_*.py", "*.pem", "*.key")
 
 
 @dataclass(frozen=True)
@@ -56,26 +60,59 @@ class Listing:
     notes: tuple[str, ...]
 
 
-def list_code(folder: Path, exclude: Iterable[Path | str] = ()) -> Listing:
-    """Return every member of ``folder`` to send. Files in ``exclude`` are never sent (secrets).
+_SPECIAL = re.compile(r"([\\*?\[\]! #])")  # characters with a meaning in a pattern of .gitignore
+
+
+class _Patterns:
+    """The patterns of names that are not code, and the names that only SECRETS leaves out (``secrets``)."""
+
+    def __init__(self, builtin: Iterable[str], ignored: Sequence[str]) -> None:
+        self.secrets: list[str] = []
+        self._all = GitIgnoreSpec.from_lines([*builtin, *SECRETS, *ignored])
+        self._without_secrets = GitIgnoreSpec.from_lines([*builtin, *ignored])
+
+    def match(self, name: str) -> bool:
+        if not self._all.match_file(name):
+            return False
+        if not self._without_secrets.match_file(name):
+            self.secrets.append(name)
+        return True
+
+
+def list_code(folder: Path, exclude: Iterable[Path | str] = (), replaced: Iterable[str] = ()) -> Listing:
+    """Return every member of ``folder`` to send. Arguments as in ``pack``.
 
     Raises:
         ProvisionError: a link that leads out, a socket or device, an unreadable folder, or a git command that fails.
     """
     notes: list[str] = []
-    ignored = _ignore_file(folder)
+    ignored = [*_ignore_file(folder), *("/" + _SPECIAL.sub(r"\\\1", name) for name in replaced)]
     if git.in_work_tree(folder):
-        spec = GitIgnoreSpec.from_lines([".git", *ignored])
-        names: Iterable[str] = (name for name in _git_names(folder, "", notes) if not spec.match_file(name))
-        state: git.GitState | None = git.read_state(folder)
+        patterns = _Patterns([".git"], ignored)
+        repositories: list[str] = []
+        listed = list(_git_names(folder, "", notes, repositories))
+        names: Iterable[str] = (name for name in listed if not patterns.match(name))
+        state: git.GitState | None = _read_state(folder, repositories)
     else:
-        names = _walk(folder, GitIgnoreSpec.from_lines([*BUILTIN, *ignored]))
+        patterns = _Patterns(BUILTIN, ignored)
+        names = _walk(folder, patterns)
         state = None
     names = (name for name in names if RUNS_FOLDER not in name.split("/"))
     secret = {_identity(Path(path)) for path in exclude} - {None}
     entries = (_entry(folder, name) for name in names if not _behind_link(folder, name))
     kept = [e for e in entries if e is not None and _identity(folder / e.name, follow=False) not in secret]
+    if patterns.secrets:
+        notes.append(_about_secrets(patterns.secrets))
     return Listing(tuple(sorted(set(kept), key=lambda e: os.fsencode(e.name))), state, tuple(notes))
+
+
+def _about_secrets(names: Sequence[str]) -> str:
+    shown = [os.fsencode(name).decode("utf-8", "replace") for name in sorted(names)]
+    more = f" and {len(shown) - SHOWN_SECRETS} more" if len(shown) > SHOWN_SECRETS else ""
+    return (
+        f"not sent, because the names are those of keys and passwords: {', '.join(shown[:SHOWN_SECRETS])}{more} "
+        f"(to send a file: !/NAME in {IGNORE_FILE})"
+    )
 
 
 def _ignore_file(folder: Path) -> list[str]:
@@ -91,20 +128,27 @@ def _ignore_file(folder: Path) -> list[str]:
     return lines
 
 
-def _git_names(folder: Path, prefix: str, notes: list[str]) -> Iterator[str]:
-    """Yield git's files, including files of submodules and of repositories inside."""
+def _read_state(folder: Path, repositories: Iterable[str]) -> git.GitState:
+    """Return the folder's state; it is dirty as soon as a repository inside is."""
+    state = git.read_state(folder)
+    return replace(state, dirty=state.dirty or any(git.read_state(folder / path).dirty for path in repositories))
+
+
+def _git_names(folder: Path, prefix: str, notes: list[str], repositories: list[str]) -> Iterator[str]:
+    """Yield git's files, including files of submodules and of repositories inside, whose paths are added."""
     for name in git.list_files(folder / prefix):
         path = prefix + name.rstrip("/")
         real = folder / path
         if not real.is_dir() or real.is_symlink():
             yield path
         elif (real / ".git").exists():
-            yield from _git_names(folder, path + "/", notes)
+            repositories.append(path)
+            yield from _git_names(folder, path + "/", notes, repositories)
         elif not any(real.iterdir()):
             notes.append(f"the submodule {path} is not checked out; its files are not sent")
 
 
-def _walk(folder: Path, spec: GitIgnoreSpec, prefix: str = "") -> Iterator[str]:
+def _walk(folder: Path, patterns: _Patterns, prefix: str = "") -> Iterator[str]:
     """Yield every file below the folder that no pattern excludes, and empty folders with a ``/`` at the end."""
     try:
         found = sorted(os.scandir(folder / prefix), key=lambda item: item.name)
@@ -115,9 +159,9 @@ def _walk(folder: Path, spec: GitIgnoreSpec, prefix: str = "") -> Iterator[str]:
     for item in found:
         name = prefix + item.name
         if item.is_dir(follow_symlinks=False):
-            if item.name != RUNS_FOLDER and not spec.match_file(name + "/"):
-                yield from _walk(folder, spec, name + "/")
-        elif not spec.match_file(name):
+            if item.name != RUNS_FOLDER and not patterns.match(name + "/"):
+                yield from _walk(folder, patterns, name + "/")
+        elif not patterns.match(name):
             yield name
 
 

@@ -5,8 +5,10 @@ A name that this reader cannot see is left out; only the offers of completion de
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ddpctl.files.limits import COMPLETED_HOSTS
@@ -19,6 +21,7 @@ _ITEM = re.compile(rf"(?m)^[ \t]*-[ \t]+{_HOST}$")
 _NAME = re.compile(rf"(?m)(?:^[ \t]*(?:-[ \t]+)?|[{{,][ \t]*)[\"']?name[\"']?[ \t]*:[ \t]*{_HOST}")
 _FLOW = re.compile(rf"{_HOST}(?:,|$)")
 _FLOW_KEY = re.compile(r"[\"']?([A-Za-z0-9][\w.-]*)[\"']?\s*:")
+_PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _RANGE = re.compile(r"([^\[\]]*)\[([\d,-]+)\]([^\[\]]*)")
 
 
@@ -43,7 +46,7 @@ def _seen_in(text: str) -> Names:
         return _of_json(text)
     text = re.sub(r"(?m)(^|[ \t])#.*$", "", text)
     sections = {match[1]: text[match.end() : _next_top(text, match.end())] for match in _TOP.finditer(text)}
-    hosts = [name for entry in _hosts(sections.get("hosts", "")) for name in _expanded(entry)]
+    hosts = _expanded(_hosts(sections.get("hosts", "")))
     return Names(tuple(hosts), tuple(_jobs(sections.get("jobs", ""))))
 
 
@@ -79,28 +82,27 @@ def _shallow(flow: str) -> str:
     return "".join(kept)
 
 
-def _expanded(entry: str) -> list[str]:
-    """Return ``node[01-03]`` as three names; any other range unchanged."""
+def _expanded(entries: Iterable[str]) -> list[str]:
+    """Return ``node[01-03]`` as three names, and any other entry unchanged; COMPLETED_HOSTS names at most."""
+    names = (name for entry in entries for name in _members(entry))
+    return list(itertools.islice(names, COMPLETED_HOSTS))
+
+
+def _members(entry: str) -> Iterator[str]:
     match = _RANGE.fullmatch(entry)
-    if match is None:
-        return [entry]
-    found: list[str] = []
-    for part in match[2].split(","):
-        first, _, last = part.partition("-")
-        if not first.isdigit() or not (last or first).isdigit() or len(found) > COMPLETED_HOSTS:
-            return [entry]
-        if int(last or first) - int(first) > COMPLETED_HOSTS:
-            return [entry]
-        numbers = range(int(first), int(last or first) + 1)
-        found += [f"{match[1]}{number:0{len(first)}}{match[3]}" for number in numbers]
-    return found
+    parts = [_PART.fullmatch(part) for part in match[2].split(",")] if match else []
+    if match is None or not all(parts):
+        yield entry
+        return
+    for part in filter(None, parts):
+        for number in range(int(part[1]), int(part[2] or part[1]) + 1):
+            yield f"{match[1]}{number:0{len(part[1])}}{match[3]}"
 
 
 def _of_json(text: str) -> Names:
     try:
         data: Any = json.loads(text)
         entries = [host if isinstance(host, str) else host["name"] for host in data.get("hosts") or ()]
-        hosts = [name for entry in entries for name in _expanded(entry)]
-        return Names(tuple(hosts), tuple(data.get("jobs") or ()))
+        return Names(tuple(_expanded(entries)), tuple(data.get("jobs") or ()))
     except (ValueError, TypeError, KeyError, AttributeError):
         return Names()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -16,7 +16,7 @@ from ddpctl.files.document import apply_set, error_at, model_at
 from ddpctl.files.extends import resolve_extends, written_at
 from ddpctl.files.limits import YAML_BYTES
 from ddpctl.files.program import put_program
-from ddpctl.files.records import recorded_runs
+from ddpctl.files.records import all_recorded_runs, recorded_runs
 from ddpctl.files.resolve import resolve
 from ddpctl.files.tree import Node, decode, parse
 from ddpctl.spec.inventory import Inventory, InventoryFile, build, meant_key, nearest
@@ -37,14 +37,17 @@ _TYPES = {
 }
 
 
-def find_inventory(argument: Path | None = None, option: Path | None = None, *, job: str | None = None) -> Path:
+def find_inventory(
+    argument: Path | None = None, option: Path | None = None, *, job: str | None = None, recorded: bool = False
+) -> Path:
     """Return the inventory file to use.
 
-    In order: the argument, ``-i``, ``$DDPCTL_INVENTORY``, ``./inventory.yaml``. For a command on a job, last the file
-    of the last ``up`` of that name (a hint kept on this machine).
+    In order: the argument, ``-i``, ``$DDPCTL_INVENTORY``, ``./inventory.yaml``, then a file from the records of this
+    machine. With ``job`` this is the file of the last ``up`` of that name. With ``recorded`` it is the file of all runs
+    that were started here, if they came from a single file.
 
     Raises:
-        UsageError: two different files are named, there is no file, or ``job`` is the beginning of several run ids.
+        UsageError: two different files are named, there is no file, or the records name several files.
     """
     if argument is not None and option is not None and argument != option:
         raise UsageError(f"two inventories given: {argument} and {option}", hint="give one")
@@ -54,7 +57,12 @@ def find_inventory(argument: Path | None = None, option: Path | None = None, *, 
     here = Path(DEFAULT_FILE)
     if here.exists():
         return here
-    if job is not None and (found := _recorded_inventory(job)) is not None:
+    found = None
+    if job is not None:
+        found = _recorded_inventory(job)
+    elif recorded:
+        found = _only_recorded_inventory()
+    if found is not None:
         return found
     raise UsageError(
         "no inventory given, and there is no ./inventory.yaml",
@@ -68,9 +76,7 @@ def _recorded_inventory(job: str) -> Path | None:
     Raises:
         UsageError: these runs came from different files, because a job of that name is in several folders.
     """
-    runs = [
-        run for run in recorded_runs(job) if isinstance(run.get("inventory"), str) and Path(run["inventory"]).exists()
-    ]
+    runs = _with_inventory(recorded_runs(job))
     files = {run["inventory"] for run in runs}
     if len(files) > 1 and all(run["job"] == job for run in runs):
         places = ", ".join(sorted(str(home_of(file)) for file in files))
@@ -81,6 +87,26 @@ def _recorded_inventory(job: str) -> Path | None:
     if len(files) > 1:
         raise ambiguous(job, [run["run"] for run in runs])
     return Path(files.pop()) if files else None
+
+
+def _only_recorded_inventory() -> Path | None:
+    """Return the file that all recorded runs came from.
+
+    Raises:
+        UsageError: they came from several files.
+    """
+    files = sorted({run["inventory"] for run in _with_inventory(all_recorded_runs())})
+    if len(files) > 1:
+        raise UsageError(
+            f"there is no ./inventory.yaml, and runs were started with {len(files)} inventories: {', '.join(files)}",
+            hint=f"name one with -i: ddpctl -i {files[0]} ...",
+        )
+    return Path(files[0]) if files else None
+
+
+def _with_inventory(runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records that name an inventory file which still exists."""
+    return [run for run in runs if isinstance(run.get("inventory"), str) and Path(run["inventory"]).exists()]
 
 
 def load_inventory(path: Path | str, *, sets: Sequence[str] = (), job: str | None = None) -> Inventory:

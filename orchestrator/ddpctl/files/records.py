@@ -63,6 +63,12 @@ def recorded_runs(word: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda record: str(record.get("run")), reverse=True)  # run ids sort by time
 
 
+def all_recorded_runs() -> list[dict[str, Any]]:
+    """Return the records of all runs that were started here."""
+    found = (read_record(_run_file(run)) for run in _runs())
+    return [record for record in found if record is not None]
+
+
 def forget_run(run: str) -> None:
     """Remove the records of ``run``. The newest remaining run of its job, from the same file, becomes the last run.
 

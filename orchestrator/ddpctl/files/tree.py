@@ -11,6 +11,7 @@ readings mean the same.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -138,9 +139,9 @@ def decode(data: bytes, file: str, *, tabs: bool = False) -> str:
     if len(data) > YAML_BYTES:
         raise InventoryError(f"is {len(data)} bytes long; {YAML_BYTES} is the limit", file=file)
     try:
-        text = data.decode("utf-8")
+        text = data.removeprefix(codecs.BOM_UTF8).decode("utf-8")  # Windows' editors begin a file with that mark
     except UnicodeDecodeError as error:
-        line, column = _place(data[: error.start].decode("utf-8"))
+        line, column = _place(error.object[: error.start].decode("utf-8"))
         raise InventoryError("is not UTF-8 text", file=file, line=line, column=column) from None
     for pattern, what, hint in (
         (_CONTROL, "holds a control character or a byte order mark", "remove it"),

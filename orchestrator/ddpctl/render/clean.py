@@ -12,10 +12,18 @@ _STEERS = re.compile(
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 
+# What a job's own line may do to a terminal is set colours (SGR). It may also hold any visible or joining character.
+_STEERS_TERMINAL = re.compile("(\x1b\\[[0-9;:]*m)|[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
+
 
 def clean(text: str) -> str:
     r"""Return the text with such characters written out: ``\x1b``, ``\u202e``. Cleaning twice changes nothing."""
     return _STEERS.sub(lambda found: _written(ord(found[0])), text)
+
+
+def clean_output(text: str) -> str:
+    r"""Return a line of a job for a terminal: colours pass, any other control character is written out (``\x1b``)."""
+    return _STEERS_TERMINAL.sub(lambda found: found[1] or _written(ord(found[0])), text)
 
 
 def _written(number: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from ddpctl.errors import DdpctlError, HostsFailed, Interrupted, InventoryError
+from ddpctl.errors import DdpctlError, HostsFailed, HostsInUse, Interrupted, InventoryError
 from ddpctl.spec.fold import blank_numbers, group_by, hosts_outside, join_steps, name_hosts, nameless, one_line
 
 _ADDRESS = re.compile(r"(?:\b\d{1,3}(?:\.\d{1,3}){3}\b|\[[0-9a-fA-F:]+\])(?::\d{1,5}\b)?")
@@ -17,7 +17,7 @@ _ADDRESS = re.compile(r"(?:\b\d{1,3}(?:\.\d{1,3}){3}\b|\[[0-9a-fA-F:]+\])(?::\d{
 def error_lines(error: DdpctlError) -> list[str]:
     """Return the lines to print. An interrupt was asked for by the user, so it is not shown as an error."""
     table, what, hint = _parts(error)
-    if table:
+    if table and not isinstance(error, HostsInUse):
         what = f"{what} ({len(table) - 1} more above)"
     head = what if isinstance(error, Interrupted) else f"error: {what}"
     return [*(f"  {line}" for line in table), head, *([f"hint: {' '.join(hint.split())}"] if hint else [])]
@@ -27,6 +27,8 @@ def _parts(error: DdpctlError) -> tuple[list[str], str, str | None]:
     """Return the list (if there is more than one error), the failure, and the next step."""
     if isinstance(error, InventoryError) and error.further:
         return [str(each) for each in (error, *error.further)], error.summary, error.hint
+    if isinstance(error, HostsInUse):
+        return list(error.lines), error.summary, error.hint
     if not isinstance(error, HostsFailed):
         return [], error.summary, error.hint
     groups = group_by(lambda host: blank_numbers(_alike(_text(error.errors[host]), host)), error.errors)
@@ -37,7 +39,7 @@ def _parts(error: DdpctlError) -> tuple[list[str], str, str | None]:
     return (
         [f"{row}; {step}" if step else row for row, step in rows] if len(rows) > 1 else [],
         (f"{error.message}: {first}"),
-        hint,
+        error.hint or hint,
     )
 
 

@@ -1,4 +1,4 @@
-"""The merged output of all processes: ``host:rank | text``, with a colour for each host, and no text interpreted.
+"""The merged output of all processes: ``host:rank | text``, with a colour for each host. No text steers a terminal.
 
 From a run's second attempt on the prefix is ``host:rank#2``. Equal lines of several ranks have ``node[0-1]:0-7``.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone, tzinfo
 from typing import Any, BinaryIO, TextIO
 
+from ddpctl.render.clean import clean_output
 from ddpctl.spec.event import Line
 from ddpctl.spec.lines import Group
 from ddpctl.spec.ranges import fold_names
@@ -47,7 +48,7 @@ class Bars:
 
 
 class LinePrinter:
-    """Writes lines to a binary stream, byte for byte as the process wrote them.
+    """Writes lines to a binary stream, byte for byte as the process wrote them; to a terminal without steering it.
 
     Progress bars (pieces ended by ``\\r``) become at most a line a second. All lines of a call are written in one
     piece: a process that is killed meanwhile has printed all of them or no line. ``stamp`` turns the time of a line
@@ -64,6 +65,7 @@ class LinePrinter:
         stamp: Callable[[float], str] | None = None,
     ) -> None:
         self._stream = stream
+        self._clean = clean_output if stream.isatty() else str
         self._colour = {host: _COLOURS[i % len(_COLOURS)] for i, host in enumerate(hosts)} if colour else {}
         digits = len(str(max(0, (world_size or 1) - 1)))
         self._width = max((len(host) for host in hosts), default=0) + 1 + digits
@@ -84,7 +86,7 @@ class LinePrinter:
             if prefix is None:
                 prefix = self._prefix(group)
             stamp = "" if self._stamp is None else f"{self._stamp(time)} "
-            out.append(f"{stamp}{prefix}{text}\n")
+            out.append(f"{stamp}{prefix}{self._clean(text)}\n")
         self._stream.write(_bytes(out))
         self._stream.flush()
 

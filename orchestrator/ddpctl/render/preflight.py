@@ -26,8 +26,8 @@ STYLE = {
 }
 
 
-def report_view(report: PreflightReport) -> RenderableType:
-    """Return the whole report. Its texts are never read as markup."""
+def report_view(report: PreflightReport, *, skipped: bool = True) -> RenderableType:
+    """Return the report. Its texts are never read as markup. ``skipped``: also the checks that do not apply."""
     parts: list[RenderableType] = [_head(report)]
     found = groups.group_problems(report.findings)
     if found:
@@ -43,7 +43,7 @@ def report_view(report: PreflightReport) -> RenderableType:
     fixes = [(group, fix) for group in found for fix in group.fixes]
     if fixes:
         parts += [Text(), Text("fixes", style="bold"), *_fixes(fixes)]
-    return Lines(*parts, Text(), *_rest(report))
+    return Lines(*parts, Text(), _passed(report), *(_skipped(report) if skipped else ()))
 
 
 def _head(report: PreflightReport) -> Text:
@@ -88,14 +88,18 @@ def _fixes(fixes: list[tuple[Group, str]]) -> list[RenderableType]:
     return lines
 
 
-def _rest(report: PreflightReport) -> list[Text]:
-    """Return a line for all passed checks, and a line for each reason why checks were skipped."""
+def _passed(report: PreflightReport) -> Text:
     ok = [f.check for f in report.findings if f.severity is Severity.OK]
     line = Text(f"{len(set(ok))} checks ok", style="green")
     subjects = list(dict.fromkeys(map(groups.subject_of, ok)))
     if subjects:
         line.append(f" ({', '.join(subjects)})", style="dim")
-    lines = [line]
+    return line
+
+
+def _skipped(report: PreflightReport) -> list[Text]:
+    """Return a line for each reason why checks were skipped."""
+    lines = []
     for left in groups.list_left_out(report.findings, Severity.SKIPPED):
         where = f" on {name_hosts(left.hosts)}" if left.hosts and len(left.hosts) < len(report.hosts) else ""
         lines.append(Text(f"{left.why}{where}: {', '.join(left.checks)}", style="dim"))

@@ -12,7 +12,15 @@ from ddpctl.render.chart import short_number
 from ddpctl.render.console import Whole, columns
 from ddpctl.render.groups import matrix, matrix_summary
 from ddpctl.render.push import size
-from ddpctl.render.status import attempt_end, cause_view, set_aside_text, slow_line, state_text, stuck_line
+from ddpctl.render.status import (
+    attempt_end,
+    cause_view,
+    metrics_line,
+    set_aside_text,
+    slow_line,
+    state_text,
+    stuck_line,
+)
 from ddpctl.spec.command import display
 from ddpctl.spec.curves import Curve
 from ddpctl.spec.gpuuse import GpuUse, least_busy_first, mean_use
@@ -23,6 +31,7 @@ from ddpctl.spec.report import RunReport
 from ddpctl.spec.times import duration_seconds, elapsed
 from ddpctl.spec.values import plural
 
+NO_METRICS = 'no metrics: add lines such as {"step": 120, "loss": 0.31} to the file that DDPCTL_METRICS names'
 LESS_BUSY = 10.0  # percentage points: a GPU that is this much less busy than the mean is named
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 24  # letters of a sparkline
@@ -43,6 +52,8 @@ def report_view(report: RunReport) -> RenderableType:
     parts += [Text(""), Whole(_attempts(report))]
     if shown := shown_curves(report.curves):
         parts += [Text(""), Whole(_metrics(shown))]
+    else:
+        parts += [Text(""), Text(metrics_line(report.run) or NO_METRICS)]
     return Group(*parts, Text(""), *map(Text, _facts(report)))
 
 

@@ -14,6 +14,7 @@ from ddpctl.render.html import HEAT_HOSTS, heat_map
 from ddpctl.render.page import page, table
 from ddpctl.render.push import size
 from ddpctl.render.report import (
+    NO_METRICS,
     attempt_ends,
     attempt_took,
     clock,
@@ -24,7 +25,7 @@ from ddpctl.render.report import (
     origin_text,
     shown_curves,
 )
-from ddpctl.render.status import cause_line, fold_ranks, set_aside_text, slow_line, stuck_line
+from ddpctl.render.status import cause_line, fold_ranks, metrics_line, set_aside_text, slow_line, stuck_line
 from ddpctl.spec.command import display
 from ddpctl.spec.curves import Curve, thin_curve
 from ddpctl.spec.gpuuse import GpuUse, least_busy_first, mean_use, use_over_time
@@ -199,7 +200,7 @@ def _tile(tile: tuple[str, str]) -> str:
 def _metrics(report: RunReport) -> str:
     shown = shown_curves(report.curves)
     if not shown:
-        return _section("Metrics", _soft("The job wrote none to DDPCTL_METRICS."))
+        return _section("Metrics", _soft(metrics_line(report.run) or NO_METRICS))
     resumed = any(1 < len(curve.lines) <= MOST_MARKS for curve in shown)
     earlier = any(len(curve.lines) > 1 for curve in shown)
     axes = " or ".join(dict.fromkeys(curve.axis for curve in shown))

@@ -11,15 +11,18 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ddpctl.errors import ConnectError
+from ddpctl.render.clean import clean
 from ddpctl.render.console import Fitted, Whole, columns
 from ddpctl.render.push import size
 from ddpctl.spec.checkpoints import lag_line
 from ddpctl.spec.command import REDACTED, display
+from ddpctl.spec.fold import one_line
 from ddpctl.spec.kill import KillOutcome, SavedOutcome, StoppedNode
 from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, Untracked
 from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.removal import RemovedRun
+from ddpctl.spec.slots import Claim, OtherRun, fold_numbers, place_of_run, slots_of_run
 from ddpctl.spec.status import LOST_FOR_RUN, RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.spec.verdict import end_and_continue, no_majority
@@ -27,6 +30,7 @@ from ddpctl_worker.wire import contract
 
 _STYLE = {
     contract.SUCCEEDED: "green",
+    contract.QUEUED: "magenta",
     contract.RUNNING: "cyan",
     contract.STARTING: "cyan",
     contract.FAILED: "bold red",
@@ -38,12 +42,13 @@ _STYLE = {
 }
 
 
-_RUN_COLUMNS = ("JOB", "PROJECT", "RUN", "STATE", "STARTED", "TIME", "HOSTS", "USER", "CLUSTER")
-# PROJECT is shown unless all runs are of the inventory's own project. A narrow terminal shows no CLUSTER, which is
-# nearly always the same in every row, and no USER if all rows have the same.
+_RUN_COLUMNS = ("JOB", "PROJECT", "RUN", "STATE", "STARTED", "TIME", "HOSTS", "SLOTS", "USER", "CLUSTER")
+# PROJECT is shown unless all runs are of the inventory's own project, SLOTS where a run has any. A narrow terminal
+# shows no SLOTS, no CLUSTER, which is nearly always the same in every row, and no USER if all rows have the same.
 _NARROW = 76
 MOST_UNTRACKED = 4  # hosts with their own line
 _LONG_USER = 8
+FROM_OUTPUT = "(read from the output)"
 
 
 def plan_view(plan: Plan) -> RenderableType:
@@ -57,6 +62,9 @@ def plan_view(plan: Plan) -> RenderableType:
         commit = f", commit {plan.code.git_commit[:12]}" if plan.code.git_commit else ""
         dirty = " (dirty)" if plan.code.dirty else ""
         parts.append(Text(f"code  {plan.code.sha256[:12]}, {plan.code.size} bytes{commit}{dirty}"))
+    parts += [Text(f"link  {name} -> {place}") for name, place in plan.links.items()]
+    for name, text in (("before", plan.before), ("after", plan.after)):
+        parts += [Text(f"{name}  {line}") for line in (text or "").splitlines()]
     parts += [Text(f"notify  {_notifier(notifier)}") for notifier in plan.notify]
     parts += [_node_view(node) for node in plan.active]
     spares = plan.nodes[len(plan.active) :]
@@ -95,6 +103,8 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
         head.append(f"  started {age_text(started)}")
     if ended:
         head.append(f"  ended {age_text(ended)}, after {duration_text(started, ended, live=False)}")
+    if run.program_line:
+        head.append(f"\nruns {clean(one_line(run.program_line))}")
     table = columns("HOST", "NODE RANK", "RANKS", "STATE", "PID", "EXIT", "HEARTBEAT")
     for node in run.verdict.active_nodes:
         table.add_row(
@@ -114,7 +124,7 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
     if spares:
         parts.append(Text(f"not in use: {fold_names(spares)}"))
     if run.metrics:
-        parts.append(Text("  ".join(f"{name} {value:.6g}" for name, value in run.metrics.items())))
+        parts.append(Text(metrics_line(run)))
     if run.lag:
         parts.append(lag_text(run.lag))
     if run.diagnosis:
@@ -157,6 +167,12 @@ def attempt_end(attempt: Attempt) -> str:
 def set_aside_text(attempt: Attempt) -> str:
     """Return ``node1 (nothing was heard from it)``: the hosts that the next attempt leaves out."""
     return ", ".join(f"{host} ({why})" for host, why in attempt.set_aside)
+
+
+def metrics_line(run: RunStatus) -> str:
+    """Return ``step 120  loss 0.31``, with a remark if the values come from the output."""
+    values = "  ".join(f"{name} {value:.6g}" for name, value in run.metrics.items())
+    return f"{values}  {FROM_OUTPUT}" if run.metrics_are_printed else values
 
 
 def lag_text(lag: Mapping[str, Any]) -> Text:
@@ -284,40 +300,79 @@ def _age(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f}s ago"  # a node's clock may be ahead of this machine's
 
 
-def runs_table(runs: Sequence[RunStatus], project: str) -> RenderableType:
-    """Return the table of ``ddpctl ps``, newest first. ``project`` is the inventory's.
+def runs_table(
+    runs: Sequence[RunStatus], project: str, others: Sequence[OtherRun] = (), claims: Sequence[Claim] = ()
+) -> RenderableType:
+    """Return the table of ``ddpctl ps``, newest first. ``project`` is the inventory's, ``others`` of other accounts.
 
     A narrow terminal gets shorter names of jobs and hosts, but whole run ids.
     """
-    rows = [(run, _cells(run)) for run in sorted(runs, key=lambda run: run.run, reverse=True)]
-    several = len({row["USER"].plain for _, row in rows}) > 1
-    other_projects = {run.project for run in runs} - {project}
-    names = [name for name in _RUN_COLUMNS if name != "PROJECT" or other_projects]
+    rows = [(run.run, len(run.hosts), _cells(run, claims)) for run in runs]
+    rows += [(other.first.run, len(other.hosts), _other_cells(other)) for other in others]
+    rows.sort(key=lambda row: row[0], reverse=True)
+    several = len({row["USER"].plain for _, _, row in rows}) > 1
+    hidden = set() if {row["PROJECT"].plain for _, _, row in rows} - {project} else {"PROJECT"}
+    hidden |= set() if any(row["SLOTS"].plain != "-" for _, _, row in rows) else {"SLOTS"}
+    names = [name for name in _RUN_COLUMNS if name not in hidden]
     wide = columns(*names)
-    narrow = columns(*(name for name in names if name != "CLUSTER" and (name != "USER" or several)))
+    hidden |= {"CLUSTER", "SLOTS", *([] if several else ["USER"])}
+    narrow = columns(*(name for name in names if name not in hidden))
     for column in narrow.columns:
         column.no_wrap = column.header not in ("JOB", "PROJECT")  # rich takes room from all other columns first
-    for run, row in rows:
+    for _, hosts, row in rows:
         wide.add_row(*(row[name] for name in names))
-        short = _shortened(row, str(len(run.hosts)), few=5 if several else 9)
+        short = _shortened(row, str(hosts), few=5 if several else 9)
         narrow.add_row(*(short[str(column.header)] for column in narrow.columns))
     stuck = [Text(f"{run.job}: {stuck_line(run)}", style="bold yellow") for run in runs if run.diagnosis]
     return Group(Fitted(wide, narrow, _NARROW), *stuck)
 
 
-def _cells(run: RunStatus) -> dict[str, Text]:
+def _cells(run: RunStatus, claims: Sequence[Claim]) -> dict[str, Text]:
     """Return a run's row, by column."""
+    place = place_of_run(claims, run.run) if run.verdict.state == contract.QUEUED else None
     return {
         "JOB": Text(run.job),
         "PROJECT": Text(run.project),
         "RUN": Text(run.run),
-        "STATE": state_text(run.verdict.state),
+        "STATE": _placed(run.verdict.state, place),
         "STARTED": Text(age_text(run.verdict.started)),
         "TIME": Text(duration_text(run.verdict.started, run.verdict.ended, live=not run.verdict.terminal)),
         "HOSTS": Text(fold_names(run.hosts)),
+        "SLOTS": Text(_slots(slots_of_run(claims, run.run))),
         "USER": Text(run.user or "-"),
         "CLUSTER": Text(run.cluster),
     }
+
+
+def _other_cells(other: OtherRun) -> dict[str, Text]:
+    """Return the row of another account's run: what its claims show."""
+    now = datetime.now(timezone.utc)
+    run, started = other.first, other.started(now)
+    return {
+        "JOB": Text(run.job),
+        "PROJECT": Text(run.project),
+        "RUN": Text(run.run),
+        "STATE": _placed(other.state, place_of_run(other.claims, run.run)),
+        "STARTED": Text(age_text(started, now)),
+        "TIME": Text(duration_text(started, None, live=True, now=now)),
+        "HOSTS": Text(fold_names(other.hosts)),
+        "SLOTS": Text(_slots(slots_of_run(other.claims, run.run))),
+        "USER": Text(run.account),
+        "CLUSTER": Text(run.cluster),
+    }
+
+
+def _placed(state: str, place: int | None) -> Text:
+    """Return the state, and the place of a run that waits in line: ``queued 2``."""
+    return state_text(state) if place is None else Text.assemble(state_text(state), f" {place}")
+
+
+def _slots(by_host: Mapping[str, Sequence[int]]) -> str:
+    """Return ``0-3``, or ``node0:0-3 node1:4-7`` where the hosts of a run differ."""
+    texts = {host: fold_numbers(numbers) for host, numbers in by_host.items()}
+    if len(set(texts.values())) <= 1:
+        return next(iter(texts.values()), "-")
+    return " ".join(f"{host}:{text}" for host, text in texts.items())
 
 
 def _shortened(row: Mapping[str, Text], count: str, *, few: int) -> dict[str, Text]:

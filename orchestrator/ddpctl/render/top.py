@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ddpctl.render.clean import clean
 from ddpctl.render.console import Whole, columns
-from ddpctl.render.status import age_text, attempt_line, cause_line, slow_line, state_text, stuck_line
+from ddpctl.render.status import FROM_OUTPUT, age_text, attempt_line, cause_line, slow_line, state_text, stuck_line
 from ddpctl.spec.metrics import COUNTERS, SAMPLES, job_metrics
 from ddpctl.spec.outcome import NodeStatus
 from ddpctl.spec.ranges import fold_names
@@ -133,7 +133,7 @@ def _job_text(seen: Overview, run: RunStatus) -> str:
 
 
 def _run_row(seen: Overview, run: RunStatus) -> TopRow:
-    values = job_metrics(seen.metrics(run.run))
+    values = _values(seen, run)
     return _row(
         run.run,
         _job_text(seen, run),
@@ -151,7 +151,11 @@ def join_rows(run: RunStatus) -> str:
     """Return ``4``, or ``1 of 4`` while some nodes have not joined yet."""
     nodes = run.verdict.active_nodes
     there = sum(node.state == contract.RUNNING for node in nodes)
-    return f"{there} of {len(nodes)}" if run.verdict.state in (contract.PENDING, contract.STARTING) else str(len(nodes))
+    return (
+        f"{there} of {len(nodes)}"
+        if run.verdict.state in (contract.QUEUED, contract.PENDING, contract.STARTING)
+        else str(len(nodes))
+    )
 
 
 def notes(run: RunStatus) -> list[str]:
@@ -161,6 +165,7 @@ def notes(run: RunStatus) -> list[str]:
         found.append(stuck_line(run))
     if not run.verdict.terminal:
         found += [slow_line(slow) for slow in run.slow]
+        found += [f"{node.host}: {node.note}" for node in run.nodes if node.state == contract.QUEUED and node.note]
         found += [f"{node.host} is {node.state}" for node in run.verdict.active_nodes if node.state in _NO_ANSWER]
         found += [attempt_line(attempt) for attempt in run.verdict.attempts[-2:-1]]
     return found
@@ -173,7 +178,7 @@ def run_head(seen: Overview, run: RunStatus) -> Text:
     """Return the lines above the ranks of a run."""
     head = Text.assemble(f"{run.job}  ", state_text(run.verdict.state), f"  run {run.run}  project {run.project}  ")
     head.append(f"{plural(len(run.verdict.active_nodes), 'node')}  world size {run.world_size}")
-    if run.verdict.state in (contract.PENDING, contract.STARTING):
+    if run.verdict.state in (contract.QUEUED, contract.PENDING, contract.STARTING):
         head.append(f"  {join_rows(run)} nodes have joined")
     if run.verdict.started:
         head.append("\n" + "  ".join((f"started {age_text(run.verdict.started)}", *_measured(seen, run))))
@@ -182,9 +187,16 @@ def run_head(seen: Overview, run: RunStatus) -> Text:
     return head
 
 
+def _values(seen: Overview, run: RunStatus) -> Mapping[str, float]:
+    """Return the metrics that the ranks wrote; of a job that writes no metrics, the values in its output."""
+    return job_metrics(seen.metrics(run.run)) or seen.printed(run.run)
+
+
 def _measured(seen: Overview, run: RunStatus) -> Iterator[str]:
-    for name, value in job_metrics(seen.metrics(run.run)).items():
+    for name, value in _values(seen, run).items():
         yield f"{name} {value:.0f}" if name in COUNTERS else f"{name} {_rate(value)}"
+    if seen.printed(run.run) and not seen.metrics(run.run):
+        yield FROM_OUTPUT
 
 
 def rank_rows(seen: Overview, run: RunStatus) -> list[TopRow]:
@@ -214,7 +226,7 @@ def _rank_row(seen: Overview, run: RunStatus, node: NodeStatus, rank: int) -> To
         _number(pulse.cpu, "{:.0f}%"),
         _number(pulse.rss_mb, "{:.0f}MB"),
         ", ".join(f"{gpu.index}: {_number(gpu.use, '{:.0f}%')}" for gpu in held) or "-",
-        _number(pulse.metrics.get("step"), "{:.0f}"),
+        _number(pulse.metrics.get("step", pulse.printed.get("step")), "{:.0f}"),
         _rate(pulse.metrics.get(SAMPLES)),
         "-" if pulse.output_age_s is None else f"{pulse.output_age_s:.0f}s",
         Text("; ".join(note), "yellow"),

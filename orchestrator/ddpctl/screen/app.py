@@ -327,6 +327,7 @@ class TopApp(App[None]):
         self.seen = Overview()
         self._run = run
         self._looking = threading.Lock()
+        self.fault: Exception | None = None  # the reason why the application ended by itself
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
@@ -346,8 +347,14 @@ class TopApp(App[None]):
     def _look(self) -> None:
         try:
             self.hand_over(self._show, self.actions.overview())
+        except Exception as error:  # otherwise the screen would stay as it is, without a word
+            self.hand_over(self._give_up, error)
         finally:
             self._looking.release()
+
+    def _give_up(self, error: Exception) -> None:
+        self.fault = error
+        self.exit()
 
     def _show(self, seen: Overview) -> None:
         self.seen = seen

@@ -16,22 +16,34 @@ from typing import Any
 from ddpctl.spec.command import Ran
 from ddpctl.spec.finding import Finding, Severity
 
-# Program -> the pattern that all of its arguments, as one line, must match.
+# Of a host, or of neighbours whose addresses fill a network: a fix opens ports for the job's own nodes. The largest
+# network has as many addresses as the largest job has nodes (4,096). It is a /20 of IPv4, and a /116 of IPv6.
+_ADDRESS = r"(?:[0-9.]*[0-9](?:/(?:2\d|3[0-2]))?|[0-9a-f.]*:[0-9a-f.:]*(?:/1(?:1[6-9]|2[0-8]))?)"
+_PORTS = r"\d+(?:[:-]\d+)?"
+_NAME = r"[\w.-]+"
+# Program -> the pattern that all of its arguments, as one line, must match. The program has no folder, so that root
+# finds it in root's own PATH.
 _CHANGES: Mapping[str, str] = {
     "chmod": r"1777 /dev/shm",
-    "firewall-cmd": r"--reload|--permanent (--zone=[\w-]+ )?--add-rich-rule=rule .* accept",
+    "firewall-cmd": rf"--reload|--permanent (--zone={_NAME} )?--add-rich-rule=rule family=\"ipv[46]\" source "
+    rf'address="{_ADDRESS}" port port="{_PORTS}" protocol="tcp" accept',
     "ip": r"link set dev [\w.@-]+ mtu \d+",
-    "ip6tables": r"-w 5 (-t \w+ )?-I [\w-]+ 1 -p tcp .* -j ACCEPT",
-    "iptables": r"-w 5 (-t \w+ )?-I [\w-]+ 1 -p tcp .* -j ACCEPT",
-    "modprobe": r"[\w-]+",
-    "mount": r"-o remount,[\w=%,]+ /[\w./-]*|-t tmpfs -o [\w=%,]+ tmpfs /dev/shm",
-    "nft": r"insert rule .* tcp dport [^;]* accept",
+    "iptables": (
+        _IPTABLES := rf"-w 5 (-t {_NAME} )?-I {_NAME} 1 -p tcp -[sd] {_ADDRESS}(,{_ADDRESS})* "
+        rf"-m multiport --dports {_PORTS}(,{_PORTS})* -j ACCEPT"
+    ),
+    "ip6tables": _IPTABLES,
+    "modprobe": r"nvidia|nvidia-peermem|amdgpu",
+    "mount": r"-o remount,(rw|exec|size=\d+%|nr_inodes=\d+) /[\w./-]*|-t tmpfs -o size=\d+%,mode=1777 tmpfs /dev/shm",
+    "nft": rf"insert rule {_NAME} {_NAME} {_NAME} ip6? [sd]addr ({_ADDRESS}|\{{ {_ADDRESS}(, {_ADDRESS})* \}}) "
+    rf"tcp dport ({_PORTS}|\{{ {_PORTS}(, {_PORTS})* \}}) accept",
     "nvidia-smi": r"-pm 1",
     "sysctl": r"-w( net\.[\w.]+=\d+)+",
     "systemctl": r"enable --now nvidia-[\w-]+|set-property [\w.@-]+\.slice( \w+=\w+)+",
-    "tee": r"-a /etc/hosts|/etc/security/limits\.d/90-ddpctl-\w+\.conf",
+    "tee": r"-a /etc/hosts|/etc/security/limits\.d/zz-ddpctl-\w+\.conf",
     "timedatectl": r"set-ntp true",
-    "ufw": r"prepend allow (out )?proto tcp .*",
+    "ufw": rf"prepend allow proto tcp from {_ADDRESS} to any port {_PORTS}(,{_PORTS})*"
+    rf"|prepend allow out proto tcp to {_ADDRESS} port {_PORTS}(,{_PORTS})*",
 }
 _FEEDS = ("echo", "printf")  # they produce the text for a program on the list, such as tee
 _OPERATORS = ("&&", "|")
@@ -114,5 +126,5 @@ def _parts(command: str) -> list[list[str]]:
 
 
 def _is_listed(part: Sequence[str]) -> bool:
-    pattern = _CHANGES.get(part[0].rpartition("/")[2])
+    pattern = _CHANGES.get(part[0])
     return pattern is not None and re.fullmatch(pattern, " ".join(part[1:])) is not None

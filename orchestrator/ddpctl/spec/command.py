@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddpctl.spec.values import is_env_name
 
 REDACTED = "********"
+# The last word of an option or key: --api-key, hub.token, WANDB_API_KEY. Not --num_keys or --tokenizer.
+_SECRET_NAME = re.compile(r"(?:^|[-_.]|api)(?:key|token|secret|passw(?:or)?d|passphrase|credentials?)$", re.IGNORECASE)
+_SHORTEST_KEY = 8  # letters: `--key step` and `--pad_token <pad>` hold no secret; a password may have any length
+_PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)([^/@:\s]*):[^/@\s]+@")
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,28 @@ class Command:
 def display(argv: tuple[str, ...] | list[str]) -> str:
     """Return the command line as a person would type it."""
     return shlex.join(argv)
+
+
+def hide_secrets(argv: Sequence[str]) -> list[str]:
+    """Return the arguments with ``REDACTED`` in the place of values whose option or key names a secret.
+
+    The forms are ``--token VALUE``, ``--token=VALUE``, ``hub.token=VALUE`` and a password in an address.
+    """
+    shown: list[str] = []
+    for number, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        before = argv[number - 1] if number else ""
+        if equals and _is_secret(name, value):
+            word = f"{name}={REDACTED}"
+        elif before.startswith("-") and "=" not in before and not word.startswith("-") and _is_secret(before, word):
+            word = REDACTED
+        shown.append(_PASSWORD_IN_ADDRESS.sub(rf"\1:{REDACTED}@", word))
+    return shown
+
+
+def _is_secret(name: str, value: str) -> bool:
+    found = _SECRET_NAME.search(name)
+    return bool(found and value and ("pass" in found[0].lower() or len(value) >= _SHORTEST_KEY))
 
 
 @dataclass(frozen=True)

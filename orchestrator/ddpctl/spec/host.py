@@ -54,7 +54,8 @@ class HostKeys(Strict):
     )
     jump: Jump | None = Field(default=None, description="Jump host, in the syntax of ProxyJump.")
     slots: AutoCount | None = Field(
-        default=None, description="Processes this node runs; auto (the default): its GPUs, or 1 without one."
+        default=None,
+        description="What the host runs at once: a process takes a slot; auto (default): its GPUs, or 1 without one.",
     )
     connection: Connection | None = Field(default=None, description="ssh (the default) or local: this machine, no SSH.")
     python: PathText | None = Field(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandle
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from ddpctl.spec.limits import MAX_NODES, MAX_NOTIFIERS
+from ddpctl.spec.limits import AFTER_S, MAX_NODES, MAX_NOTIFIERS
 from ddpctl.spec.notify import Notifier
 from ddpctl.spec.values import (
     AsTuple,
@@ -64,6 +65,20 @@ def _inside(value: str) -> str:
     return path + "/" * value.endswith("/")  # of a folder with an ending
 
 
+def _link_name(value: str) -> str:
+    """Accept a name below the working folder, and return its shortest form."""
+    name = posixpath.normpath(value)
+    if name.startswith("/") or name == "." or ".." in name.split("/"):
+        raise make_fault("must be a name below the working folder", "write data: /data/cifar10")
+    return name
+
+
+def _place(value: str) -> str:
+    if not value.startswith(("/", "~/")):
+        raise make_fault("must be an absolute path on the nodes", "write /data/cifar10, or ~/cifar10")
+    return value
+
+
 def _apart(paths: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse equal paths, and a path inside another path."""
     folders = [f"{path.rstrip('/')}/" for path in paths]
@@ -82,6 +97,10 @@ _Restarts = Annotated[int, Field(ge=0, le=1000), with_message("must be a whole n
 _Spares = Annotated[int, Field(ge=0, le=MAX_NODES), with_message(f"must be a whole number from 0 to {MAX_NODES}")]
 Kept = Annotated[int, Field(ge=0, le=100_000), with_message("must be null or a whole number from 0 to 100000")]
 _Replicas = Annotated[int, Field(ge=0, le=MAX_NODES), with_message(f"must be a whole number from 0 to {MAX_NODES}")]
+Links = Annotated[
+    Mapping[Annotated[PathText, AfterValidator(_link_name)], Annotated[PathText, AfterValidator(_place)]],
+    AfterValidator(dict),
+]
 _Kept = Annotated[int, Field(ge=1, le=1000), with_message("must be a whole number from 1 to 1000")]
 _PathsInside = Annotated[tuple[Annotated[PathText, AfterValidator(_inside)], ...], AsTuple, AfterValidator(_apart)]
 Module = Annotated[str, BeforeValidator(_module)]
@@ -121,6 +140,7 @@ class Timeouts(Strict):
     leftover: Seconds = Field(
         default=10.0, description="For processes that outlive the launcher, such as an upload, before they are ended."
     )
+    after: PositiveSeconds = Field(default=AFTER_S, description="For the job's after, before it is ended.")
     silence: PositiveSeconds | None = Field(
         default=None,
         description="Stop a job that prints nothing for this many seconds; null (the default): only warn.",
@@ -202,6 +222,17 @@ class JobKeys(Strict):
     outputs: Paths = Field(
         default=(), description="What ddpctl fetch brings back, relative to the workdir: folders are made there."
     )
+    before: Filled | None = Field(
+        default=None,
+        description="Shell text that runs on every node before the launcher, in its shell: module load cuda.",
+    )
+    after: Filled | None = Field(
+        default=None,
+        description="Shell text that runs on every node after the last rank, with DDPCTL_STATE set: copies, uploads.",
+    )
+    links: Links = Field(
+        default={}, description="Names in the working folder that point to places of the node: {data: /data/cifar10}."
+    )
     timeouts: Timeouts = Field(default=Timeouts(), description="Time limits in seconds.")
     restarts: _Restarts = Field(default=0, description="Attempts after the first, which the nodes start by themselves.")
     spares: _Spares = Field(default=0, description="Hosts beyond nodes that replace lost hosts.")
@@ -240,14 +271,20 @@ class JobKeys(Strict):
         return self
 
     @model_validator(mode="after")
-    def _paths_of_sent_code(self) -> JobKeys:
-        """Refuse ``checkpoint.paths`` outside sent code: links are made in the run's copy of the code alone."""
+    def _links_in_sent_code(self) -> JobKeys:
+        """Refuse links outside sent code: they are made in the run's copy of the code alone."""
         elsewhere = self.workdir is not None and not self.workdir.startswith(CODE_DIR_TOKEN)
         if self.checkpoint.paths and (self.code is None or elsewhere):
             raise make_fault(
                 "checkpoint.paths needs code that ddpctl sends, and no other workdir",
                 "remove it, and save to $DDPCTL_CHECKPOINT_DIR",
             )
+        if self.links and (self.code is None or elsewhere):
+            raise make_fault(
+                "links needs code that ddpctl sends, and no other workdir",
+                "remove it, and make the links on the nodes, for example in before",
+            )
+        _apart((*self.checkpoint.paths, *self.links))
         return self
 
 

@@ -69,5 +69,6 @@ MOST_GRID_VALUES = 500_000  # points times ranks: beyond it only every second, t
 # --- runs (restart.py, outcome.py, job.py)
 MOST_EARLIER_ATTEMPTS = 20  # attempts of the continued run in the record; older attempts still count in the numbers
 SURVIVED = timedelta(minutes=10)  # an elastic run survived a failure that happened so long before its last failure
+AFTER_S = 3600.0  # for the shell text `after` of a job: an upload of a large checkpoint
 SAVE_S = 120.0  # until a requested checkpoint is there, if a damaged record does not have the job's own time
 SILENCE_WARNING_S = 1800.0  # without output so long, a job without timeouts.silence gets a warning; it is never killed

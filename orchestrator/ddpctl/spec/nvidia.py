@@ -33,16 +33,23 @@ _FAILURES = (
     (re.compile(r"No devices were found", re.IGNORECASE), NO_DEVICES),
     (re.compile(r"Unable to determine the device handle|GPU is lost|fallen off the bus", re.IGNORECASE), LOST),
 )
-_NOTHING = re.compile(r"\[?(N/A|Not Supported|Unknown Error|Requested functionality has been deprecated|)\]?")
+_NOTHING = re.compile(r"\[?(N/A|Not Supported|Requested functionality has been deprecated|)\]?")
+_FAULT = re.compile(r"\[[A-Za-z].*\]")  # a cell such as [GPU requires reset]
+_BAD_INFOROM = 14  # the exit code of nvidia-smi whose table is whole: a GPU's information memory is corrupted
+_WARNING = "WARNING: "
 _UNIT = re.compile(r"\s*\[[^\]]*\]$")
 _MIG_DEVICE = re.compile(r"^\s+MIG\s.*Device\s+\d+:", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A row of ``--query-gpu``: column -> cell. Columns have no unit, and are spelled as by new drivers."""
+    """A row of ``--query-gpu``: column -> cell. Columns have no unit, and are spelled as by new drivers.
+
+    ``fault``: what the driver says in place of a value, such as ``GPU requires reset``.
+    """
 
     cells: Mapping[str, str | None]
+    fault: str | None = None
 
     @property
     def index(self) -> str:
@@ -93,6 +100,7 @@ class Smi:
     apps: tuple[App, ...] = ()
     remapped: tuple[Mapping[str, str | None], ...] = ()
     mig_devices: int = 0
+    warnings: tuple[str, ...] = ()  # lines about a GPU beside the table
     seconds: float = 0.0
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
@@ -141,11 +149,12 @@ def read(answer: Answer) -> Smi:
         return Smi(HUNG, f"no answer within {first['seconds']:.0f} s", seconds=first["seconds"], evidence=value)
     text = (first["stdout"] + first["stderr"]).strip()
     failed = find_failure(text)
-    if first["code"] != 0 or failed:
+    if first["code"] not in (0, _BAD_INFOROM) or failed:
         return Smi(failed or FAILED, one_line(text)[:SMI_MESSAGE_LETTERS], seconds=first["seconds"], evidence=value)
     return Smi(
         OK,
-        gpus=tuple(Gpu(row) for row in table(first["stdout"])),
+        gpus=tuple(_gpu_of(row) for row in _named_rows(_without_warnings(first["stdout"]))),
+        warnings=tuple(line for line in text.splitlines() if line.startswith(_WARNING)),
         program=_program(value.get("program")),
         apps=_apps(value),
         remapped=tuple(table(_text(value, "remapped"))),
@@ -153,6 +162,10 @@ def read(answer: Answer) -> Smi:
         seconds=first["seconds"],
         evidence={"gpu": first["stdout"]},
     )
+
+
+def _without_warnings(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not line.startswith(_WARNING))
 
 
 def _program(path: str | None) -> str:
@@ -165,11 +178,20 @@ def find_failure(text: str) -> str | None:
     return next((state for pattern, state in _FAILURES if pattern.search(text)), None)
 
 
+def _gpu_of(row: Mapping[str, str]) -> Gpu:
+    fault = next((text[1:-1] for text in row.values() if _is_fault(text)), None)
+    return Gpu({name: cell(text) for name, text in row.items()}, fault)
+
+
 def table(text: str) -> list[dict[str, str | None]]:
     """Parse a CSV table with a header: rows of column -> cell, with ``None`` for cells such as ``N/A``."""
+    return [{name: cell(value) for name, value in row.items()} for row in _named_rows(text)]
+
+
+def _named_rows(text: str) -> list[dict[str, str]]:
     header, *rows = _rows(text) or [[]]
     names = [column(name) for name in header]
-    return [dict(zip(names, map(cell, row), strict=False)) for row in rows]
+    return [dict(zip(names, map(str.strip, row), strict=False)) for row in rows]
 
 
 def _rows(text: str) -> list[list[str]]:
@@ -183,8 +205,13 @@ def column(name: str) -> str:
 
 
 def cell(text: str) -> str | None:
+    """Return a cell's value, or ``None``: the driver knows none, or the GPU is at fault."""
     stripped = text.strip()
-    return None if _NOTHING.fullmatch(stripped) else stripped
+    return None if _NOTHING.fullmatch(stripped) or _is_fault(stripped) else stripped
+
+
+def _is_fault(text: str) -> bool:
+    return bool(_FAULT.fullmatch(text)) and not _NOTHING.fullmatch(text)
 
 
 def _text(value: Mapping[str, Any], key: str) -> str:

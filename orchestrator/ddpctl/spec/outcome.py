@@ -61,6 +61,7 @@ class NodeStatus:
     candidates: tuple[Cause, ...] = ()  # the other possible causes in this node's record
     dropped_lines: int = 0
     metrics: Mapping[str, Values] = field(default_factory=dict)  # rank -> its last values
+    printed: Values = field(default_factory=dict)  # step, epoch and loss in its output, where no rank writes metrics
     note: str | None = None  # why an answering host does not know its state, or which hosts an attempt waits for
     diagnosis: Mapping[str, Any] | None = None  # why the run is stuck, as far as this node knows
     slow: tuple[Mapping[str, Any], ...] = ()  # the stragglers of all nodes, as far as this node knows

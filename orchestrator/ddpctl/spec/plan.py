@@ -14,6 +14,7 @@ from ddpctl.spec.command import REDACTED, Command
 from ddpctl.spec.origin import JobId, Origin
 from ddpctl.spec.restart import Earlier, Settings
 from ddpctl.spec.script import Start
+from ddpctl.spec.slots import ONE_SLOT, SlotWish
 from ddpctl_worker.wire import contract
 
 AUTO = "auto"  # stands for an unknown fact
@@ -81,6 +82,7 @@ class NodePlan:
     secret_names: tuple[str, ...] = ()
     torch: str | None = None
     environment: str | None = None
+    slots: SlotWish = ONE_SLOT
 
     def to_json(self) -> dict[str, Any]:
         env = dict(self.command.env) | dict.fromkeys(self.secret_names, REDACTED)
@@ -116,6 +118,9 @@ class Plan:
     min_nodes: int | None  # the fewest nodes with which torch's elastic agent continues; None: it is not used
     code: CodeRef | None
     outputs: tuple[str, ...]
+    before: str | None  # shell text before the launcher, in its shell
+    after: str | None  # shell text after the last rank
+    links: Mapping[str, str]  # name in the working folder -> place of the node
     timeouts: Mapping[str, Any]
     doctor: Mapping[str, float] | None  # None: off
     keep_runs: int | None  # ended runs of this name that stay on a node; None: all
@@ -188,6 +193,7 @@ class Plan:
             "nnodes": len(self.active),
             "hosts": list(self.hosts),
             "nproc": node.nproc,
+            "slots": node.slots.to_json(),
             "ranks": list(node.ranks),
             "argv": list(node.command.argv),
             "cwd": node.command.cwd,
@@ -218,6 +224,9 @@ class Plan:
             "world_size": self.world_size,
             "code": self.code.to_json() if self.code else None,
             "outputs": list(self.outputs),
+            "before": self.before,
+            "after": self.after,
+            "links": dict(self.links),
             "timeouts": dict(self.timeouts),
             "doctor": dict(self.doctor) if self.doctor is not None else None,
             "restarts": self.restarts,

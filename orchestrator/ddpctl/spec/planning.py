@@ -17,6 +17,7 @@ from ddpctl.spec.origin import JobId
 from ddpctl.spec.plan import AUTO, CodeRef, Facts, NodeFacts, NodePlan, Plan, RunIdentity
 from ddpctl.spec.script import NODE, RANKS, Start
 from ddpctl.spec.self_spawning import node_variables, plain_argv, refuse_number, start_of
+from ddpctl.spec.slots import SlotWish
 from ddpctl.spec.values import plural
 from ddpctl_worker.wire import contract
 
@@ -81,6 +82,7 @@ def make_plan(
     for node_rank, host in enumerate(hosts):
         count = counts[host.name]
         node = _node(shared, host, node_rank, count, first_rank, facts.node(host.name))
+        node = replace(node, slots=_slots(host, inventory))
         nodes.append(node if node_rank < shared.nnodes else replace(node, ranks=()))
         first_rank += (count or 0) if node_rank < shared.nnodes else 0
     known = all(count is not None for count in counts.values())
@@ -100,6 +102,9 @@ def make_plan(
         min_nodes=job.elastic.min_nodes if job.elastic and job.rendezvous != "static" else None,
         code=code,
         outputs=tuple(job.outputs),
+        before=job.before,
+        after=job.after,
+        links=job.links,
         timeouts=_timeouts(job),
         doctor=job.doctor.model_dump() if job.doctor is not None else None,
         keep_runs=job.keep_runs,
@@ -161,6 +166,18 @@ def _processes(host: Host, job: JobSpec, facts: NodeFacts, override: int | None)
     if facts.gpus is None:
         return None
     return max(1, facts.gpus)
+
+
+def _slots(host: Host, inventory: Inventory) -> SlotWish:
+    """Return the slots that the worker counts. All local hosts of an inventory are one machine, with their slots."""
+    nodes = sum(other.local for other in inventory.hosts) if host.local else 1
+    return SlotWish(host.slots if isinstance(host.slots, int) else None, nodes)
+
+
+def _share(host: Host, facts: NodeFacts, nproc: int) -> int:
+    """Return the processes that share the host's cores, when other runs have its remaining slots."""
+    slots = host.slots if isinstance(host.slots, int) else facts.gpus
+    return max(nproc, slots or 1)
 
 
 def torch_release(version: str | None) -> tuple[int, int] | None:
@@ -304,7 +321,7 @@ def _environment(
         # In place of the option -u of torch's launcher; the processes that the script starts inherit the variable.
         env["PYTHONUNBUFFERED"] = "1"
     elif facts.cores is not None and nproc:
-        env["OMP_NUM_THREADS"] = str(max(1, facts.cores // nproc))
+        env["OMP_NUM_THREADS"] = str(max(1, facts.cores // _share(host, facts, nproc)))
     if shared.job.rendezvous != "static":
         # Else, when rank 0 moves to another node, torch 2.13 keeps the old address of its store on all other nodes.
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

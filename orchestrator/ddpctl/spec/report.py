@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from ddpctl.spec.command import REDACTED
+from ddpctl.spec.command import REDACTED, hide_secrets
 from ddpctl.spec.curves import Curve
 from ddpctl.spec.gpuuse import GpuUse
 from ddpctl.spec.metrics import Values
@@ -48,8 +48,8 @@ class RunReport:
 
     @property
     def command(self) -> Sequence[str]:
-        """Return the launcher's command line, from the first node that recorded it."""
-        return next((launch["argv"] for launch in self.launches.values() if launch.get("argv")), ())
+        """Return the launcher's command line without secrets, from the first node that recorded it."""
+        return hide_secrets(next((launch["argv"] for launch in self.launches.values() if launch.get("argv")), ()))
 
     @property
     def code(self) -> Mapping[str, Any]:
@@ -59,11 +59,14 @@ class RunReport:
     def settings(self) -> dict[str, Any]:
         """Return the job's keys that differ from the defaults.
 
-        A report may be sent to other people. So the value of a variable is hidden if its name suggests a secret.
+        A report may be sent to other people. So the value of a variable or argument is hidden if its name suggests a
+        secret.
         """
         keys = dict((self.run.record.get("settings") or {}).get("keys") or {})
         if isinstance(env := keys.get("env"), Mapping):
             keys["env"] = {name: REDACTED if _SECRET.search(name) else value for name, value in env.items()}
+        if isinstance(args := keys.get("args"), Sequence):
+            keys["args"] = hide_secrets([str(word) for word in args])
         return keys
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ddpctl.spec.command import display, hide_secrets
 from ddpctl.spec.limits import SAVE_S
 from ddpctl.spec.metrics import job_metrics
 from ddpctl.spec.origin import JobId, Origin
@@ -68,9 +69,23 @@ class RunStatus:
         return (self.record.get("continues") or {}).get("run")
 
     @property
+    def program_line(self) -> str:
+        """Return the script or module and its arguments, with secrets hidden; empty if the record does not name it."""
+        keys = (self.record.get("settings") or {}).get("keys") or {}
+        program = keys.get("script") or keys.get("module")
+        return display([str(program), *hide_secrets([str(word) for word in keys.get("args") or ()])]) if program else ""
+
+    @property
     def metrics(self) -> dict[str, float]:
-        """Return the last values that the job measured of itself."""
-        return job_metrics([values for node in self.nodes for values in node.metrics.values()])
+        """Return the last values that the job measured of itself, or printed if it writes no metrics."""
+        measured = [values for node in self.nodes for values in node.metrics.values()]
+        printed = [] if measured else [node.printed for node in self.nodes if node.printed][:1]
+        return job_metrics(measured or printed)
+
+    @property
+    def metrics_are_printed(self) -> bool:
+        """Return whether ``metrics`` was read from the output."""
+        return bool(self.metrics) and not any(node.metrics for node in self.nodes)
 
     @property
     def diagnosis(self) -> Mapping[str, Any] | None:
@@ -175,6 +190,7 @@ class RunStatus:
             "cause": cause.to_json() if cause else None,
             "candidates": [candidate.to_json() for candidate in self.verdict.candidates],
             "metrics": self.metrics,
+            "metrics_are_printed": self.metrics_are_printed,
             "slow": [{name: rank[name] for name in SLOW} for rank in self.slow],
             "strangers": self.strangers,
             "checkpoints": dict(self.lag) if self.lag else None,

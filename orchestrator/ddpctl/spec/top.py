@@ -45,7 +45,7 @@ class GpuPulse:
 
 @dataclass(frozen=True)
 class RankPulse:
-    """A reading of the process of a rank. ``cpu`` in percent of a core."""
+    """A reading of the process of a rank. ``cpu`` in percent of a core; ``printed``: progress read from its output."""
 
     pid: int | None = None
     state: str | None = None
@@ -53,6 +53,7 @@ class RankPulse:
     rss_mb: float | None = None
     output_age_s: float | None = None
     metrics: Values = field(default_factory=dict)
+    printed: Values = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,11 @@ class Overview:
     def metrics(self, run: str) -> list[Values]:
         """Return the last metrics of each rank of a run that wrote any."""
         return [rank.metrics for _, rank in self._ranks(run) if rank.metrics]
+
+    def printed(self, run: str) -> Values:
+        """Return the progress that the first rank with any progress has printed."""
+        found = {rank: pulse.printed for rank, pulse in self._ranks(run) if pulse.printed}
+        return found[min(found, key=lambda rank: (len(rank), rank))] if found else {}
 
     def _ranks(self, run: str) -> Iterator[tuple[str, RankPulse]]:
         for view in self.hosts:

@@ -275,8 +275,9 @@ def run_state(states: Sequence[str]) -> str:
     2. All nodes are over: failed, killed or lost if any node is, in this order; else succeeded.
     3. A node failed, and every other node is over or unreachable: failed. No later report can make that better.
     4. A node is over without success, or is stopping: stopping.
-    5. All nodes are pending: pending. Any node is pending or starting: starting.
-    6. Else running: also if a node is unreachable or has a stale heartbeat, and all other nodes have succeeded.
+    5. Any node is queued: queued.
+    6. All nodes are pending: pending. Any node is pending or starting: starting.
+    7. Else running: also if a node is unreachable or has a stale heartbeat, and all other nodes have succeeded.
     """
     if not states:
         return contract.LOST
@@ -290,6 +291,8 @@ def run_state(states: Sequence[str]) -> str:
         return contract.FAILED
     if any(state != contract.SUCCEEDED for state in over) or contract.STOPPING in states:
         return contract.STOPPING
+    if contract.QUEUED in states:
+        return contract.QUEUED
     if all(state == contract.PENDING for state in states):
         return contract.PENDING
     if any(state in (contract.PENDING, contract.STARTING) for state in states):

@@ -96,20 +96,19 @@ def fetch_checkpoint(job: JobId, saved: Saved, dest: Path, fleet: Fleet, tell: T
     tell(StageStarted("fetch", len(saved.hosts)))
     incoming = dest / f".{secrets.token_hex(8)}.part"
     try:
-        _bring(job, saved, incoming, fleet, tell)
+        verified = _bring(job, saved, incoming, fleet, tell)
         target = dest / saved.entry
-        names = sorted(_sources(saved), key=lambda name: (name.rpartition("/")[2] == METADATA, name))
-        for name in names:  # the index file comes last
+        for name in sorted(verified, key=lambda name: (name.rpartition("/")[2] == METADATA, name)):  # the index last
             path = target / name if name else target
             path.parent.mkdir(parents=True, exist_ok=True)
-            (incoming / (name or target.name)).replace(path)
+            verified[name].replace(path)
     except OSError as error:
         raise _unwritable(dest / saved.entry, error) from None
     finally:
         with contextlib.suppress(OSError):
             shutil.rmtree(incoming)
     tell(StageEnded("fetch", ok=True))
-    return len(names)
+    return len(verified)
 
 
 def set_aside(job: JobId, hosts: Collection[str], when: str, fleet: Fleet, tell: Tell) -> str | None:
@@ -158,11 +157,14 @@ def _has(part: SavedPart, name: str, sha256: str) -> bool:
     return name in part.manifest["files"] and part.manifest["files"][name]["sha256"] == sha256
 
 
-def _bring(job: JobId, saved: Saved, incoming: Path, fleet: Fleet, tell: Tell) -> None:
-    """Copy every file of the checkpoint below ``incoming`` and verify it."""
+def _bring(job: JobId, saved: Saved, incoming: Path, fleet: Fleet, tell: Tell) -> dict[str, Path]:
+    """Copy every file of the checkpoint below ``incoming``; return for each name the place of the verified copy.
+
+    Each host has a folder of its own there, so no host can replace a verified file of another host.
+    """
     left = _sources(saved)
     errors: dict[str, DdpctlError] = {}
-    done = 0
+    verified: dict[str, Path] = {}
     while left:
         wanted: dict[str, dict[str, SavedPart]] = {}
         for name, sources in left.items():
@@ -178,19 +180,26 @@ def _bring(job: JobId, saved: Saved, incoming: Path, fleet: Fleet, tell: Tell) -
         for host, names in outcome.results.items():
             for name in names:
                 del left[name]
-            done += len(names)
-            tell(Progress("fetch", done, None, host))
+                verified[name] = _place(incoming / host, name, saved.entry)
+            tell(Progress("fetch", len(verified), None, host))
+    return verified
+
+
+def _place(folder: Path, name: str, entry: str) -> Path:
+    """Return the place below ``folder`` of a file of the entry; an entry that is a file has the name ``""``."""
+    return folder / (name or entry.rpartition("/")[2])
 
 
 def _from(
     transport: Transport, *, job: JobId, wanted: Mapping[str, Mapping[str, SavedPart]], incoming: Path
 ) -> list[str]:
     """Ask a host for its share of the files; return the names of the files that came with the right hash."""
-    mine = wanted[transport.host]
+    mine, folder = wanted[transport.host], incoming / transport.host
     for part in {id(part): part for part in mine.values()}.values():
         names = [name for name, part_of in mine.items() if part_of is part]
-        receiver = Receiver(incoming, lambda done: None)
         manifest = part.manifest
+        paths = {str(_place(folder, name, manifest["entry"]).relative_to(folder)) for name in names}
+        receiver = Receiver(folder, lambda done: None, names=paths)
         request = {
             "job_id": str(job),
             **{key: manifest[key] for key in ("entry", "version")},
@@ -203,7 +212,7 @@ def _from(
             raise _unwritable(receiver.place, error) from None
         finally:
             receiver.close()
-    return [name for name, part in mine.items() if _is_right(incoming, name, part.manifest)]
+    return [name for name, part in mine.items() if _is_right(folder, name, part.manifest)]
 
 
 def _unwritable(path: Path, error: OSError) -> DdpctlError:
@@ -211,8 +220,8 @@ def _unwritable(path: Path, error: OSError) -> DdpctlError:
     return DdpctlError(what, hint="fix that, or name another folder")
 
 
-def _is_right(incoming: Path, name: str, manifest: Mapping[str, Any]) -> bool:
-    path = incoming / (name or manifest["entry"].rpartition("/")[2])
+def _is_right(folder: Path, name: str, manifest: Mapping[str, Any]) -> bool:
+    path = _place(folder, name, manifest["entry"])
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:

@@ -13,7 +13,7 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -168,13 +168,20 @@ class Receiver:
     """Turns the worker's frames (a ``file``, then its chunks) into files.
 
     A node is not trusted with this machine's disk. It may write only the bytes that it announced, only below
-    ``folder``, and never through a symlink.
+    ``folder``, only ``names`` if they are given, and never through a symlink.
     """
 
-    def __init__(self, folder: Path, tell: Callable[[int], None], kept: KeptFiles | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tell: Callable[[int], None],
+        kept: KeptFiles | None = None,
+        names: Collection[str] | None = None,
+    ) -> None:
         self.fetched = Fetched()
         self.closed = threading.Event()
         self._kept = kept
+        self._names = names
         self.place = folder  # the file being written, for messages
         self._folder = folder
         self._tell = tell
@@ -188,6 +195,8 @@ class Receiver:
         if "file" in frame.data:
             self.end()
             info = frame.data["file"]
+            if self._names is not None and info["path"] not in self._names:
+                raise garbled("a file that was not asked for")
             self._open(info["path"], info["size"], info.get("offset", 0))
             self._mode = info.get("mode", 0o600)
             self._known = KeptFile(info["size"], info.get("mtime_ns", 0), self._known.digest)

@@ -10,12 +10,12 @@ from ddpctl.errors import DdpctlError
 from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.status import RunStatus
-from ddpctl.stages.limits import JOINING_POLL_S, JOINING_QUIET_S
+from ddpctl.stages.limits import JOINING_POLL_S, JOINING_QUIET_S, NAMED_QUEUED
 from ddpctl.stages.status import read_run
 from ddpctl.transport.base import Fleet
 from ddpctl_worker.wire import contract
 
-_COMING = frozenset({contract.PENDING, contract.STARTING})
+_COMING = frozenset({contract.QUEUED, contract.PENDING, contract.STARTING})
 
 
 @contextlib.contextmanager
@@ -59,6 +59,9 @@ def _waiting(run: RunStatus) -> str | None:
     coming = [node for node in nodes if node.state in _COMING]
     if run.verdict.terminal or not coming or any(node.state in contract.TERMINAL for node in nodes):
         return None
+    queued = [f"{node.host}: {node.note}" for node in nodes if node.state == contract.QUEUED and node.note]
+    if run.verdict.state == contract.QUEUED:
+        return "; ".join(["queued", *queued[:NAMED_QUEUED]])
     without = [node.host for node in coming if node.pid is None]
     if without:
         launched = sum(node.pid is not None for node in nodes)

@@ -145,7 +145,7 @@ def launch_of(
         spares=len(spares),
         nproc=nproc,
         identity=identity,
-        archive=pack_code(job),
+        archive=pack_code(inventory, job),
         script=script,
         secrets=secrets,
         notify=notifiers_of(job, secrets),
@@ -174,11 +174,15 @@ def launch_to_check(inventory: Inventory, job: JobSpec | None) -> Launch:
     script = None
     with contextlib.suppress(InventoryError):
         script = inspect_script(job)
-    return Launch(inventory, job, job_hosts(inventory, job, "all"), archive=pack_code(job), script=script)
+    return Launch(inventory, job, job_hosts(inventory, job, "all"), archive=pack_code(inventory, job), script=script)
 
 
-def pack_code(job: JobSpec) -> CodeArchive | None:
-    """Pack the job's code without its env_file: secrets are sent separately."""
+def pack_code(inventory: Inventory, job: JobSpec) -> CodeArchive | None:
+    """Pack the job's code without the env_file of any job: secrets are sent separately, to their own job only.
+
+    The names of ``links`` stay here: on the nodes each of them is a link.
+    """
     if job.code is None:
         return None
-    return pack(Path(job.code), exclude=[Path(job.env_file)] if job.env_file else [])
+    secrets = [Path(any_job.env_file) for any_job in inventory.jobs.values() if any_job.env_file]
+    return pack(Path(job.code), exclude=secrets, replaced=tuple(job.links))

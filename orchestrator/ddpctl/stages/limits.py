@@ -50,11 +50,13 @@ SAVE_QUIET_S = 3.0  # without news after which the first save of a job counts as
 STEPLESS_SAVE_QUIET_S = 30.0  # the same if a file without a step, like best.pt, may not be written each time
 SAVE_LAST_LINES = 3  # hosts whose last line of output an error shows
 
-# --- start and stop (start.py, up.py, joining.py, stop.py, remove.py, gc.py)
+# --- start and stop (slots.py, start.py, up.py, joining.py, stop.py, remove.py, gc.py)
+SLOTS_S = 30.0  # for a list of the claims of a host; where it lists GPUs, the driver may take seconds to answer
 START_S = 60.0  # until a node has started its launcher and recorded that
 BEGIN_S = 90.0  # until a node of a run with restarts has met the other nodes and started its part
 UNDO_GRACE_S = 2.0  # between SIGTERM and SIGKILL for a run that has only just begun
 JOINING_QUIET_S = 5.0  # a start that is quicker than this needs no words
+NAMED_QUEUED = 4  # hosts of a run that waits for slots, in one line
 JOINING_POLL_S = 3.0  # between two looks at a start that takes longer
 KILL_PROOF_S = 30.0  # beyond the graces: rounds of SIGKILL until two scans find no process
 KILL_GRACES = 2  # graces: a hanging supervisor is waited for, then the worker gives the ranks the same time itself

@@ -63,7 +63,8 @@ def launch_again(fleet: Fleet, inventory: Inventory, run: RunStatus, identity: R
     own = run.job_id == inventory.job_id(run.job)
     job_now = inventory.jobs.get(settings.job) if own else None
     inventory = inventory.model_copy(update={"cluster": run.cluster, "project": run.project})
-    archive = _code(run, record["code"], job_now, fleet, list(heard.results), tell) if record["code"] else None
+    here = _pack_here(inventory, job_now) if record["code"] else None
+    archive = _code(run, record["code"], here, fleet, list(heard.results), tell) if record["code"] else None
     same = job_now is not None and archive is not None and bool(archive.names)
     code = job_now.code if same and job_now is not None else "." if archive else None
     job = settings.as_job(run.job, code)
@@ -230,16 +231,16 @@ def _secrets(
 
 # --- the code --------------------------------------------------------------------------------------------------------
 def _code(
-    run: RunStatus, code: Mapping[str, Any], job_now: JobSpec | None, fleet: Fleet, hosts: Sequence[str], tell: Tell
+    run: RunStatus, code: Mapping[str, Any], here: CodeArchive | None, fleet: Fleet, hosts: Sequence[str], tell: Tell
 ) -> CodeArchive:
     """Return the archive that the ended run had.
 
-    The sources are, in this order: the job's folder if its archive has the same hash, this machine's cache, the hosts.
+    The sources are, in this order: ``here``, the archive of the job's folder, if it has the same hash; this machine's
+    cache; the hosts.
 
     Raises:
         ProvisionError: no host has it.
     """
-    here = _packed_here(job_now)
     if here is not None and here.sha256 == code["hash"]:
         return here
     wanted = CodeRef(code["hash"], code["size"], code.get("git_commit"), code.get("dirty"))
@@ -247,9 +248,9 @@ def _code(
     return CodeArchive(path, wanted.sha256, wanted.size, files=0, git_commit=wanted.git_commit, dirty=wanted.dirty)
 
 
-def _packed_here(job_now: JobSpec | None) -> CodeArchive | None:
+def _pack_here(inventory: Inventory, job: JobSpec | None) -> CodeArchive | None:
     with contextlib.suppress(DdpctlError):  # the folder may have moved, or be on another machine
-        return pack_code(job_now) if job_now is not None else None
+        return pack_code(inventory, job) if job is not None else None
     return None
 
 

@@ -15,6 +15,7 @@ from ddpctl.spec.network import Network
 from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.spec.status import RunStatus
 from ddpctl.stages.limits import BEGIN_S, START_S
+from ddpctl.stages.slots import start_refused, warn_unclaimed
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 from ddpctl_worker.wire import contract
 
@@ -30,6 +31,7 @@ def start(
     serial: int,
     network: Network | None = None,
     alone: bool = False,
+    wait: bool = False,
 ) -> RunStatus:
     """Start the launcher on every node and return once each has confirmed a durable start.
 
@@ -43,9 +45,11 @@ def start(
         alone: refuse to start while another run of the name is live on a node. The first node is then asked before the
             other nodes, so that of two simultaneous launches only the first starts.
         serial: the number of this start of the job.
+        wait: put the run in line on every node, where it waits for its slots; the nodes start it by themselves.
 
     Raises:
         UsageError: ``alone``, and another run of the name is live.
+        HostsInUse: slots of a node are not free.
         HostsFailed: a node could not be started.
     """
     gang_key = random_source.token_hex(32)
@@ -60,6 +64,7 @@ def start(
             "alone": alone,
             "copying": copying,
             "network": network.to_json() if network is not None else None,
+            "line": {"address": plan.node(transport.host).address} if wait else None,
         }
         return transport.call("start", {**request, **more}, timeout=START_S)
 
@@ -72,25 +77,32 @@ def start(
         errors.update(outcome.errors)
         if errors:
             break
-    if plan.restarts and not errors:
-        begun = _begin(plan, fleet, {host: answer["port"] for host, answer in answers.items()})
+    if (plan.restarts or wait) and not errors:
+        begun = _line_up(plan, fleet, answers) if wait else _begin(plan, fleet, answers)
         answers = {host: {**answers[host], **answer} for host, answer in begun.results.items()}
         errors.update(begun.errors)
     tell(StageEnded("launch", not errors))
     if errors:
         if alone:
             _raise_taken(plan, errors)
+        if all(_is_kind(error, contract.IN_USE) for error in errors.values()):
+            raise start_refused(plan, fleet, list(errors))
         tell(Note("some nodes did not start; stopping the others", level="warning"))
         message = f"{len(errors)} of {len(plan.hosts)} hosts did not start; the run was ended on the others"
         raise HostsFailed(message, errors)
     _warn_beside(plan, answers, tell)
+    warn_unclaimed(answers, plan.hosts, tell)
     return merge_runs({host: [answer["status"]] for host, answer in answers.items()})[0]
 
 
 def _raise_taken(plan: Plan, errors: Mapping[str, DdpctlError]) -> None:
     for error in errors.values():
-        if isinstance(error, RemoteError) and error.kind == contract.LIVE:
+        if _is_kind(error, contract.LIVE):
             raise name_taken(plan.job, error.summary) from error
+
+
+def _is_kind(error: DdpctlError, kind: str) -> bool:
+    return isinstance(error, RemoteError) and error.kind == kind
 
 
 def _warn_beside(plan: Plan, answers: Mapping[str, Mapping[str, Any]], tell: Tell) -> None:
@@ -101,14 +113,28 @@ def _warn_beside(plan: Plan, answers: Mapping[str, Mapping[str, Any]], tell: Tel
         tell(Note(f"{what}; `ddpctl up --name NAME` keeps runs apart", level="warning"))
 
 
-def _begin(plan: Plan, fleet: Fleet, ports: Mapping[str, int]) -> FleetOutcome[dict[str, Any]]:
+def _begin(plan: Plan, fleet: Fleet, answers: Mapping[str, Mapping[str, Any]]) -> FleetOutcome[dict[str, Any]]:
     """Send all agents' addresses to all hosts of a run with restarts. Each waits for its peers and starts its part."""
-    peers = {node.host: [node.address, ports[node.host]] for node in plan.nodes}
+    peers = _peers(plan, answers)
 
     def begin(transport: Transport) -> dict[str, Any]:
         return transport.call("begin", {"run": plan.run, "peers": peers}, timeout=BEGIN_S)
 
     return fleet.together(begin, list(peers))
+
+
+def _line_up(plan: Plan, fleet: Fleet, answers: Mapping[str, Mapping[str, Any]]) -> FleetOutcome[dict[str, Any]]:
+    """Send the addresses of all waiters to all hosts of a run that waits for slots, and the order of their claims.
+
+    The order is by the machines' own names, which do not depend on an inventory: so it is the same for all runs.
+    """
+    order = sorted(plan.hosts, key=lambda host: (answers[host]["machine"], host))
+    more = {"run": plan.run, "peers": _peers(plan, answers), "order": order}
+    return fleet.together(lambda transport: transport.call("line_up", more, timeout=BEGIN_S), list(plan.hosts))
+
+
+def _peers(plan: Plan, answers: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Any]]:
+    return {node.host: [node.address, answers[node.host]["port"]] for node in plan.nodes}
 
 
 def _credentials(plan: Plan) -> dict[str, str] | None:

@@ -33,6 +33,7 @@ from ddpctl.stages.push import provision
 from ddpctl.stages.rehearse import run_rehearsal
 from ddpctl.stages.restore import ask_held, next_serial, refuse_others, restore
 from ddpctl.stages.send import Sent, send
+from ddpctl.stages.slots import refuse_in_use
 from ddpctl.stages.start import start
 from ddpctl.stages.status import live_runs_of
 from ddpctl.stages.stop import stop_run
@@ -59,10 +60,12 @@ class Up:
         *,
         fresh: bool = False,
         any_project: bool = False,
+        wait: bool = False,
     ) -> None:
         self._launch, self._fleet, self._tell = launch, fleet, tell
         self._fresh = fresh  # set the checkpoints of earlier runs aside
         self._any_project = any_project  # also resume from a checkpoint that another folder's run saved
+        self._wait = wait  # for slots that are in use
         self._options = options or Options()
         self._sending: Background[Sent] | None = None  # the code, sent while preflight runs
         # Hosts outside the launch are asked in the background: a silent host takes long to fail.
@@ -76,10 +79,11 @@ class Up:
         self.plan: Plan | None = None
 
     def run(self) -> RunStatus:
-        """Take all steps in order; return the run once every node has confirmed its start.
+        """Take all steps in order; return the run once every node has confirmed its start, or its place in line.
 
         Raises:
             UsageError: a run of the given name is live, or another folder's run saved the checkpoint to resume from.
+            HostsInUse: the slots of a host are not free.
             PreflightFailed, HostsFailed: a step failed.
         """
         if self._launch.alone:
@@ -87,6 +91,8 @@ class Up:
         others = [host for host in self._fleet.hosts if host not in self._launch.names]
         self._others = Background(lambda tell: ask_held(self._launch, self._fleet, others))
         report = self._check()
+        if not self._wait:
+            self._refuse_in_use()
         own = FleetOutcome[Holdings]() if self._fresh else ask_held(self._launch, self._fleet, self._launch.names)
         self._refuse_others(own)
         environment = self._provide_environment(report)
@@ -116,6 +122,10 @@ class Up:
             raise name_taken(name, "; ".join(f"run {run.run} on {fold_names(run.hosts)}" for run in live))
         for host in (host for host in errors if host not in self._launch.names):  # preflight reports the launch's own
             self._tell(Note(f"it could not be asked whether a run of the name {name} is live there", "warning", host))
+
+    def _refuse_in_use(self) -> None:
+        """Raises HostsInUse: before environment and code are sent. The start asks again, and its answer counts."""
+        refuse_in_use(self._launch.plan(self.facts), self._fleet)
 
     def _refuse_others(self, held: FleetOutcome[Holdings]) -> None:
         """Raises UsageError: another folder's run saved the checkpoint, and --any-project was not given."""
@@ -213,6 +223,7 @@ class Up:
             network=self.report.network if self.report is not None else None,
             alone=launch.alone,
             serial=serial,
+            wait=self._wait,
         )
 
     def _raise_for(self, errors: Mapping[str, DdpctlError], what: str) -> None:

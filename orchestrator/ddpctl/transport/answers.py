@@ -44,6 +44,8 @@ RESULTS: Mapping[str, Any] = {
     "firewall": preflight.FirewallDict,
     "rehearse": preflight.RehearsedDict,
     "begin": runs.StartedDict,
+    "line_up": runs.StartedDict,
+    "slots": runs.SlotsDict,
     "spread": environment.SpreadDict,
     "restore": checkpoints.RestoredDict,
     "install": environment.InstalledDict,

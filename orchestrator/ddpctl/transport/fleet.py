@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpctl.errors import DdpctlError, InternalFault, Interrupted, UsageError, to_ddpctl_error
+from ddpctl.spec.ranges import fold_names
 from ddpctl.transport import ssh_config
 from ddpctl.transport.base import FleetOutcome, Transport
 from ddpctl.transport.identities import KeyRing
-from ddpctl.transport.limits import CLOSE_S, DIALS, PROXY_FILES, RESULT_LOOK_S, SPARE_FILES, WORKERS
+from ddpctl.transport.limits import CLOSE_S, CONNECT_NEWS_S, DIALS, PROXY_FILES, RESULT_LOOK_S, SPARE_FILES, WORKERS
 from ddpctl.transport.local import LocalTransport
 from ddpctl.transport.prompts import Prompter, Say
 from ddpctl.transport.route import Hop, resolve
@@ -37,9 +38,14 @@ USER_CONFIG = "~/.ssh/config"
 class SSHFleet:
     """The hosts of an inventory, behind SSH or on this machine."""
 
-    def __init__(self, transports: Mapping[str, Transport], close: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        transports: Mapping[str, Transport],
+        close: Callable[[], None] = lambda: None,
+        say: Say = lambda _text: None,
+    ) -> None:
         self._transports = dict(transports)
-        self._close = close
+        self._close, self._say = close, say
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -77,21 +83,34 @@ class SSHFleet:
         chosen = [self.transport(name) for name in dict.fromkeys(self.hosts if hosts is None else hosts)]
         turn = threading.BoundedSemaphore(at_once) if at_once else nullcontext()
         interrupted = threading.Event()
+        connecting = {transport.host for transport in chosen}
+
+        def say_who_is_awaited() -> None:
+            if connecting:
+                self._say(f"waiting for {fold_names(sorted(connecting))}: no connection yet")
 
         def job(transport: Transport) -> T:
-            transport.prepare()
+            try:
+                transport.prepare()
+            finally:
+                connecting.discard(transport.host)
             with turn:
                 if interrupted.is_set():  # after Ctrl-C no work starts
                     raise Interrupted("interrupted")
                 return work(transport)
 
         jobs = {transport.host: partial(job, transport) for transport in chosen}
+        news = threading.Timer(CONNECT_NEWS_S, say_who_is_awaited)
+        news.daemon = True
+        news.start()
         try:
             return fan_out(jobs, len(jobs) if at_once is None else DIALS, on_done)
         except KeyboardInterrupt:
             interrupted.set()
             self._hang_up()  # ends the waiting of the threads; the fleet connects again when it is next used
             raise
+        finally:
+            news.cancel()
 
     def close(self) -> None:
         """Close every connection for good, within CLOSE_S."""
@@ -133,7 +152,7 @@ def open_fleet(
         host.name: LocalTransport(host) if host.local else SSHTransport(host, hops[host.name], connector)
         for host in chosen
     }
-    return SSHFleet(transports, connector.close)
+    return SSHFleet(transports, connector.close, say)
 
 
 def open_connector(hops: Collection[Hop], prompter: Prompter | None = None, say: Say = lambda _text: None) -> Connector:

@@ -8,7 +8,8 @@ from __future__ import annotations
 # --- opening a connection ---------------------------------------------------------------------------------------------
 RESOLVE_S = 10.0  # an answer of the name server
 RESOLVE_DEAD_S = 1.0  # the same, after several questions in a row without an answer
-CONNECT_S = 10.0  # TCP, all addresses of a host together
+CONNECT_S = 8.0  # TCP, all addresses of a host together: the kernel tries at 0, 1, 3 and 7 s
+CONNECT_NEWS_S = 3.0  # then the hosts without a connection are named
 FIRST_BYTE_S = 10.0  # from the TCP connection to the server's first byte
 REFUSAL_S = 0.5  # from a server's first words to its hanging up: within this time they are a refusal
 HANDSHAKE_S = 20.0  # key exchange

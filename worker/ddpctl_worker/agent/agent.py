@@ -47,6 +47,7 @@ from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.run import launcher, notifying
 from ddpctl_worker.run.start import notifiers
+from ddpctl_worker.slots import claims
 from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import RUNNING, SPAWN_FAILED
 
@@ -62,7 +63,8 @@ def main(reply_fd: str, *_: str) -> None:
     processes.set_name("ddpctl-agent")
     TALLY.start(paths.strangers("agent"))
     refused: Optional[str] = None
-    run = order["request"]["run"]
+    run, slots = order["request"]["run"], order["request"]["slots"]
+    claims.keep_private(slots)
     try:
         own = HostRecord(paths)
         server = _server(order, paths.host)
@@ -75,11 +77,10 @@ def main(reply_fd: str, *_: str) -> None:
         refused = str(error)
     os.write(reply, json.dumps({"refused": refused, "port": None if refused else server.port}).encode("ascii"))
     os.close(reply)
-    if refused:
-        return
-    peers = _wait_for_peers(own)
+    peers = None if refused else _wait_for_peers(own)
     if peers is not None:
         HostAgent(order, own, server, peers, ballot).work()
+    claims.leave(slots, over=True)
 
 
 def _server(order: Mapping[str, Any], host: str) -> talk.AnswerServer:

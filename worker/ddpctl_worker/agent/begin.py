@@ -1,4 +1,4 @@
-"""The begin verb: gives an agent the addresses of all agents, and waits for the first attempt to start here."""
+"""The verbs begin and line_up: give an agent, or a waiter, the addresses of the others, and wait for its start."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import socket
 import time
 from typing import Any, Dict, List, Mapping, Sequence
 
-from ddpctl_worker.agent.limits import BEGIN_LOOK_S, CONNECT_S, FIND_S, MOST_UNREACHED
+from ddpctl_worker.agent.limits import BEGIN_LOOK_S, CONNECT_S, FIND_S, LINE_QUICK_S, MOST_UNREACHED
 from ddpctl_worker.agent.talk import at_once
 from ddpctl_worker.machine import fs
 from ddpctl_worker.record.record import attempt_of, named_by
 from ddpctl_worker.record.status import node_status
 from ddpctl_worker.wire.channel import Channel, WorkerError
-from ddpctl_worker.wire.contract import BAD_REQUEST, STARTING, TERMINAL, USUAL_PORTS
+from ddpctl_worker.wire.contract import BAD_REQUEST, QUEUED, STARTING, TERMINAL, USUAL_PORTS
 
 HINT = "let the nodes reach each other on TCP %d-%d: ddpctl preflight --fix" % USUAL_PORTS
 
@@ -36,6 +36,23 @@ def begin(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
             text = "the agents did not find each other within %d s" % FIND_S
             missed = list_unreached({host: place for host, place in peers.items() if host != run["host"]})
             raise WorkerError(STARTING, "; ".join([text, *missed]), HINT if missed else None)
+        time.sleep(BEGIN_LOOK_S)
+
+
+def line_up(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
+    """Answer the verb: give a waiter ``peers``, the addresses of all waiters, and the ``order`` of the hosts' claims.
+
+    The answer is {"status"}, once the run has started or its place in line is known. Safe to repeat.
+    """
+    paths, _ = named_by(request)
+    if fs.read_json(paths.line) is None:
+        fs.write_json(paths.line, {"peers": request["peers"], "order": request["order"]})
+    until = time.monotonic() + LINE_QUICK_S
+    while True:
+        status = node_status(paths)
+        waits = status["state"] == QUEUED and not fs.read_optional(paths.state).get("in_line")
+        if not waits or time.monotonic() > until or channel.closed.is_set():
+            return {"status": status}
         time.sleep(BEGIN_LOOK_S)
 
 

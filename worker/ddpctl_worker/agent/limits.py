@@ -38,6 +38,17 @@ KEPT_S = IDLE_S / 2  # an idle connection is used again; the other side closes i
 MOST_OPEN = 64  # open connections to other agents
 AT_ONCE = 64  # hosts that are asked at the same time
 
+# --- the line (waiter.py)
+LINE_LOOK_S = 0.5  # between two looks at the slots of this host, and at the other hosts
+LINE_POLL_S = 3.0  # for the answers of the other waiters
+LINE_GONE_S = 120.0  # a host that has not answered for this long has lost its place: it was rebooted, or is cut off
+LINE_REFUSED_S = 15.0  # the same where the host refuses the connection: its waiter was killed
+LINE_BEGIN_S = 90.0  # from the start on a host until ddpctl has given it the addresses of the other hosts
+LINE_QUICK_S = 10.0  # a run is in line, or has started, within this time
+LINE_STARTED_S = 60.0  # after the start here, until every other host has started
+MOST_NAMED = 3  # hosts in a note
+LINE_NEWS_S = 10.0  # after the end here: the other hosts ask within this time
+
 # --- attempts (leading.py, following.py, preparing.py, part.py)
 ROOM_S = 2.0  # a lease that ends sooner is too short to start anything
 CALL_OFF_S = 5.0  # a part whose attempt is over elsewhere may end by itself; it is stopped after this

@@ -1,4 +1,5 @@
-"""Links from the working folder into the job's folder for checkpoints, for scripts that know nothing of ddpctl.
+"""Links from the working folder, for scripts that know nothing of ddpctl: into the job's folder for checkpoints, and to
+places of the host.
 
 The script uses the folder behind a link like any other folder.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from typing import Iterable
+from typing import Iterable, Mapping
 
 from ddpctl_worker.machine import fs
 from ddpctl_worker.wire.channel import WorkerError
@@ -48,6 +49,25 @@ def _link(cwd: str, folder: str, path: str, again: bool) -> None:
     elif not os.path.isdir(there):
         os.mkdir(there, 0o700)
     os.symlink(there, here)
+
+
+def link_places(cwd: str, places: Mapping[str, str]) -> None:
+    """Make each name of ``places`` in ``cwd`` a link to its place on this host.
+
+    Raises:
+        WorkerError: a place does not exist, or the name is taken by the code.
+        OSError: a link cannot be made.
+    """
+    for name, place in places.items():
+        here, there = os.path.join(cwd, name), os.path.expanduser(place)
+        if not os.path.exists(there):
+            raise WorkerError(BAD_REQUEST, "%s is not on this host" % there, "put it there, or correct links")
+        if os.path.islink(here) and os.readlink(here) == there:
+            continue  # an earlier attempt has made it
+        _make_parent(cwd, here)
+        if os.path.lexists(here):
+            raise WorkerError(BAD_REQUEST, "%s is there already" % name, "remove it from the code, or from links")
+        os.symlink(there, here)
 
 
 def _make_parent(top: str, path: str) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 # --- lines on the wire (wire.py, base.py)
-MAX_LINE = 256 << 10  # bytes of a message; a longer line ends the connection
+MAX_LINE = 1 << 20  # bytes of a message, such as a proposal for thousands of hosts; a longer line ends the connection
 MAX_HELLO = 1 << 10  # bytes that are read before the other side has proved the key
-MAX_MESSAGE = MAX_LINE - 1024  # bytes of a word of the doctor: its line has other fields as well
+MAX_MESSAGE = 255 << 10  # bytes of a word of the doctor, which every rank's host may send
 MAX_MESSAGES = 200  # words of the doctor that wait to be sent
-MAX_OUT = 1 << 20  # bytes that wait on a connection; a member that reads nothing is cut off
+MAX_OUT = 2 << 20  # bytes that wait on a connection; a member that reads nothing is cut off
 
 # --- the thread of hub and members (base.py)
 BEAT_S = 1.0  # between two heartbeats

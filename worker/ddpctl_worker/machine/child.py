@@ -35,7 +35,8 @@ def command(module: str, *arguments: str, options: Sequence[str] = ()) -> List[s
 
 
 def run(words: Sequence[str]) -> None:
-    """Call ``main`` of the module that the command line names."""
+    """Call ``main`` of the module that the command line names. No signal is blocked, whatever the parent blocks."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     module, *arguments = words
     importlib.import_module(module).main(*arguments)
 

@@ -184,13 +184,14 @@ def die_with_parent(number: int) -> None:
 class DeathSignal:
     """Called in a new child: the kernel sends it the signal ``number`` when the spawning thread ends.
 
-    The object is made before the fork, since no import and no look-up is safe between fork and exec.
+    The object is made before the fork, since no import and no look-up is safe between fork and exec. ``parent``: the
+    parent's pid where the object is made in the child.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, parent: Optional[int] = None) -> None:
         self._libc = ctypes.CDLL(None)
         self._number = number
-        self._parent = os.getpid()
+        self._parent = parent or os.getpid()
 
     def __call__(self) -> None:
         self._libc.prctl(_PR_SET_PDEATHSIG, self._number, 0, 0, 0)

@@ -6,9 +6,16 @@ import contextlib
 import os
 import selectors
 import signal
-from typing import Dict, List
+from typing import Dict, List, NamedTuple, Optional
 
 STOP, SHUTDOWN = signal.SIGUSR1, signal.SIGTERM  # the requests to a supervisor
+
+
+class SignalSender(NamedTuple):
+    """The process that sent a signal. ``pid`` 0: a process outside this PID namespace."""
+
+    pid: int
+    uid: int
 
 
 class WakePipe:
@@ -41,14 +48,20 @@ class Wakeup:
         self._pipe = WakePipe()
         self.wake = self._pipe.wake
         self.watch(self._pipe.fileno(), True)
-        self._asked: Dict[int, bool] = {STOP: False, SHUTDOWN: False}
+        self._asked: Dict[int, bool] = {STOP: False}
 
     def catch_signals(self) -> None:
-        """Handle the signals of a supervisor. Called in the main thread."""
+        """Handle the signals of a supervisor. Called in the main thread, before any other thread starts.
+
+        SHUTDOWN is blocked, because only a blocked signal tells its sender. Other signals come with it: a machine that
+        shuts down ends the ranks too, so SIGCHLD wakes the loop. Otherwise the loop looks within a second.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, [SHUTDOWN])
         signal.set_wakeup_fd(self._pipe.writer, warn_on_full_buffer=False)
         for number in self._asked:
             signal.signal(number, lambda number, _: self.ask(number))
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (SHUTDOWN, signal.SIGCHLD):  # an ignored signal would not arrive
+            signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -60,6 +73,11 @@ class Wakeup:
         """Return whether the signal has arrived since the last call."""
         before, self._asked[number] = self._asked[number], False
         return before
+
+    def shutdown_sender(self) -> Optional[SignalSender]:
+        """Return the sender of a SHUTDOWN that has arrived since the last call."""
+        found = signal.sigtimedwait([SHUTDOWN], 0)
+        return SignalSender(found.si_pid, found.si_uid) if found is not None else None
 
     def watch(self, fd: int, on: bool) -> None:
         if on:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+import copy
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 Mark = Tuple[int, int]  # term and version of a proposal; a greater mark is newer
 Json = Dict[str, Any]
@@ -121,11 +122,39 @@ class Proposal(NamedTuple):
         return self.term, self.version
 
     def to_json(self) -> Json:
-        return {"term": self.term, "version": self.version, "document": self.document.to_json()}
+        """Return the form for the disk and for other hosts: each host's name once, and spans of these names.
+
+        The document has the hosts of every attempt. With thousands of hosts their names would not fit into a message.
+        """
+        document = self.document.to_json()
+        names = list(dict.fromkeys(host for values in _host_lists(document) for host in values))
+        numbers = {host: number for number, host in enumerate(names)}
+        for values in _host_lists(document):
+            values[:] = _spans([numbers[host] for host in values])
+        return {"term": self.term, "version": self.version, "hosts": names, "document": document}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Proposal:
-        return cls(int(told["term"]), int(told["version"]), Document.from_json(told["document"]))
+        document = copy.deepcopy(told["document"])
+        for values in _host_lists(document):
+            values[:] = [told["hosts"][number] for first, last in values for number in range(first, last + 1)]
+        return cls(int(told["term"]), int(told["version"]), Document.from_json(document))
+
+
+def _host_lists(document: Json) -> List[List[Any]]:
+    resume = document["resume"]
+    return [*(attempt["hosts"] for attempt in document["attempts"]), *([resume["sources"]] if resume else [])]
+
+
+def _spans(numbers: Sequence[int]) -> List[Tuple[int, int]]:
+    """Return runs of consecutive numbers as their first and last number."""
+    found: List[Tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] + 1 == number:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return found
 
 
 class Ballot(NamedTuple):

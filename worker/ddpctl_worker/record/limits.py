@@ -29,6 +29,7 @@ PIECE_BYTES = 64 << 10  # of text in one record
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
 LAST_METRICS_BYTES = 16 << 10  # read at the end of a file: enough for the last value of every name
+PROGRESS_LINES = 400  # of the output's end, in which step, epoch and loss are looked for
 METRICS_CALL_BYTES = 1 << 20  # of all files in one call
 METRICS_FILE_BYTES = 8 << 10  # the least that a file gets of a call
 METRIC_NAMES = 64  # in a line

@@ -10,6 +10,7 @@ The job writes these files, so their content is not trusted. The reader passes o
 from __future__ import annotations
 
 import glob
+import itertools
 import json
 import math
 import os
@@ -23,9 +24,13 @@ from ddpctl_worker.record.limits import (
     METRIC_NAMES,
     METRICS_CALL_BYTES,
     METRICS_FILE_BYTES,
+    PROGRESS_LINES,
 )
+from ddpctl_worker.record.lines import decode
+from ddpctl_worker.record.logs import backwards, segments
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.record import named_by
+from ddpctl_worker.rules.progress import NAMES, find_progress
 from ddpctl_worker.wire.channel import Channel
 
 _RANK = re.compile(r"rank-(\d{1,9})\.jsonl\Z")
@@ -58,6 +63,19 @@ def last_values(paths: RunPaths) -> Dict[str, Values]:
             values.update(line)
         if values:
             found[rank] = dict(list(values.items())[:METRIC_NAMES])
+    return found
+
+
+def values_in_output(paths: RunPaths) -> Values:
+    """Return the last step, epoch and loss that a rank has printed, for a script that writes no metrics."""
+    found: Values = {}
+    lines = (line for segment in reversed(segments(paths.logs)) for _, line in backwards(segment))
+    for line in itertools.islice(lines, PROGRESS_LINES):
+        record = decode(line)
+        if record is not None and record.get("r") is not None:
+            found = {**find_progress(str(record["x"])), **found}
+        if len(found) == len(NAMES):
+            break
     return found
 
 

@@ -1,7 +1,7 @@
 """Every path of a run on a node. No other module spells a path.
 
     <base_dir>/runs/<run>/<host>/      one node's folder of one run (base_dir may be a home shared by all nodes)
-        run.json        the order; never changes
+        run.json        the order; changes only when a queued run starts, which may need other ports
         network.json    links as preflight measured them, for a report
         state.json      the present state, and the identities of guardian, supervisor and launcher
         exit.json       the end; written once
@@ -22,6 +22,7 @@
         last_look.json  where each rank stood before the run's end
         attempts/N/     the Nth attempt of a run with restarts: every file above except code/, logs/, output/ and
                         supervisor.log, which belong to all attempts
+        line.json       of a run that waits for slots: addresses of the other waiters, and the order of the hosts
         peers.json      with restarts: addresses of the other agents
         agreed.json     with restarts: the document of the agents; agreed.reserve is kept free for its next change
         notified-EVENT-ATTEMPT.json  the claim of a notification, written before any notifier starts
@@ -84,6 +85,7 @@ class RunPaths:
         self.error_file = os.path.join(node, "error.json")
         self.debug_log = os.path.join(top, "supervisor.log")
         self.peers = os.path.join(top, "peers.json")
+        self.line = os.path.join(top, "line.json")
         self.agreed = os.path.join(top, "agreed.json")
         self.agreed_reserve = os.path.join(top, "agreed.reserve")
 

@@ -18,7 +18,7 @@ from ddpctl_worker.record import record
 from ddpctl_worker.record.document import Document, Proposal
 from ddpctl_worker.record.lag import read_lag
 from ddpctl_worker.record.limits import ANSWER_BYTES, FEW_STRANGERS, STALE_S
-from ddpctl_worker.record.metrics import last_values
+from ddpctl_worker.record.metrics import last_values, values_in_output
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths, base_of, job_id, known_runs, run_paths
 from ddpctl_worker.record.ranks import read_rank_processes
@@ -119,6 +119,7 @@ def _with_metrics(states: List[Dict[str, Any]], base: str, host: str) -> List[Di
         if paths.attempts():  # a host outside the newest attempt has no metrics of it
             paths = paths.of_attempt(int(one.get("attempt") or 1))
         one["metrics"] = last_values(paths)
+        one["printed"] = {} if one["metrics"] else values_in_output(paths)
     return states
 
 
@@ -147,7 +148,8 @@ def _with_attempts(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
     numbers = [one["attempt"] for one in value["attempts"] if run["host"] in one["hosts"]]
     part = _readable_status(paths.of_attempt(numbers[-1])) if numbers else None
     if part is None:
-        part = dict(own, state=contract.PENDING if own["state"] not in contract.TERMINAL else own["state"], ranks=[])
+        known = own["state"] if own["state"] in (*contract.TERMINAL, contract.QUEUED) else contract.PENDING
+        part = dict(own, state=known, ranks=[])
     elif own["state"] == contract.LOST and part["state"] not in contract.TERMINAL:
         part.update(state=contract.STALE)  # the agent has died, and its lease has not ended yet
     elif own["state"] in contract.TERMINAL or own["state"] in (contract.UNREACHABLE, contract.STALE):
@@ -305,12 +307,17 @@ def _without_supervisor(paths: RunPaths, host: str, starter: Optional[processes.
     if starter is None:
         return Judgement(contract.STALE, trouble="%s does not say who runs it" % paths.state)
     if processes.is_alive(starter) or _coming(paths, host):
-        return Judgement(contract.STARTING)
+        state = fs.read_optional(paths.state)
+        return Judgement(
+            contract.QUEUED if state.get("state") == contract.QUEUED else contract.STARTING, note=state.get("note")
+        )
     if find_remaining_processes(paths, read_owner_record(paths)):
         return Judgement(contract.STALE)
     if fs.read_optional(paths.state).get("supervisor"):  # it has come and gone meanwhile: the next look judges that
         return Judgement(contract.STARTING)
     text = "the start was interrupted before the launcher ran; start it again"
+    if fs.read_optional(paths.state).get("state") == contract.QUEUED:
+        text = "the process that kept the run's place in line was killed; start it again"
     why = outcomes.cause(host, contract.SPAWN_FAILED, text, when=when)
     return Judgement(contract.FAILED, outcomes.failed(why, when=when))
 

@@ -11,6 +11,9 @@ Why a run hangs
 - rank_view.py: one rank as a look has found it. sequences.py: ranks that called different collectives.
 - families.py: processes that a rank has started. verdict.py and phrases.py: the diagnosis and its sentences.
 
+Slots
+- slots.py: the slots that a run gets on a host, and the waiting run that is next.
+
 Metrics
 - thinned.py: a long series as a bounded number of points.
 

@@ -25,3 +25,6 @@ LARGEST_LINE = 1 << 31  # number of a line in a source file
 
 # --- metrics
 LEAST_POINTS = 4  # of a thinned series: its first, last, lowest and highest point
+
+# --- progress in the output (progress.py)
+PROGRESS_LINE_LETTERS = 2000  # a longer line is no line about the progress

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 from ddpctl_worker.record.lines import STDERR, STDOUT
 from ddpctl_worker.record.outcome import Blame
 from ddpctl_worker.run import last_output
+from ddpctl_worker.run.aborts import CRASHES, find_last_words
 from ddpctl_worker.run.last_output import LastOutput
 from ddpctl_worker.run.limits import (
     EXCEPTION_QUIET_S,
@@ -20,9 +21,25 @@ from ddpctl_worker.run.limits import (
     QUOTE_CHARACTERS,
     SUSPECT_TRACEBACK_S,
 )
-from ddpctl_worker.wire.contract import DISK_FULL, EXITED, OOM, SIGNALED
+from ddpctl_worker.run.nccl import describe_nccl_error, read_nccl_error
+from ddpctl_worker.run.shelltext import BEFORE_ENDED
+from ddpctl_worker.wire.contract import DISK_FULL, EXITED, OOM, SIGNALED, SPAWN_FAILED
 
-_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|\[Errno 28\]|\[Errno 122\]")
+_NO_SPACE = re.compile(
+    r"No space left on device|Disk quota exceeded|\[Errno 28\]|\[Errno 122\]|PytorchStreamWriter failed writing file"
+)
+_FAILED_WRITE = re.compile(r"PytorchStreamWriter failed writing file.*")
+# torch's watchdog names the collective that was not done in time.
+_LATE = re.compile(r"collective operation timeout: \w+\(SeqNum=(?P<number>\d+), OpType=(?P<kind>\w+)")
+# Exceptions, and the lines above each that say more than the exception.
+_ABOVE = (
+    (re.compile(r"DataLoader worker"), re.compile(r"insufficient shared memory \(shm\)")),
+    (re.compile(r"device-side assert"), re.compile(r"Assertion `.+` failed")),
+)
+# The same advice after every error of CUDA.
+_ADVICE = re.compile(
+    r"CUDA kernel errors might be|For debugging consider passing|Compile with .?TORCH_USE_CUDA_DSA|Device-side assert"
+)
 _NO_SCRIPT = re.compile(r"can't open file '?(?P<file>.+?)'?: \[Errno 2\]")
 _LAUNCHER_ERROR = re.compile(r"^\S*?(?:run|launch)\.py: error: (.+)$", re.M)
 
@@ -94,7 +111,7 @@ def candidates(seen: Evidence) -> List[Failure]:
     seen = seen._replace(deaths=_completed(seen))
     failed = _failed_ranks(seen)
     made = [(_of_death(death, seen), death.root) for death in failed]
-    made = made or [(failure, True) for failure in _of_launcher(seen)]
+    made = made or [(failure, True) for failure in _of_before(seen) or _of_launcher(seen)]
     if failed or not seen.status:
         dead = {death.local for death in failed} | set(seen.deaths)
         made += [(failure, False) for failure in _living(seen, dead)]
@@ -166,6 +183,17 @@ def _of_launcher(seen: Evidence) -> List[Failure]:
     return [_of_death(_Death(local, rank, code if old is None else old), seen)]
 
 
+def _of_before(seen: Evidence) -> List[Failure]:
+    """Return the failure of the job's ``before``: the launcher's shell has ended without the launcher."""
+    text = seen.tails.get((None, STDERR), "")
+    ended = BEFORE_ENDED.search(text)
+    if not seen.status or ended is None:
+        return []
+    last = last_output.shorten_to_line(text[: ended.start()].strip().rpartition("\n")[2])
+    message = "`before` ended with exit code %s%s" % (ended["code"], "; last line: %s" % last if last else "")
+    return [Failure(None, int(ended["code"]), None, SPAWN_FAILED, message, None, False)]
+
+
 def _of_death(death: _Death, seen: Evidence) -> Failure:
     text = _text_of(seen, death.local)
     own = last_output.read_last_output(text)
@@ -176,7 +204,7 @@ def _of_death(death: _Death, seen: Evidence) -> Failure:
     raised = own.traceback is not None and (death.signal is None or final)
     peers = None
     if raised or death.signal in (None, "SIGABRT"):  # torch's watchdog aborts a rank after the loss of a peer
-        peers = last_output.find_peer_failure(own.error if raised else "\n".join(own.rest[-PEER_FAILURE_LINES:]))
+        peers = _find_peer_failure(own.error if raised else "\n".join(own.rest[-PEER_FAILURE_LINES:]), text)
     ended = death.signal == "SIGTERM" and not death.root and not raised
     died = seen.deaths.get(death.local, (0, None))[1] if death.local is not None else None
     reason, detail = _reason(death, seen, own, raised, seen.now if died is None else died, peers, text)
@@ -196,6 +224,15 @@ def _of_death(death: _Death, seen: Evidence) -> Failure:
     )
 
 
+def _find_peer_failure(error: str, text: str) -> Optional[str]:
+    """Return the words by which a rank reports the failure of a peer. NCCL's reason counts more than its class."""
+    reason = read_nccl_error(error, last_output.without_prefixes(text))
+    if reason is not None:
+        return reason.words if reason.of_peer else None
+    words, late = last_output.find_peer_failure(error), _LATE.search(error)
+    return "%s in %s #%s" % (words, late["kind"], late["number"]) if words and late else words
+
+
 def _reason(
     death: _Death, seen: Evidence, own: LastOutput, raised: bool, at: float, peers: Optional[str], text: str
 ) -> Tuple[str, str]:
@@ -204,14 +241,16 @@ def _reason(
     if death.code is None:
         how = " failed (only its launcher knows the exit code)"
     if raised:
-        reason = DISK_FULL if _NO_SPACE.search(own.error) else SIGNALED if death.signal else EXITED
-        return reason, "%s%s %s" % (how, " after" if death.signal else ":", _shown(own.error))
+        reason = DISK_FULL if _is_disk_full(own) else SIGNALED if death.signal else EXITED
+        return reason, "%s%s %s" % (how, " after" if death.signal else ":", _shown(own, text))
     if death.signal == "SIGKILL":
         if any(start <= at and at - OOM_BEFORE_DEATH_S <= end for start, end in seen.oom):
             return OOM, how + ": the kernel ran out of memory and killed it"
         how += ", not by ddpctl (the OOM killer? see dmesg)"
     reason = SIGNALED if death.signal else EXITED
     said = _known_words(text, seen) if not death.signal else None
+    if death.signal in CRASHES and not peers:
+        said = find_last_words(death.signal, last_output.without_prefixes(text))
     if said or peers:
         return reason, "%s: %s" % (how, said or peers)
     last = _last_line(seen, death.local, own)
@@ -236,8 +275,9 @@ def _living(seen: Evidence, dead: Set[Optional[int]]) -> List[Failure]:
         rank = seen.ranks.get(local)
         who = "a rank" if rank is None else "rank %d" % rank
         still = "has not ended" if seen.status is None else "was not seen to end"
-        text = "%s %s, %.0f s after %s" % (who, still, seen.now - at, _shown(own.error))
-        reason = DISK_FULL if _NO_SPACE.search(own.error) else EXITED
+        output = seen.tails.get((local, STDERR), "")
+        text = "%s %s, %.0f s after %s" % (who, still, seen.now - at, _shown(own, output))
+        reason = DISK_FULL if _is_disk_full(own) else EXITED
         message = last_output.shorten_to_line(text)
         found.append(Failure(rank, None, None, reason, message, own.traceback, False, at, not own.uncaught))
     return found
@@ -264,9 +304,32 @@ def _ended_it(own: LastOutput, local: Optional[int], seen: Evidence) -> bool:
     return own.ended_it(local is None or at is None or seen.said.get((local, STDERR), 0.0) <= at + EXCEPTION_QUIET_S)
 
 
-def _shown(error: str) -> str:
-    """Return the exception without the C++ stack that torch appends."""
-    return error.split("\nException raised from")[0]
+def _is_disk_full(own: LastOutput) -> bool:
+    """Return whether a full disk is the cause: of the exception, or of an exception during which it was raised.
+
+    A full /dev/shm is no full disk: it is memory.
+    """
+    lines = (own.traceback or own.error).split("\n")
+    said = [line for line in lines if _NO_SPACE.search(line) and not line.startswith("    ")]  # no line of source code
+    return any("/dev/shm" not in line for line in said)
+
+
+def _shown(own: LastOutput, text: str) -> str:
+    """Return the exception without the C++ stack and the advice that torch appends, and with the reason above it."""
+    output = last_output.without_prefixes(text)
+    shown = describe_nccl_error(own.error, output)
+    if shown is None:
+        lines = own.error.split("\nException raised from")[0].split("\n")
+        shown = "\n".join(line for line in lines if not _ADVICE.match(line))
+    reasons = [_last_match(_FAILED_WRITE, own.traceback or "")]
+    reasons += [_last_match(line, output) for error, line in _ABOVE if error.search(own.error)]
+    above = next(filter(None, reasons), "")
+    return shown if above in shown else "%s (%s)" % (shown, above)
+
+
+def _last_match(pattern: "re.Pattern[str]", text: str) -> str:
+    found = pattern.findall(text)
+    return str(found[-1]).strip() if found else ""
 
 
 def code_of(status: int) -> int:

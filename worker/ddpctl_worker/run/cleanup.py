@@ -31,6 +31,7 @@ from ddpctl_worker.run.limits import (
     STUCK_LOOP_S,
 )
 from ddpctl_worker.run.stopper import Stopper, reap, run_to_end
+from ddpctl_worker.slots import claims
 
 
 class GuardianPipe:
@@ -159,6 +160,12 @@ def wait_until_gone(
     return "the supervisor failed (%s); the processes that it left were killed" % died if died else None
 
 
+def leave_slots(listener: SupervisorPipe, slots: Dict[str, Any]) -> None:
+    """Leave the slots once the supervisor has left them: the run has ended on this node."""
+    if listener.facts.get("left"):
+        claims.leave(slots, over=False)
+
+
 def clean_up(paths: RunPaths, left: Leftovers, detail: Optional[str] = None) -> None:
     """End the processes that are left, then write the exit record unless the supervisor has written it.
 
@@ -193,7 +200,8 @@ class ReplacementGuardian:
     """The supervisor's handle on the replacement guardian: a process that takes a dead guardian's place."""
 
     def __init__(self, order: Dict[str, Any], pipe: GuardianPipe, lease: Lease) -> None:
-        self._order = {name: order.get(name) for name in ("top", "attempt", "cookie", "notify")}
+        self._order = {name: order.get(name) for name in ("top", "attempt", "cookie", "notify", "slots")}
+        self._slots: Dict[str, Any] = order["slots"]
         self._guardian_pipe, self._lease = pipe, lease
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._start_at: Optional[float] = None  # when to start a replacement; None: no guardian is missing
@@ -225,7 +233,7 @@ class ReplacementGuardian:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         lease = self._lease.for_replacement()
-        own = [lease[GUARDIAN]] if lease else []
+        own = [*([lease[GUARDIAN]] if lease else []), *self._slots["fds"]]
         process = subprocess.Popen(child.command(__name__), stdin=subprocess.PIPE, start_new_session=True, pass_fds=own)
         process.returncode = 0  # the supervisor reaps every child itself
         assert process.stdin is not None
@@ -255,11 +263,13 @@ def main() -> None:
         if not listener.listen(1.0):
             return
     order = listener.facts["order"]
+    claims.keep_private(order["slots"])
     supervisor = processes.identity_from_json(order["supervisor"])
     known: Set[Tuple[int, int]] = set()
 
     def look() -> None:
         nonlocal known
+        leave_slots(listener, order["slots"])
         found = None if supervisor is None else _note(order["cookie"], supervisor)
         known = known if found is None else found
 
@@ -268,6 +278,7 @@ def main() -> None:
     paths = RunPaths(order["top"], order["attempt"])
     left = Leftovers(order["cookie"], sorted(known), (), supervisor, listener.facts, lease.remaining())
     clean_up(paths, left, detail)
+    claims.leave(order["slots"], over=order["attempt"] is None)
     notifying.at_end(paths, order["notify"])
 
 

@@ -1,4 +1,4 @@
-"""The last steps of a run on this node: leave the gang, empty the pipes, close the log, write the exit record."""
+"""The last steps of a run on this node: leave the gang, run ``after``, empty the pipes, write the exit record."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ddpctl_worker.record.logs import Writer
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.ranks import Roster
 from ddpctl_worker.run import cause as causes
+from ddpctl_worker.run.after import AfterCommand
 from ddpctl_worker.run.cleanup import GuardianPipe
 from ddpctl_worker.run.drain import Drain
 from ddpctl_worker.run.findings import Findings
@@ -43,10 +44,11 @@ class Conclusion:
         recorder: Recorder,
         keeping: KeeperHandle,
         gang: Optional[Gang],
+        after: AfterCommand,
     ) -> None:
         self._guardian, self._findings, self._roster, self._termination = guardian, findings, roster, termination
         self._drain, self._writer, self._recorder = drain, writer, recorder
-        self._keeping, self._gang = keeping, gang
+        self._keeping, self._gang, self._after = keeping, gang, after
         self._drain_until: Optional[float] = None
         self._log_until: Optional[float] = None
 
@@ -60,11 +62,17 @@ class Conclusion:
         """Take the next step. ``status``: the launcher's wait status."""
         if self._drain_until is None:
             self._guardian.report(ended=True)  # the guardian ignores the lease from now on
-        self._drain.close()
         if self._gang:
             if outcome.state == SUCCEEDED and not self._keeping.has_met(self._gang.servers):
                 return
             self._gang.leave(outcome)
+        ran = self._after.running
+        self._after.look(outcome, status is not None)  # the other hosts do not wait for it
+        if self._after.running and not ran:
+            self.tell_guardian(self._after.end_if_cut_short(outcome), status)
+        if not self._after.over:
+            return
+        self._drain.close()
         self._drain_until = self._drain_until or time.monotonic() + LAST_OUTPUT_S
         if not self._drain.over and time.monotonic() < self._drain_until:
             return

@@ -37,6 +37,7 @@ class Ending:
         self.candidate: Optional[Outcome] = None
         self._candidate_until = 0.0
         self._closer_at = 0.0
+        self._from_outside: Optional[Outcome] = None
 
     @property
     def known(self) -> Optional[Outcome]:
@@ -60,6 +61,13 @@ class Ending:
         self._tell()
         if self._gang:
             self._gang.report_failure(candidate)
+
+    def blame(self, outside: Outcome) -> None:
+        """Take ``outside`` as the cause of every failure that this node finds from now on.
+
+        The sender of that signal also ended the launcher and the ranks: their deaths are consequences.
+        """
+        self._from_outside = outside
 
     def obey(self, by: str) -> None:
         """End the run as killed by user ``by``, unless a rank here had failed before. Does not wait for a verdict."""
@@ -95,7 +103,7 @@ class Ending:
             return
         found = self._findings.failure(status)
         if found is not None:
-            self.propose(found)
+            self.propose(self._from_outside or found)
 
     @property
     def _only_victims(self) -> bool:

@@ -19,17 +19,19 @@ from typing import Any, Dict, Optional
 from ddpctl_worker.machine import child, notes, processes
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.run import notifying
-from ddpctl_worker.run.cleanup import Leftovers, SupervisorPipe, clean_up, wait_until_gone
+from ddpctl_worker.run.cleanup import Leftovers, SupervisorPipe, clean_up, leave_slots, wait_until_gone
 from ddpctl_worker.run.lease import GUARDIAN, SUPERVISOR, Lease
 from ddpctl_worker.run.limits import LEASED_SUPERVISOR_END_S, SUPERVISOR_END_S
 from ddpctl_worker.run.supervisor import Supervisor
+from ddpctl_worker.slots import claims
 
 
 def launch(order: Dict[str, Any]) -> Dict[str, Any]:
     """Start a detached guardian with ``order``; return its answer {"refused": ``None`` or the reason}."""
     run, lease = order["run"], order.get("lease") or {}
     words = processes.guardian_argv_tail(run["run"], run["host"])
-    return child.launch(__name__, order, words, [lease[reader] for reader in (SUPERVISOR, GUARDIAN) if reader in lease])
+    fds = [lease[reader] for reader in (SUPERVISOR, GUARDIAN) if reader in lease]
+    return child.launch(__name__, order, words, [*fds, *order["slots"]["fds"]])
 
 
 def main(reply_fd: str, *_: str) -> None:
@@ -40,6 +42,8 @@ def main(reply_fd: str, *_: str) -> None:
     child.detach(paths.debug_log)
     processes.set_name("ddpctl-guardian")
     processes.become_subreaper()
+    slots = order["slots"]
+    claims.keep_private(slots)
     me = processes.identify(os.getpid())
     assert me is not None
     ours, theirs = socket.socketpair()
@@ -53,12 +57,14 @@ def main(reply_fd: str, *_: str) -> None:
     limit = float(order["run"]["timeouts"]["start"])
     lease = Lease(order.get("lease"), GUARDIAN)
     patience = LEASED_SUPERVISOR_END_S if order.get("lease") else SUPERVISOR_END_S
+    whole = order.get("attempt") is None  # else the agent has the slots, too, for the next attempt
     del order  # its secrets; the notifiers' secrets stay
     supervisor = processes.identify(supervisor_pid)
     listener = SupervisorPipe(ours.fileno(), limit)
-    detail = wait_until_gone(listener, supervisor, lambda: None, lease)
+    detail = wait_until_gone(listener, supervisor, lambda: leave_slots(listener, slots), lease)
     _wait_for(supervisor_pid, patience)
     clean_up(paths, Leftovers(cookie, (), [os.getpid()], supervisor, listener.facts, lease.remaining()), detail)
+    claims.leave(slots, over=whole)
     notifying.at_end(paths, notifiers)
 
 

@@ -15,6 +15,7 @@ _CHAIN = (
 )
 # The launcher's own traceback, which only says that a rank failed.
 _AGENT_ERROR = re.compile(r"torch\.distributed\.elastic\.\S*ChildFailedError|subprocess\.CalledProcessError")
+_BOX = "\u256d\u2570\u2502\u256e\u256f\u2500"  # the lines of a box: corners, sides, top
 _PREFIX = re.compile(r"\[(?:\w+-)?rank\d+\]:\s?")  # from torch's hook for uncaught exceptions
 _LOG = re.compile(
     r"\[[A-Z](?:\d{4})? \S|[A-Z]\d{4} \d\d:\d\d:|terminate called |Fatal Python error|Exception ignored in"
@@ -75,7 +76,7 @@ def read_last_output(text: str) -> LastOutput:
 
     A traceback that Python only mentions ("Exception ignored in ...") does not count: it ended no process.
     """
-    raw = text.replace("\r\n", "\n").split("\n")
+    raw = [_open_box(line) for line in text.replace("\r\n", "\n").split("\n")]
     hooked = [bool(_PREFIX.match(line)) for line in raw]
     lines = [_PREFIX.sub("", line) for line in raw]
     block = _last_block(lines, hooked)
@@ -86,6 +87,18 @@ def read_last_output(text: str) -> LastOutput:
         trace = "...\n" + trace[-TRACEBACK_CHARACTERS:]
     error = "\n".join(lines[block.error : block.end]).rstrip()
     return LastOutput(trace, error, hooked[block.error], _plain(lines[block.end :]))
+
+
+def without_prefixes(text: str) -> str:
+    """Return ``text`` without the ``[rank0]: `` that torch puts before each line of a rank."""
+    return "\n".join(_PREFIX.sub("", line) for line in text.replace("\r\n", "\n").split("\n"))
+
+
+def _open_box(line: str) -> str:
+    """Return a line of rich's boxed traceback as CPython would print it; any other line as it is."""
+    if not line or line[0] not in _BOX:
+        return line
+    return TRACEBACK if TRACEBACK[:-1] in line else "  " + line.strip(_BOX + " ")
 
 
 def _last_block(lines: Sequence[str], hooked: Sequence[bool]) -> Optional[_Block]:

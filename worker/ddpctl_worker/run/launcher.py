@@ -278,10 +278,15 @@ class BeforeExec:
     """
 
     def __init__(
-        self, oom_score: Optional[str], umask: int, group: Optional[ControlGroup] = None, called_off: Sequence[str] = ()
+        self,
+        oom_score: Optional[str],
+        umask: int,
+        group: Optional[ControlGroup] = None,
+        called_off: Sequence[str] = (),
+        parent: Optional[int] = None,
     ) -> None:
         # SIGTERM, not SIGKILL: torchrun passes it on to its ranks, so even a double loss ends the job in good order.
-        self._death = processes.DeathSignal(signal.SIGTERM)
+        self._death = processes.DeathSignal(signal.SIGTERM, parent)
         self._oom_score = oom_score
         self._umask = umask
         self._group = group

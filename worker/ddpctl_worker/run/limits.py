@@ -48,7 +48,9 @@ OOM_BEFORE_DEATH_S = 5.0  # from the kernel's signal to the death: large memory 
 LAUNCHER_SIGNALS_S = 0.2  # a launcher takes longer than this to signal its ranks after the first has failed
 EXCEPTION_QUIET_S = 2.0  # a rank that writes later than this after an exception has handled it
 HUNG_EXIT_S = 3.0  # a rank that lives so long after an exception hangs in its exit
-SUSPECT_TRACEBACK_S = 300.0  # a traceback that a living rank may have handled makes it suspect for so long
+# A traceback that a living rank may have handled makes it suspect for so long: its peers time out after 600 s (NCCL) or
+# 1,800 s (gloo) by default.
+SUSPECT_TRACEBACK_S = 1900.0
 LAUNCHER_REPORT_S = 1.0  # from the failure of a rank to the launcher's report
 CULPRIT_S = 3.0  # the victims on a node wait so long for a culprit; then a rank that ended early is suspected
 CATCH_UP_S = 1.0  # the last output of a rank comes through its pipe
@@ -90,6 +92,7 @@ KEEPER_GONE_S = 0.5  # a killed keeper is gone
 
 # --- the shutdown of a machine (saving.py)
 SHUTDOWN_SAVE_S = 60.0  # for the ranks to save; systemd gives a service 90 s, and the stop comes after this
+SYSTEM_STATE_S = 1.0  # for systemd to say whether the machine shuts down; the supervisor's loop waits meanwhile
 SAVED_LOOK_S = 0.5  # between two looks for a new checkpoint
 
 # --- GPUs (gpuwatch.py)

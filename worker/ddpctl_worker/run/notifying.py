@@ -1,4 +1,6 @@
-"""Notifies of the end of a run, of a restart, or of a lost connection: the node, the message, the start of the process.
+"""Notifies of the start after a wait in line, of a restart, of a lost connection, and of the end of a run.
+
+The module has the choice of the node, the message, and the start of the process.
 
 One node notifies, in a process of its own (notifier.py), and no process waits for it. The run's end is on record before
 the notifiers start.
@@ -24,7 +26,7 @@ from ddpctl_worker.wire.contract import (
     SUPERVISOR_LOST,
 )
 
-ENDED, RESTART, CUT_OFF = "ended", "restart", "cut_off"
+ENDED, RESTART, CUT_OFF, STARTED = "ended", "restart", "cut_off", "started"
 _GONE = (NODE_LOST, NODE_REBOOTED, SUPERVISOR_LOST)
 
 
@@ -56,7 +58,10 @@ def message_text(run: Dict[str, Any], event: Dict[str, Any]) -> Dict[str, Any]:
 
 def _sentence(said: Dict[str, Any]) -> str:
     """``train failed on lab: node1 rank 3: exited: ValueError: no data (run 20261121T233155Z-6c0c5d)``."""
-    cause, happened = said["cause"], {ENDED: said["state"], RESTART: "restarts", CUT_OFF: "waits"}[said["event"]]
+    cause, happened = (
+        said["cause"],
+        {ENDED: said["state"], RESTART: "restarts", CUT_OFF: "waits", STARTED: "starts"}[said["event"]],
+    )
     why = ""
     if cause is not None:
         rank = "" if cause.get("rank") is None else " rank %s" % cause["rank"]

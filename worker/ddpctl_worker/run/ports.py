@@ -1,4 +1,4 @@
-"""Finds free ports for a launch that no other run on this node is about to take."""
+"""Finds free ports for a launch that no other run on this node is about to take, and puts them into its request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddpctl_worker.machine.net import listen, port_range
 from ddpctl_worker.record import paths
 from ddpctl_worker.record.status import unfinished
 from ddpctl_worker.wire.channel import Channel, WorkerError
-from ddpctl_worker.wire.contract import NO_PORT, USUAL_PORTS
+from ddpctl_worker.wire.contract import NO_PORT, PLAIN, USUAL_PORTS
 
 
 def free_port(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
@@ -38,6 +38,26 @@ def free_port(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
             NO_PORT, "no free TCP port between 1024 and 65535", "see what listens: ddpctl exec -- ss -ltnp"
         )
     return {"port": found[0] if found else None, "ports": found}
+
+
+def move_ports(request: Dict[str, Any], master: int, gang: int) -> Dict[str, Any]:
+    """Return a request of the start verb with other ports, for torch and for the gang."""
+    run, argv, env = dict(request["run"]), list(request["argv"]), dict(request.get("env") or {})
+    if env.get("MASTER_PORT") == str(run["master_port"]) and run.get("launcher") == PLAIN:
+        env["MASTER_PORT"] = str(master)
+    if run.get("launcher") != PLAIN:
+        for at, word in enumerate(argv[: argv.index("--")]):  # after that the words are the script's
+            if word == "--master_port":
+                argv[at + 1] = str(master)
+            elif word == "--rdzv_endpoint":
+                argv[at + 1] = "%s:%d" % (argv[at + 1].rpartition(":")[0], master)
+    run["master_port"] = master
+    if run.get("gang"):
+        run["gang"] = dict(run["gang"], port=gang)
+    if run.get("restart"):
+        first = dict(run["restart"]["first"], master_port=master, gang_port=gang)
+        run["restart"] = dict(run["restart"], first=first)
+    return dict(request, run=run, argv=argv, env=env)
 
 
 def _of_runs(request: Dict[str, Any]) -> Set[int]:

@@ -6,6 +6,7 @@ another start, finds either no folder or a complete record, and answers with the
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -27,6 +28,9 @@ from ddpctl_worker.rules.attempts import AttemptId
 from ddpctl_worker.run import guardian, launcher
 from ddpctl_worker.run.limits import FAILED_START_S, OTHER_START_S, PY_SPY_S, STOP_BYTES
 from ddpctl_worker.run.outputs import make_output_folders
+from ddpctl_worker.run.shelltext import run_before
+from ddpctl_worker.slots import claims
+from ddpctl_worker.slots.line import line_up
 from ddpctl_worker.store.remove import prune_later
 from ddpctl_worker.store.tools import program
 from ddpctl_worker.store.unpack import unpack
@@ -65,39 +69,79 @@ REQUIRED = (
 
 
 def start(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """The verb: {"status": NodeStatus, "port", "beside"} once the record is durable and the launcher runs, or failed.
+    """The verb: {"status": NodeStatus, "port", "beside", "unclaimed"} once the record is durable and the launcher runs,
+    or failed.
 
-    ``beside``: the other live runs of the job here.
+    ``beside``: the other live runs of the job here. ``unclaimed``: why the run's slots could not be claimed.
+    ``machine``: names this machine, also in another inventory. With ``line`` in the request the run waits for its
+    slots: see the verb ``line_up``. ``line`` has the ``address`` at which the other hosts reach this host.
 
     Raises:
-        WorkerError: LIVE, ``alone`` was asked for and another run of the job is live here.
+        WorkerError: LIVE, ``alone`` was asked for and another run of the job is live here; IN_USE, the slots that the
+            run wants are not free.
     """
     _check(request)
     base, run = paths.base_of(request), request["run"]
     found = paths.run_paths(base, run["run"], run["host"])
-    if request.get("alone"):
-        fs.own_folder(base)
-        with fs.lock_exclusive(os.path.join(base, NAMES), channel):  # two starts at the same time take turns
-            if not os.path.lexists(found.node):  # else this start is repeated
-                _refuse_beside(base, run)
-            claimed = _claim_run(base, found, request)
-    else:
-        claimed = _claim_run(base, found, request)
-    if not claimed:
+    held = _claim_alone(base, found, request, channel)
+    if held is None:
         return {"status": _standing(found, channel), "port": fs.read_optional(found.state).get("port")}
-    if run.get("restart"):
-        order = {"request": request, "base": base, "top": found.top, "umask": channel.login_umask}
-        words = ["ddpctl-agent", found.host, run["run"]]
-        said = child.launch("ddpctl_worker.agent.agent", order, words)
-    else:
-        said = guardian.launch(_order(request, base, found, secrets.token_hex(16), channel.login_umask))
+    with held.handing_over():
+        begin_run = _launch_waiter if request.get("line") else launch_run
+        said = begin_run(dict(request, slots=held.to_json()), base, found, channel.login_umask)
+    if said["refused"] is not None:
+        claims.leave({"path": held.path}, over=True)
+        if run.get("restart") or request.get("line"):
+            raise WorkerError(OS_ERROR, str(said["refused"]))
+    more = {"port": said.get("port"), "beside": _beside(base, run), "unclaimed": held.why_not}
+    return {"status": node_status(found), "machine": "%(boot)s/%(pids)s" % proc.machine(), **more}
+
+
+def _claim_alone(base: str, found: RunPaths, request: Dict[str, Any], channel: Channel) -> Optional[claims.Hold]:
+    """Claim the run; with ``alone`` in the request, only where no other run of the job is live. See ``_claim_run``."""
+    if not request.get("alone"):
+        return _claim_run(base, found, request)
+    fs.own_folder(base)
+    with fs.lock_exclusive(os.path.join(base, NAMES), channel):  # two starts at the same time take turns
+        if not os.path.lexists(found.node):  # else this start is repeated
+            _refuse_beside(base, request["run"])
+        return _claim_run(base, found, request)
+
+
+def launch_run(request: Dict[str, Any], base: str, found: RunPaths, umask: int) -> Dict[str, Any]:
+    """Start the run's guardian or agent; return its answer. Without success the run has an exit record."""
+    run = request["run"]
+    said = _launch(request, base, found, umask)
     if said["refused"] is not None:
         _failed(found, str(said["refused"]))
-        if run.get("restart"):
-            raise WorkerError(OS_ERROR, str(said["refused"]))
     elif run.get("keep_runs") is not None:
         prune_later(base, run, found.debug_log)
-    return {"status": node_status(found), "port": said.get("port"), "beside": _beside(base, run)}
+    return said
+
+
+def _launch_waiter(request: Dict[str, Any], base: str, found: RunPaths, umask: int) -> Dict[str, Any]:
+    """Start the waiter of a run that waits for slots; it inherits the run's place in line."""
+    order = {"request": request, "base": base, "top": found.top, "umask": umask}
+    words = ["ddpctl-waiter", found.host, request["run"]["run"]]
+    said = child.launch("ddpctl_worker.agent.waiter", order, words, request["slots"]["fds"])
+    if said["refused"] is not None:
+        _failed(found, str(said["refused"]))
+    return said
+
+
+def choices(request: Dict[str, Any]) -> Dict[str, str]:
+    """Return the environment of the run, as far as it chooses GPUs."""
+    return {**launcher.login_environment(), **(request.get("env") or {}), **(request.get("secrets") or {})}
+
+
+def _launch(request: Dict[str, Any], base: str, found: RunPaths, umask: int) -> Dict[str, Any]:
+    """Start the guardian, or the agent of a run with restarts; it inherits the slots of the run."""
+    run = request["run"]
+    if not run.get("restart"):
+        return guardian.launch(_order(request, base, found, secrets.token_hex(16), umask))
+    order = {"request": request, "base": base, "top": found.top, "umask": umask}
+    words = ["ddpctl-agent", found.host, run["run"]]
+    return child.launch("ddpctl_worker.agent.agent", order, words, request["slots"]["fds"])
 
 
 def _refuse_beside(base: str, run: Dict[str, Any]) -> None:
@@ -157,10 +201,25 @@ def _check(request: Dict[str, Any]) -> None:
             raise WorkerError(BAD_REQUEST, "the environment variable %r is not text, or holds a NUL byte" % key)
 
 
-def _claim_run(base: str, found: RunPaths, request: Dict[str, Any]) -> bool:
+def _claim_run(base: str, found: RunPaths, request: Dict[str, Any]) -> Optional[claims.Hold]:
+    """Take the run's slots or its place in line, and put its folder in place.
+
+    ``None``: another start has done so already.
+    """
     run = request["run"]
     fs.own_folder(base, "runs", run["run"])
-    return _claim(found, run, {found.network: request.get("network")})
+    if os.path.lexists(found.node):
+        fs.check_own(found.node)
+        return None
+    held = line_up(run, choices(request)) if request.get("line") else claims.take(run, choices(request))
+    if held is None:
+        return None
+    with contextlib.ExitStack() as undo:
+        undo.callback(held.close, over=True)
+        if not _claim(found, run, {found.network: request.get("network")}):
+            return None
+        undo.pop_all()
+    return held
 
 
 def _claim(found: RunPaths, run: Dict[str, Any], more: Optional[Dict[str, Optional[Dict[str, Any]]]] = None) -> bool:
@@ -205,6 +264,8 @@ def _claim(found: RunPaths, run: Dict[str, Any], more: Optional[Dict[str, Option
 def _standing(found: RunPaths, channel: Channel) -> Dict[str, Any]:
     """Return the status of a run that another start has claimed, after that start is over."""
     deadline = time.monotonic() + OTHER_START_S
+    while not os.path.lexists(found.node) and time.monotonic() < deadline:
+        time.sleep(0.05)  # the other start has claimed the slots, and makes the folder now
     if fs.read_json(found.run) is None and os.path.exists(found.exit):
         raise WorkerError(BAD_REQUEST, "the run was stopped before it reached this node", "start a new one")
     while True:
@@ -226,6 +287,7 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
     if refused is None:
         cwd = launcher.working_folder(request.get("cwd"), found)
         refused = None if os.path.isdir(cwd) else "there is no working folder %s" % cwd
+    refused = refused or _link_places(run, cwd)
     if refused is None:
         keeper, refused = _keeper(run, base, env.get(ENV_CHECKPOINT_DIR), cwd, again, request.get("copying"))
         if keeper is not None:
@@ -240,6 +302,9 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
             argv = [found.shim, *argv[1:]]
         elif shim:
             env["PYTHON_EXEC"] = found.shim
+    own_names = sorted([*(request.get("env") or {}), *(request.get("secrets") or {}), *request["slots"]["env"]])
+    if run.get("before"):
+        argv = run_before(run["before"], argv, own_names)
     return {
         "top": found.top,
         "attempt": found.attempt,
@@ -247,6 +312,7 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
         "argv": argv,
         "cwd": cwd,
         "env": env,
+        "own_names": own_names,
         "cookie": cookie,
         "shim": shim,
         "refused": refused,
@@ -256,6 +322,7 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
         "notify": notifiers(request, cwd, umask),
         "keeper": keeper,
         "py_spy": _py_spy(request, base) if refused is None else None,
+        "slots": request["slots"],
     }
 
 
@@ -300,6 +367,15 @@ def _keeper(
     return order, None
 
 
+def _link_places(run: Dict[str, Any], cwd: str) -> Optional[str]:
+    """Make the links of the job's ``links``; return why a link cannot be made, or ``None``."""
+    try:
+        links.link_places(cwd, run.get("links") or {})
+    except (WorkerError, OSError) as error:
+        return "a link of links cannot be made: %s" % error
+    return None
+
+
 def _py_spy(request: Dict[str, Any], base: str) -> Optional[str]:
     """Return the path of py-spy, or ``None``: a run starts without it too."""
     tool = request.get("py_spy")
@@ -319,7 +395,8 @@ def _py_spy(request: Dict[str, Any], base: str) -> Optional[str]:
 
 def _environment(request: Dict[str, Any], base: str, found: RunPaths, cookie: str) -> Dict[str, str]:
     checkpoints = paths.checkpoint_dir(base, job_id(request["run"]), request["run"]["host"])
-    return launcher.environment(request, launcher.login_environment(), found, checkpoints, cookie)
+    env = launcher.environment(request, launcher.login_environment(), found, checkpoints, cookie)
+    return {**env, **request["slots"]["env"]}
 
 
 def _make_folders(run: Dict[str, Any], base: str, found: RunPaths, env: Dict[str, str]) -> Optional[str]:

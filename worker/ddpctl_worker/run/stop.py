@@ -43,7 +43,7 @@ from ddpctl_worker.run.limits import (
 )
 from ddpctl_worker.run.stopper import Stopper, run_to_end
 from ddpctl_worker.wire.channel import Channel, WorkerError
-from ddpctl_worker.wire.contract import NO_SUCH_RUN, STOP_GRACE_S, STOPPING, TERMINAL
+from ddpctl_worker.wire.contract import NO_SUCH_RUN, QUEUED, STOP_GRACE_S, STOPPING, TERMINAL
 
 
 def stop(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
@@ -235,11 +235,16 @@ def _wake(paths: RunPaths) -> None:
 
 
 def _let_watchers_end(paths: RunPaths) -> None:
-    """Wait until ddpctl's own processes of the run have ended too."""
+    """Wait until ddpctl's own processes of the run have ended too, and a waiter has left the line."""
     state = read_owner_record(paths)
     deadline = time.monotonic() + WATCHERS_END_S
-    while watchers(state) and time.monotonic() < deadline:
+    while (watchers(state) or _is_in_line(state)) and time.monotonic() < deadline:
         time.sleep(STOP_LOOK_S)
+
+
+def _is_in_line(state: Dict[str, Any]) -> bool:
+    waits = state.get("state") == QUEUED and processes.is_alive(processes.identity_from_json(state.get("starter")))
+    return waits and os.path.exists(str(state.get("claim") or ""))
 
 
 def _cut_off(paths: RunPaths) -> bool:

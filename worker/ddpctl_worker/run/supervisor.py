@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 from ddpctl_worker.gang import join
 from ddpctl_worker.machine import notes, proc, processes, tool
 from ddpctl_worker.machine.strangers import TALLY
-from ddpctl_worker.machine.wakeup import SHUTDOWN, STOP, Wakeup
+from ddpctl_worker.machine.wakeup import STOP, Wakeup
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record import record
 from ddpctl_worker.record.logs import Writer
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.ranks import Roster
+from ddpctl_worker.run import shutdown
+from ddpctl_worker.run.after import AfterCommand
 from ddpctl_worker.run.cleanup import GuardianPipe, ReplacementGuardian
 from ddpctl_worker.run.conclusion import Conclusion
 from ddpctl_worker.run.deadlines import Deadlines
@@ -43,13 +45,13 @@ from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.saving import Saving
 from ddpctl_worker.run.stopper import reap
 from ddpctl_worker.run.termination import Termination
+from ddpctl_worker.slots import claims
 from ddpctl_worker.wire.contract import (
     ENV_CHECKPOINT_DIR,
     EXITED,
     FAILED,
     NODE_LOST,
     RUNNING,
-    SIGNALED,
     SPAWN_FAILED,
     STARTING,
     STOPPING,
@@ -102,6 +104,7 @@ class Supervisor:
         self._replacement = ReplacementGuardian(order, self._guardian_pipe, self._lease)
         self._keeping = KeeperHandle(order)
         self._termination = Termination(self.run, order["cookie"], self._launching, self._roster, guardian, self._spare)
+        self._after = AfterCommand(order, self._termination)
         self._deadlines = Deadlines(self.run)
         self._gang = join(self.run, self.order.get("gang_key"), self._wakeup.wake)
         folder = order["env"].get(ENV_CHECKPOINT_DIR)
@@ -116,8 +119,9 @@ class Supervisor:
             self._recorder,
             self._keeping,
             self._gang,
+            self._after,
         )
-        self._shutdown = False  # the machine shuts down; the ranks save first
+        self._ended_by: Optional[Outcome] = None  # set by a SIGTERM from outside; the ranks save first
         self._ending = Ending(self.host, self._findings, self._gang, self._tell_outcome, hung=self._hung)
         self._observer: Optional[Observer] = None
         self._stuck: List[int] = []  # programs that cannot be killed, as last sent to the guardian
@@ -142,6 +146,7 @@ class Supervisor:
             grace = min(grace, LEASED_GRACE_S)
         self._guardian_pipe.report(**self._launching.names(), grace=grace)
         notes.send_notes(self._recorder.note)
+        self._after.prepare(self._drain)
         self._drain.start()
         self._writer.start()
         self._save_state()
@@ -201,8 +206,7 @@ class Supervisor:
         self._stand()
         self._keeping.report_death(self._roster.find_first_death(), self._roster.restarted())
         if self._over():
-            assert self.outcome is not None
-            self._conclusion.take_step(self.outcome, self.status, self._observer)
+            self._conclude()
         else:
             self._look()
             self._decide()
@@ -212,7 +216,26 @@ class Supervisor:
             self._gang.serve_checkpoints(self._keeping.port)
             self._keeping.connect_replicas(self._gang.servers)
         self._tell_stuck([*tool.stuck(), *self._keeping.stuck()])
+        if self._recorder.ended and self.paths.attempt is None:
+            self._leave_slots()
         self._guardian_pipe.beat()
+
+    def _conclude(self) -> None:
+        assert self.outcome is not None
+        if self._after.running and (self._wakeup.asked(STOP) or self._wakeup.shutdown_sender()):
+            self._after.stop()
+        self._conclusion.take_step(self.outcome, self.status, self._observer)
+        if self._after.running and self.state != STOPPING:
+            self.state = STOPPING
+            self._save_state()
+        if self._after.failure is not None and self.outcome.state == SUCCEEDED:
+            self._ending.settle(self._after.failure)
+
+    def _leave_slots(self) -> None:
+        """Free the slots. No process of the job is left, while this process may still wait for a lost node."""
+        if self.order["slots"]["fds"]:
+            claims.leave(self.order["slots"], over=True)
+            self._guardian_pipe.report(left=True)
 
     def _over(self) -> bool:
         """Return whether no process of the job is left, and the outcome is known."""
@@ -247,6 +270,7 @@ class Supervisor:
         ended = reap()
         for pid in ended:
             self._keeping.ended(pid)
+            self._after.note_ended(pid, ended[pid])
         if self.launcher is not None and self.status is None:
             self.status = ended.get(self.launcher.pid)
         if any(self._replacement.ended(pid) for pid in ended):
@@ -318,12 +342,13 @@ class Supervisor:
             self._answer(None)
 
     def _take_orders(self) -> None:
-        if self._wakeup.asked(SHUTDOWN) and not self._shutdown:
-            self._shutdown = True
+        sender = self._wakeup.shutdown_sender()
+        if sender is not None and self._ended_by is None:
             self._saving.begin()
-        if self._shutdown and self._saving.over and self._ending.known is None:
-            text = "the supervisor received SIGTERM: is the machine shutting down?"
-            self._ending.propose(outcomes.failed(outcomes.cause(self.host, SIGNALED, text, signal="SIGTERM")))
+            self._ended_by = outcomes.failed(shutdown.find_cause(self.host, sender))
+            self._ending.blame(self._ended_by)
+        if self._ended_by is not None and self._saving.over and self._ending.known is None:
+            self._ending.propose(self._ended_by)
         if self._wakeup.asked(STOP):
             self._stop_look = self._recorder.look()
         if self._stop_look is not None and self._stop_look.over:

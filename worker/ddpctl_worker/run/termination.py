@@ -72,6 +72,11 @@ class Termination:
         return float(self._run["timeouts"]["stop"])
 
     @property
+    def asked_seconds(self) -> float:
+        """Return the grace of the stop that was asked for: the job's own, unless the stop named another."""
+        return self.grace_seconds if self._asked_grace is None else self._asked_grace
+
+    @property
     def leftover_seconds(self) -> float:
         """Return how long processes may outlive the launcher: the job's ``timeouts.leftover``."""
         return float(self._run["timeouts"]["leftover"])
@@ -93,6 +98,11 @@ class Termination:
             patience=patience,
             proof=processes.Proof(self._launching.group, subreaper=True, spare=self._spare),
         )
+
+    def stopper_for_leftovers(self, grace: float) -> Stopper:
+        """Return a stop of all processes of the job that are left, with ``grace`` seconds from SIGTERM to SIGKILL."""
+        proof = processes.Proof(self._launching.group, subreaper=True, spare=self._spare)
+        return Stopper(self._members, None, grace, proof=proof)
 
     def ask_grace(self, grace: Optional[float]) -> None:
         """Set the grace before the beginning; ``None``: the job's own."""

@@ -15,7 +15,7 @@ from ddpctl_worker.record.record import named_by
 from ddpctl_worker.record.status import node_status, refuse_elsewhere
 from ddpctl_worker.verbs.limits import JUDGE_RUN_S, LINE_SEARCH_S, LOG_FRAME_BYTES, LOG_POLL_S
 from ddpctl_worker.wire.channel import Channel, WorkerError
-from ddpctl_worker.wire.contract import BAD_REQUEST, STALE, TERMINAL
+from ddpctl_worker.wire.contract import BAD_REQUEST, QUEUED, STALE, TERMINAL
 
 
 def tail(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
@@ -109,7 +109,7 @@ class _Follow:
         self._judge_at = now + JUDGE_RUN_S
         refuse_elsewhere(self._paths)  # the end of a run on another machine may never show here
         status = node_status(self._paths)
-        stale = status["state"] == STALE or bool(status["note"])
+        stale = status["state"] == STALE or (bool(status["note"]) and status["state"] != QUEUED)
         if status["state"] not in TERMINAL and stale != self._stale:
             self._stale = stale
             state = STALE if stale else status["state"]

@@ -15,12 +15,14 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 from ddpctl_worker.doctor.process import STATES
 from ddpctl_worker.machine import fs, proc
 from ddpctl_worker.record.limits import LAST_METRICS_BYTES
+from ddpctl_worker.record.lines import decode
 from ddpctl_worker.record.logs import segments
 from ddpctl_worker.record.metrics import Values, files_of, read_new_values
 from ddpctl_worker.record.paths import RunPaths, job_id, run_paths, runs_dir
 from ddpctl_worker.record.ranks import read_rank_processes
 from ddpctl_worker.record.status import status_or_fault
-from ddpctl_worker.verbs.limits import COMING_RUN_S, LOG_END_BYTES, LOST_RUN_S, MOST_RUNS
+from ddpctl_worker.rules.progress import find_progress
+from ddpctl_worker.verbs.limits import COMING_RUN_S, LOG_END_BYTES, LOST_RUN_S, MOST_RUNS, PROGRESS_LINES_OF_A_LOOK
 from ddpctl_worker.wire import contract
 from ddpctl_worker.wire.channel import WorkerError
 
@@ -153,7 +155,8 @@ class _Live:
                 one["state"] = STATES.get(stat.state, stat.state)
                 seen[(pid, start)] = now = _Seen(stat.ticks, time.monotonic())
                 one.update(cpu=_percent(self._seen.get((pid, start)), now), rss_mb=_resident(pid))
-            found[rank] = dict(one, output_age_s=ages.get(rank), metrics=metrics.pop(rank, {}))
+            printed = dict(self._log.printed.get(rank, {}))
+            found[rank] = dict(one, output_age_s=ages.get(rank), metrics=metrics.pop(rank, {}), printed=printed)
         self._seen = seen
         if metrics.get(""):
             found[""] = {"metrics": metrics[""]}
@@ -197,10 +200,11 @@ class _Grown:
 
 
 class _Log:
-    """The time of each rank's last output, from the end of the growing log."""
+    """The time of each rank's last output and the progress that it printed, from the end of the growing log."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
+        self.printed: Dict[str, Values] = {}  # rank -> step, epoch and loss
         self._last: Dict[str, float] = {}  # rank -> wall clock
         self._read: Tuple[str, int] = ("", 0)  # the file that was read last, and its size then
 
@@ -224,3 +228,7 @@ class _Log:
         whole = data.rfind(b"\n") + 1
         self._read = (path, size - (len(data) - whole))
         self._last.update({match[2].decode(): float(match[1]) for match in _HEAD.finditer(data[:whole])})
+        for line in data[:whole].splitlines()[-PROGRESS_LINES_OF_A_LOOK:]:
+            record = decode(line)
+            if record is not None and record.get("r") is not None:
+                self.printed.setdefault(str(record["r"]), {}).update(find_progress(str(record["x"])))

@@ -39,6 +39,7 @@ MIN_PYTHON = (3, 8)
 HAVE, NEED, FAIL, OLD = "have", "need", "fail", "old"  # the node's answers to the header
 
 # --- states of a node and of a run -------------------------------------------------------------------------------
+QUEUED = "queued"  # it waits for slots
 PENDING = "pending"
 STARTING = "starting"
 RUNNING = "running"
@@ -67,6 +68,8 @@ OOM = "oom"
 KILLED_BY_USER = "killed_by_user"
 NODE_LOST = "node_lost"
 NODE_REBOOTED = "node_rebooted"
+MACHINE_SHUTDOWN = "machine_shutdown"  # its first process ended all others
+SESSION_ENDED = "session_ended"  # systemd ended the login session that the run was in; the machine goes on
 LINK_LOST = "link_lost"  # the path between two hosts failed, not a rank or a host; the cause names both hosts
 SUPERVISOR_LOST = "supervisor_lost"
 RENDEZVOUS_TIMEOUT = "rendezvous_timeout"
@@ -87,6 +90,7 @@ OS_ERROR = "os_error"  # any other error of the node's disk
 CORRUPT = "corrupt"
 NO_PORT = "no_port"
 BUSY = "busy"
+IN_USE = "in_use"  # the slots that a run wants are not free
 TIMEOUT = "timeout"
 INTERRUPTED = "interrupted"  # the controller went away
 INSTALL = "install"
@@ -125,10 +129,10 @@ VICTIM_WORDS = (
     r"remote process exit(?:ed|ing)|NCCL Error 6|ncclRemoteError|unhandled system error|ncclSystemError|"
     r"communicator was aborted|Some NCCL operations have failed or timed out|"
     r"Timed out waiting \d+ms for (?:recv|send)|Socket Timeout|failed to pass monitoredBarrier|"
-    r"failed to recv, got 0 bytes|Watchdog caught collective operation timeout|watchdog got stuck for|"
+    r"failed to recv, got 0 bytes|Watchdog caught collective operation timeout|"
     r"wait timeout after \d+ms|client socket has timed out|Timed out after \d+ seconds waiting for clients|"
     r"waitForInput: .* timed out|possible application crash on rank|"
-    r"connectFullMesh failed|RendezvousClosedError|The connection to the C10d store has failed"
+    r"RendezvousClosedError|The connection to the C10d store has failed"
 )
 
 # --- environment of a job's process -----------------------------------------------------------------------------------

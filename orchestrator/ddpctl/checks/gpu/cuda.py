@@ -138,15 +138,20 @@ def runs_on(capability: str, built: Iterable[str]) -> bool:
     """Return whether a build runs on a GPU of this compute capability.
 
     Machine code runs on the same major generation from its minor generation on: ``sm_80`` runs on 8.6. Intermediate
-    code runs on its own generation and newer: ``compute_90`` is compiled for 12.0 when it is loaded.
+    code runs on its own generation and newer: ``compute_90`` is compiled for 12.0 when it is loaded. Code with the
+    suffix "a" (``sm_90a``) runs on exactly its capability.
     """
     major, _, minor = capability.partition(".")
     have = (int(major), int(minor or 0))
     for name in built:
-        match = re.match(r"(sm|compute)_(\d+)(\d)[af]?$", name)
+        match = re.match(r"(sm|compute)_(\d+)(\d)([af]?)$", name)
         if not match:
             return True  # an unknown name: no verdict
         want = (int(match.group(2)), int(match.group(3)))
+        if match.group(4) == "a":
+            if want == have:
+                return True
+            continue
         if match.group(1) == "compute" and want <= have:
             return True
         if match.group(1) == "sm" and want[0] == have[0] and want[1] <= have[1]:

@@ -11,7 +11,7 @@ from ddpctl.checks.gpu import amd, in_use
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import group_by, name_hosts
-from ddpctl.spec.nvidia import KERNEL, Smi, labels
+from ddpctl.spec.nvidia import KERNEL, Gpu, Smi, labels
 from ddpctl.spec.values import plural
 
 # (fault, fix, command that shows more). No command ends a process or reboots the host.
@@ -28,6 +28,14 @@ _BROKEN = {
     ),
     nvidia.LOST: ("a GPU no longer answers", "reboot the host", "dmesg -T | grep -i xid"),
     nvidia.FAILED: ("nvidia-smi fails", None, "nvidia-smi"),
+}
+# words of nvidia-smi's message -> what ends the fault
+_FIXES = {
+    "Unknown Error": "in a container: restart it; `systemctl daemon-reload` on its host took its access to the GPUs",
+    "Insufficient Permissions": "this login may not open /dev/nvidia*: see its groups, SELinux, and the options of the "
+    "nvidia module",
+    "libnvidia-ml.so": "in a container: start it with NVIDIA's container runtime, or run ldconfig in it; elsewhere "
+    "install NVIDIA's driver libraries",
 }
 # The command of each family of distributions that rebuilds the boot image.
 _INITRAMFS = {
@@ -57,7 +65,10 @@ def _judge_driver(view: View) -> Iterable[Finding]:
             )
         elif smi.state != nvidia.OK and in_use.has_gpus(view, host, smi) and not kernel["driver_gpus"]:
             yield _no_driver(view, host, kernel)
+        elif smi.state in (nvidia.NO_DEVICES, nvidia.NO_DRIVER) and kernel.get("driver_gpus"):
+            yield _no_start(view, host, smi, kernel)
         yield from _recovery(view, host)
+        yield from _faults(view, host, smi)
     for host, value in view.values(amd.GPUS).items():
         yield from amd.driver_faults(view, host, value)
     yield from report.differences(
@@ -68,8 +79,55 @@ def _judge_driver(view: View) -> Iterable[Finding]:
     )
 
 
+def _no_start(view: View, host: str, smi: Smi, kernel: Mapping[str, Any]) -> Finding:
+    cards = plural(len(kernel["driver_gpus"]), "GPU")
+    return report.error(
+        host,
+        f"the NVIDIA driver is loaded for {cards}, but cannot start or reach {'it' if cards == '1 GPU' else 'them'}: "
+        f"{smi.text}",
+        fix="the kernel log has the reason (RmInitAdapter, Xid); on a new machine, turn on Above 4G Decoding and "
+        "Resizable BAR in the firmware",
+        command=report.as_root(view, host, "dmesg -T") + " | grep -i nvrm",
+        evidence={"text": smi.text, "driver_gpus": kernel["driver_gpus"]},
+    )
+
+
+def _faults(view: View, host: str, smi: Smi) -> Iterable[Finding]:
+    """Report the GPUs whose values nvidia-smi replaces by a fault, and its warnings beside the table."""
+    asked = {gpu.index for gpu in in_use.gpus(view, host) if gpu.cells.get("gpu_recovery_action") not in (None, "None")}
+    faults = group_by(lambda gpu: gpu.fault or "", (gpu for gpu in smi.gpus if gpu.index not in asked))
+    faults.pop("", None)
+    for fault, gpus in faults.items():
+        reset = "reset" in fault.lower()
+        must = (
+            " must be reset: CUDA cannot start there"
+            if reset
+            else " has a fault"
+            if len(gpus) == 1
+            else " have a fault"
+        )
+        yield report.finding(
+            Severity.ERROR if reset else Severity.WARNING,
+            host,
+            f"{labels(gpus)}{must}; nvidia-smi shows [{fault}]",
+            fix="nothing may run on the GPUs meanwhile; where the driver refuses, reboot the host"
+            if reset
+            else "the kernel log has the reason; where CUDA fails on the GPU too, drain the host and reboot it",
+            command=in_use.reset(view, host, gpus) if reset else smi.program,
+            evidence={"fault": fault, "gpus": [gpu.index for gpu in gpus]},
+        )
+    for line in smi.warnings:
+        yield report.warning(
+            host,
+            f"nvidia-smi warns: {line.removeprefix('WARNING: ')}",
+            fix="the GPU works; report it to the vendor",
+            evidence={"line": line},
+        )
+
+
 def _broken(view: View, host: str, smi: Smi) -> Finding:
     what, fix, command = _BROKEN[smi.state]
+    fix = fix or next((known for words, known in _FIXES.items() if words in smi.text), None)
     return report.error(
         host,
         f"{what}{f': {smi.text}' if smi.text else ''}",
@@ -152,8 +210,13 @@ def _models(view: View, host: str) -> str:
     if host in in_use.unused_gpus(view):
         return ", ".join(sorted({amd.model(gpu) for gpu in amd.gpus(view, host)}))
     gpus = in_use.gpus(view, host)
-    names = {f"{gpu.name} {(gpu.number('memory.total') or 0) / 1024:.0f} GB" for gpu in gpus}
-    return ", ".join(sorted(names))
+    return ", ".join(sorted({_describe_model(gpu) for gpu in gpus}))
+
+
+def _describe_model(gpu: Gpu) -> str:
+    """Return name and memory. A GPU that shares the memory of its host (GB10) has no memory of its own."""
+    memory = gpu.number("memory.total")
+    return gpu.name or "?" if memory is None else f"{gpu.name} {memory / 1024:.0f} GB"
 
 
 def _judge_count(view: View) -> Iterable[Finding]:
@@ -214,7 +277,9 @@ def _why_none(view: View, host: str, smi: Smi) -> str:
         return "its AMD GPUs cannot be opened"
     return {
         nvidia.ABSENT: "nvidia-smi not found",
-        nvidia.NO_DRIVER: "no NVIDIA driver is loaded",
+        nvidia.NO_DRIVER: "its NVIDIA driver does not answer"
+        if (view.value(host, KERNEL) or {}).get("driver_gpus")
+        else "no NVIDIA driver is loaded",
         nvidia.NO_DEVICES: "nvidia-smi finds no device",
     }.get(smi.state, hidden or "torch sees none")
 

@@ -32,18 +32,19 @@ def _judge_fabric(view: View) -> Iterable[Finding]:
     exempt = _without_switches(view)
     for host, value in view.values(FABRIC).items():
         gpus = in_use.gpus(view, host)
-        if host in exempt or any(gpu.cells.get("fabric.state") == "Completed" for gpu in gpus):
-            # in a virtual machine the fabric manager runs on the host below, and the GPUs report that it is done
+        if host in exempt:
             continue
         live = in_use.live_devices(view, host)
         starts = live is not None and live.works and bool(live.buses)
-        fault = _fault(view, host, value)
+        # A fabric manager has registered these GPUs. In a virtual machine it runs on the host below.
+        registered = [gpu for gpu in gpus if gpu.cells.get("fabric.state") == "Completed"]
+        fault = None if registered else _fault(view, host, value)
         waiting = _waiting(gpus)
         if fault:
             yield _not_running(view, host, fault, starts, value)
         elif waiting and not starts:
             yield _wait(view, host, waiting, live)
-        elif value and _state(view, host, value) is None and not starts:
+        elif value and not registered and _state(view, host, value) is None and not starts:
             yield report.unknown(host, "not checked: systemd does not answer here")
 
 
@@ -113,7 +114,7 @@ def _wait(view: View, host: str, waiting: list[Gpu], live: in_use.LiveDevices | 
         Severity.ERROR if sure else Severity.WARNING,
         host,
         f"{labels(waiting)}: fabric state {waiting[0].cells['fabric.state']}, so CUDA fails with error 802 until the "
-        "fabric manager has registered them",
+        f"fabric manager has registered {'it' if len(waiting) == 1 else 'them'}",
         fix="start nvidia-fabricmanager on the machine that has the NVSwitches; for a virtual machine, that is its "
         "host",
         command=f"{smi.program} -q | grep -A 3 -w Fabric",

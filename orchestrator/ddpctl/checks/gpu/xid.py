@@ -10,7 +10,8 @@ from typing import Any
 from ddpctl.checks import report
 from ddpctl.checks.base import View
 from ddpctl.checks.gpu import in_use
-from ddpctl.checks.limits import FRESH_XID_S, KERNEL_LOG_S
+from ddpctl.checks.gpu.xid_codes import REBOOT, find_meaning
+from ddpctl.checks.limits import FRESH_XID_S, KERNEL_LOG_S, SAME_FALL_S
 from ddpctl.spec import nvidia
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import group_by
@@ -29,33 +30,8 @@ _SXID = re.compile(
 _RECOVERED = re.compile(r"recovery action changed from .* to 0x0 \(None\)", re.IGNORECASE)
 _TIME = re.compile(r"^\[\s*(?P<seconds>\d+\.\d+)\]")
 
-# The entries of NVIDIA's Xid catalogue for which the GPU, not the program, is at fault.
-_FATAL = {
-    48: "uncorrectable memory error",
-    62: "the GPU's internal controller halted",
-    64: "bad memory could not be set aside",
-    74: "NVLink error",
-    79: "GPU fell off the bus",
-    92: "too many corrected memory errors",
-    95: "uncontained memory error",
-    109: "context switch timed out",
-    119: "the GPU's system processor does not answer",
-    120: "the GPU's system processor failed",
-    136: "link training failed",
-    140: "unrecovered memory error",
-    143: "GPU initialization failed",
-    149: "NVLink error",
-    154: "the GPU needs a reset or a reboot",
-}
 _MEMORY = (48, 63, 64, 92, 94, 95, 140)  # events of the error counters, which a reset sets to 0
 _NO_INIT = 0  # RmInitAdapter failed: an event without an Xid
-_MILD = {
-    61: "internal controller warning",
-    63: "bad memory will be set aside at the next reset",
-    94: "contained memory error: the program that hit it was killed",
-    121: "link error, corrected",
-}
-# 13, 31, 43, 45, 68, 69 and similar are faults of a program, so only their number is reported.
 
 
 @dataclass(frozen=True)
@@ -76,12 +52,28 @@ def read(value: Mapping[str, Any]) -> list[Xid]:
     found = []
     for line in value["lines"]:
         if match := _XID.search(line):
-            found.append(Xid(match["bus"], int(match["code"]), (match["rest"] or "").strip(), _age(line, value)))
+            code = int(match["code"])
+            found.append(Xid(_device(match["bus"]), code, (match["rest"] or "").strip(), _age(line, value)))
         elif fallen := _FALLEN.search(line):
-            found.append(Xid(fallen["bus"], 79, "GPU has fallen off the bus", _age(line, value)))
+            bus = _device(fallen["bus"])
+            age = _age(line, value)
+            if not any(_is_same_fall(xid, bus, age) for xid in found):
+                found.append(Xid(bus, 79, "GPU has fallen off the bus", age))
         elif dead := _NO_START.search(line):
-            found.append(Xid(dead["bus"] or "", _NO_INIT, dead["rest"], _age(line, value)))
+            found.append(Xid(_device(dead["bus"] or ""), _NO_INIT, dead["rest"], _age(line, value)))
     return found
+
+
+def _is_same_fall(xid: Xid, bus: str, age: float | None) -> bool:
+    """Return whether ``xid`` is the fall of a second line: the driver writes a fall in two lines at the same time."""
+    if (xid.bus, xid.code) != (bus, 79):
+        return False
+    return age is None or xid.age is None or xid.age - age < SAME_FALL_S
+
+
+def _device(text: str) -> str:
+    """Return a PCI address without its function: lines of the driver spell it with and without."""
+    return text.rstrip(":").partition(".")[0]
 
 
 def switch_faults(value: Mapping[str, Any]) -> list[Xid]:
@@ -137,8 +129,10 @@ def _since_reset(events: Mapping[tuple[str, int], list[Xid]], bus: str, group: l
 def _verdict(view: View, host: str, bus: str, code: int, group: list[Xid], reset: bool) -> Finding:
     last = group[-1]
     severity, note = _weigh(view, host, bus, code, last, reset)
-    what = _FATAL.get(code) or _MILD.get(code) or "most often the fault of a program, not of the GPU"
-    name = f"Xid {code} ({what})" if code != _NO_INIT else "the driver could not start it (RmInitAdapter failed)"
+    meaning = find_meaning(code, last.rest)
+    name = (
+        f"Xid {code} ({meaning.words})" if code != _NO_INIT else "the driver could not start it (RmInitAdapter failed)"
+    )
     times = "" if len(group) == 1 else f", {len(group)} times"
     fatal = severity is Severity.ERROR
     return report.finding(
@@ -147,7 +141,7 @@ def _verdict(view: View, host: str, bus: str, code: int, group: list[Xid], reset
         f"{f'GPU at PCI {bus}' if bus else 'a GPU'}: {name}{times}, last {_ago(last.age)}"
         + (f": {last.rest[:120]}" if last.rest else "")
         + (f"; {note}" if note else ""),
-        fix="drain the host and reboot it; if it comes back, have the GPU replaced" if fatal else None,
+        fix=(meaning.fix if code != _NO_INIT else REBOOT) if fatal else None,
         command=report.as_root(view, host, "dmesg -T") + " | grep -iE 'xid|nvrm'",
         evidence={"bus": bus, "xid": code, "count": len(group), "age_s": last.age},
     )
@@ -165,8 +159,9 @@ def _weigh(view: View, host: str, bus: str, code: int, last: Xid, reset: bool) -
     if code == _NO_INIT:
         return (Severity.ERROR, None) if gpu is None else (Severity.INFO, "it answers now")
     fresh = code == 79 or last.age is None or last.age < FRESH_XID_S
-    if code not in _FATAL:
-        return (Severity.WARNING if code in _MILD and fresh and not reset else Severity.INFO), None
+    severity = find_meaning(code, last.rest).severity
+    if severity is not Severity.ERROR:
+        return (severity if fresh and not reset else Severity.INFO), None
     action = gpu.cells.get("gpu_recovery_action") if gpu else None
     if reset or (action == "None" and code in _MEMORY and not _errors(gpu)):
         return Severity.INFO, "the GPU has been reset since"
@@ -223,7 +218,8 @@ CHECKS = (
         "memory (48, 63, 64, 94, 95), its system processor hangs (119, 120), NVLink failed (74), an NVSwitch did "
         "(SXid), or the driver could not start it (RmInitAdapter). A fault that a reset has cleared is only an info.",
         symptom="NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus; the other ranks hang in a collective",
-        fix="Drain the node and reboot it; replace the GPU if the fault comes back.",
+        fix="Drain the node and reset the GPU or reboot, as the finding says. Replace the GPU only if NVIDIA's "
+        "diagnostics find a fault.",
         exempt=_exempt,
     ),
 )

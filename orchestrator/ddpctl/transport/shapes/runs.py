@@ -218,6 +218,7 @@ class StatusDict(TypedDict):
     last_output_age_s: NotRequired[Number | None]
     dropped_lines: NotRequired[Count | None]
     metrics: NotRequired[dict[Digits, dict[Short, Figure]]]
+    printed: NotRequired[dict[Short, Figure]]
     note: NotRequired[Short | None]
     diagnosis: NotRequired[DiagnosisDict | None]
     slow: NotRequired[list[SlowDict] | None]
@@ -247,6 +248,56 @@ class StartedDict(TypedDict):
     status: StatusDict
     port: NotRequired[Port | None]
     beside: NotRequired[list[Name]]
+    unclaimed: NotRequired[Short | None]
+    machine: NotRequired[Short]
+
+
+class OriginTextDict(TypedDict):
+    account: Short
+    machine: Short
+    folder: Short
+
+
+class SlotClaimDict(TypedDict):
+    run: Name
+    job: Name
+    cluster: Name
+    project: Name
+    host: Name
+    hosts: Annotated[list[Name], Field(max_length=10_000)]
+    account: Short
+    mine: bool
+    origin: OriginTextDict
+    age_s: Annotated[float, Field(ge=0, le=1e12)]
+    slots: Annotated[list[Small], Field(max_length=10_000)]
+    want: Small
+    place: Small | None
+
+
+class ForeignProgramDict(TypedDict):
+    pid: Count
+    account: Short | None
+    command: Short
+
+
+class SlotHolderDict(TypedDict):
+    slots: Annotated[list[Small], Field(max_length=10_000)]
+    claim: Small | None
+    foreign: ForeignProgramDict | None
+
+
+class LimitDict(TypedDict):
+    limit: Small
+    held: Small
+
+
+class SlotsDict(TypedDict):
+    claims: Annotated[list[SlotClaimDict], Field(max_length=10_000)]
+    fits: bool | None
+    gpus: bool
+    holders: Annotated[list[SlotHolderDict], Field(max_length=20_000)]
+    limited: NotRequired[LimitDict | None]
+    trouble: Short | None
 
 
 class RemovedDict(TypedDict):
@@ -304,14 +355,16 @@ class ColumnsDict(TypedDict):
     attempt: list[Small]
 
 
-def _of_one_length(columns: ColumnsDict) -> ColumnsDict:
+def _check_columns(columns: ColumnsDict) -> ColumnsDict:
     if len({len(column) for column in columns.values()}) != 1:  # type: ignore[arg-type]
         raise ValueError("its columns have different lengths")
+    if any("\n" in text for text in columns["text"]):
+        raise ValueError("a line has a line feed inside")  # the rest would look like another host's line
     return columns
 
 
 class LinesDict(TypedDict):
-    lines: Annotated[ColumnsDict, AfterValidator(_of_one_length)]
+    lines: Annotated[ColumnsDict, AfterValidator(_check_columns)]
     offset: Count
     more: bool
 

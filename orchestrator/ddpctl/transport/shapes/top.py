@@ -49,6 +49,7 @@ class GpusDict(TypedDict):
 
 class RankPulseDict(TypedDict):
     metrics: dict[Short, Figure]
+    printed: NotRequired[dict[Short, Figure]]
     pid: NotRequired[Count]
     state: NotRequired[Annotated[str, Field(max_length=20)]]
     cpu: NotRequired[Annotated[float, Field(ge=-1e6, le=1e6)] | None]

@@ -18,7 +18,7 @@ from ddpctl.transport.limits import DEPTH
 from ddpctl_worker.wire import contract
 
 _MOST = 1 << 63
-_ACTIVE = (contract.PENDING, contract.STARTING, contract.RUNNING, contract.STOPPING)
+_ACTIVE = (contract.QUEUED, contract.PENDING, contract.STARTING, contract.RUNNING, contract.STOPPING)
 
 
 def _moment(value: str) -> str:

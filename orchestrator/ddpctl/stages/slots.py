@@ -1,0 +1,85 @@
+"""Asks the hosts who holds their slots, and whether a plan fits beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ddpctl.errors import HostsInUse
+from ddpctl.spec.event import Note, Tell
+from ddpctl.spec.plan import NodePlan, Plan
+from ddpctl.spec.ranges import fold_names
+from ddpctl.spec.slots import Claim, holder_lines, others_text
+from ddpctl.stages.limits import SLOTS_S
+from ddpctl.transport.base import Fleet, FleetOutcome, Transport
+
+_CHOICES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+
+
+def refuse_in_use(plan: Plan, fleet: Fleet) -> None:
+    """Raise HostsInUse if a node of the plan gets no slots now. A host that cannot be asked is left to the start."""
+    answers = _ask_nodes(plan, fleet, plan.hosts)
+    full = {host: answer for host, answer in answers.items() if answer["fits"] is False}
+    if full:
+        raise _in_use(full)
+
+
+def start_refused(plan: Plan, fleet: Fleet, hosts: Sequence[str]) -> HostsInUse:
+    """Return the error of a start that these hosts refused because their slots are in use."""
+    answers = _ask_nodes(plan, fleet, hosts)
+    return _in_use({host: answers.get(host, {"claims": [], "holders": []}) for host in hosts})
+
+
+def _ask_nodes(plan: Plan, fleet: Fleet, hosts: Sequence[str]) -> Mapping[str, dict[str, Any]]:
+    return fleet.map(lambda transport: _ask_node(transport, plan.node(transport.host)), hosts).results
+
+
+def _ask_node(transport: Transport, node: NodePlan) -> dict[str, Any]:
+    chosen = {name: node.command.env[name] for name in _CHOICES if name in node.command.env}
+    run = {"slots": node.slots.to_json(), "nproc": node.nproc, "env": chosen}
+    return transport.call("slots", {"run": run}, timeout=SLOTS_S)
+
+
+def _in_use(answers: Mapping[str, Mapping[str, Any]]) -> HostsInUse:
+    """Return the error for the hosts with these answers, with a line for each holder."""
+    lines = [line for host, answer in answers.items() for line in holder_lines(host, answer)]
+    verb = "is" if len(answers) == 1 else "are"
+    return HostsInUse(
+        f"{fold_names(list(answers))} {verb} in use; nothing was started",
+        lines,
+        hint="wait in line for them: ddpctl up --wait; `ddpctl ps` shows the runs of all accounts",
+    )
+
+
+def ask_claims(fleet: Fleet) -> tuple[list[Claim], FleetOutcome[dict[str, Any]]]:
+    """Return the claims of all accounts on the hosts of the fleet, and the outcome."""
+    outcome = fleet.map(lambda transport: transport.call("slots", {}, timeout=SLOTS_S))
+    found = [Claim.from_json(host, claim) for host, answer in outcome.results.items() for claim in answer["claims"]]
+    return found, outcome
+
+
+def warn_other_runs(fleet: Fleet, hosts: Sequence[str], tell: Tell) -> None:
+    """Name the runs of other accounts on ``hosts``, before a command changes these hosts as root.
+
+    A host that cannot be asked is left out: the command itself says why.
+    """
+    outcome = fleet.map(lambda transport: transport.call("slots", {}, timeout=SLOTS_S), hosts)
+    for host, answer in outcome.results.items():
+        for claim in (Claim.from_json(host, each) for each in answer["claims"]):
+            if claim.slots and not claim.mine:
+                tell(Note(others_text(claim), "warning", host))
+
+
+def unknown_claims(outcome: FleetOutcome[dict[str, Any]]) -> dict[str, str]:
+    """Return host -> why its claims are not known."""
+    troubles = {host: answer["trouble"] for host, answer in outcome.results.items() if answer["trouble"]}
+    return {**troubles, **{host: error.message for host, error in outcome.errors.items()}}
+
+
+def warn_unclaimed(answers: Mapping[str, Mapping[str, Any]], hosts: Iterable[str], tell: Tell) -> None:
+    """Warn of hosts on which the run could not claim its slots: other accounts do not see it there."""
+    for host in hosts:
+        why = answers[host].get("unclaimed")
+        if why:
+            text = f"no slot could be claimed ({why}): other accounts do not see this run, and may start beside it"
+            tell(Note(text, "warning", host))
