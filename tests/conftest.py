@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,6 +56,12 @@ def lab3(lab3_module: Lab) -> Iterator[Lab]:
 def python213() -> str:
     """An interpreter with torch 2.13, on this machine and on every host."""
     return _interpreter(interpreters.python213(), "tests/setup/lab-interpreter")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_slots(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Runs on this machine take slots of their own: tests run side by side."""
+    os.environ["DDPCTL_SLOTS_DIR"] = str(tmp_path_factory.mktemp("machine") / "slots")
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from ddpctl import __version__
 from ddpctl.environment.origins import origins, pip_settings
 from ddpctl.environment.resolve import uv_environment
 from ddpctl.spec.inventory import Environment
+from tests.suite.speed import stretch
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +33,9 @@ def variables(folder: Path) -> dict[str, str]:
 
 
 def run(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, env=variables(folder), capture_output=True, text=True, timeout=280)
+    done = subprocess.run(
+        command, cwd=folder, env=variables(folder), capture_output=True, text=True, timeout=stretch(200)
+    )
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 

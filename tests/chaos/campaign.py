@@ -54,6 +54,7 @@ class Campaign:
         try:
             python = interpreters.make_stand_in() if round.job == PLAIN else interpreters.python213()
             site = Site(self.lab, ddpctl, self.folder / f"site{round.number}", str(python))
+            site.keys["defaults"]["slots"] = 2  # for a second run of the same name
             facts, scene = play(site, round)
         finally:
             ddpctl.stop()

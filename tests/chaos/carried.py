@@ -21,6 +21,7 @@ from tests.restarts.train import STEPS_FOLDER, TRAIN
 
 def add_job(site: Site, name: str) -> None:
     keys = {"nodes": NODES, "spares": len(site.hosts) - NODES, "restarts": 3, "env": {"OMP_NUM_THREADS": "1"}}
+    keys["nproc_per_node"] = 1
     site.job(name, TRAIN, STEPS_FOLDER, str(LAST), str(PACE_S), timeouts={"stop": 5}, **keys)
 
 

@@ -53,7 +53,7 @@ def play(site: Site, round: Round) -> tuple[Facts, Scene]:
         if round.job == RESTARTS:
             carried.add_job(site, job)
         else:
-            site.job(job, TORCH_PROGRAM if round.job == TORCH else PLAIN_PROGRAM, timeouts=LIMITS)
+            site.job(job, TORCH_PROGRAM if round.job == TORCH else PLAIN_PROGRAM, timeouts=LIMITS, nproc_per_node=1)
         up = site.start("up", "--job", job, "--skip-preflight")
         scene = Scene(site, round, job, victim, watch, up, undo)
         if round.job == RESTARTS:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ddpctl.checks.gpu import amd, xid
 from ddpctl.spec.backend import backend_of
-from ddpctl.spec.nvidia import Gpu, bus_of, labels
+from ddpctl.spec.nvidia import Gpu, bus_of, labels, read
+from ddpctl.spec.question import Answer
 from tests.examples import few
 
 NUMBERS = st.integers(0, 255)
@@ -29,6 +30,24 @@ def test_numbers_of_gpus_are_told_as_ranges(numbers: set[int]) -> None:
         first, _, last = part.partition("-")
         named |= set(range(int(first), int(last or first) + 1))
     assert named == numbers
+
+
+def test_a_fault_in_place_of_a_value_is_no_value() -> None:
+    result = {"code": 0, "stderr": "", "timed_out": False, "seconds": 0.1}
+    table = "index, persistence_mode, compute_mode\n0, [GPU requires reset], [GPU requires reset]\n1, Enabled, [N/A]\n"
+    smi = read(Answer(True, value={"gpu": {**result, "stdout": table}}))
+    assert [gpu.fault for gpu in smi.gpus] == ["GPU requires reset", None]
+    assert [gpu.cells["persistence_mode"] for gpu in smi.gpus] == [None, "Enabled"]
+    assert {gpu.cells["compute_mode"] for gpu in smi.gpus} == {None}
+
+
+@pytest.mark.parametrize(("apart", "falls"), [(0, 1), (3600, 2)])
+def test_two_lines_at_the_same_time_are_the_same_fall_off_the_bus(apart: int, falls: int) -> None:
+    lines = [
+        "[ 100.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.",
+        f"[ {100 + apart}.0] NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.",
+    ]
+    assert len(xid.read({"lines": lines, "uptime": 9000.0})) == falls
 
 
 @given(st.lists(st.text() | st.from_regex(r"\[ 1\.5\] (NVRM|nvidia-nvswitch\d): .{0,9}(SXid|Xid|RmInit).{0,40}")))

@@ -44,7 +44,7 @@ def ddpctl(tmp_path_factory: pytest.TempPathFactory, stand_in: str) -> Run:
     job = {"script": "count.py", "code": "code"}
     jobs = {"good": job, "again": job, "bad": job | {"env": {"FAIL": "7"}}}
     (folder / "inventory.yaml").write_text(json.dumps({"cluster": "desk", "hosts": [host], "jobs": jobs}))
-    env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+    env = {"PATH": os.environ["PATH"], "HOME": str(folder), "DDPCTL_SLOTS_DIR": str(folder / "slots")}
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([PROGRAM, *args], env=env, cwd=folder, capture_output=True, text=True, timeout=120)
@@ -85,8 +85,8 @@ NODE = {
 STATUS: dict[str, Any] = {
     "schema": "int", "job": "str", "run": "str", "cluster": "str", "project": "str", "state": "str", "started": "str",
     "ended": "str", "untracked": [], "world_size": "int", "nodes": [NODE], "cause": "null",
-    "candidates": [], "metrics": {"step": "int", "loss": "float"}, "diagnosis": "null", "slow": [],
-    "strangers": [],
+    "candidates": [], "metrics": {"step": "int", "loss": "float"}, "metrics_are_printed": "bool", "slow": [],
+    "diagnosis": "null", "strangers": [],
     "checkpoints": "null", "attempt": "int", "continues": "null",
     "attempts": [
         {"attempt": "int", "hosts": ["str"], "started": "str", "ended": "str", "cause": "null", "set_aside": []}
@@ -114,7 +114,7 @@ def test_a_failed_run_has_its_cause(bad: dict[str, Any]) -> None:
 def test_ps_lists_both(ddpctl: Run, good: dict[str, Any], bad: dict[str, Any]) -> None:
     found = json.loads(ddpctl("ps", "--json").stdout)
     row = dict.fromkeys(("job", "run", "cluster", "project", "state", "started", "user"), "str") | {"hosts": ["str"]}
-    assert shape(found) == {"schema": "int", "jobs": [row]}
+    assert shape(found) == {"schema": "int", "jobs": [row | {"slots": {}, "place": "null"}]}
     assert {job["run"] for job in found["jobs"]} == {good["run"], bad["run"]}
 
 

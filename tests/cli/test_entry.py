@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,40 @@ def test_options_alone_are_added_to_the_jobs_arguments(job: Path, run_command: I
     done = run_command("up", str(job), "--dry-run", "--json", "--", "--lr", "0.1", "--debug", cwd=job.parent)
     assert done.rc == 0, done.stderr
     assert json.loads(done.stdout)["nodes"][0]["argv"][-4:] == ["train.py", "--lr", "0.1", "--debug"]
+
+
+ENDS_SLOWLY = """
+import atexit, os, sys, time, types
+from ddpctl.cli.app import main
+def end(write=os.write, sleep=time.sleep):
+    write(1, b"ending\\n")
+    sleep(5)
+class Late:
+    __del__ = lambda self, end=end: end()
+def put_into_module():
+    sys.modules["late"] = types.ModuleType("late")
+    sys.modules["late"].late = Late()  # deleted with its module: Python has given up its signal handlers by then
+atexit.register(end if sys.argv[1] == "atexit" else put_into_module)
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["atexit", "deletion"])
+@pytest.mark.parametrize(("command", "code"), [("schema", 0), ("tial", 2)])
+def test_a_signal_during_the_last_moment_keeps_the_exit_code(command: str, code: int, moment: str) -> None:
+    argv = [sys.executable, "-c", ENDS_SLOWLY, moment, command]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any(line == "ending\n" for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == code
+
+
+def test_a_command_in_a_process_of_its_caller_leaves_the_handler_of_ctrl_c(run_command: InProcess) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    assert run_command("schema").rc == 0
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.slow  # a worker on this machine
@@ -225,7 +260,7 @@ def test_a_command_line_that_makes_no_sense(typed: str, said: str, run_command: 
     line, hint = done.stderr.splitlines()
     assert line.startswith("error: ")
     assert said in line
-    assert hint == f"hint: see ddpctl {typed.split()[0]} --help"
+    assert hint.partition(";")[0] == f"hint: see ddpctl {typed.split()[0]} --help"
 
 
 @pytest.mark.parametrize("command", [[], ["up"], ["bench"], ["bench", "scaling"]])
@@ -259,3 +294,27 @@ def test_a_package_says_that_it_is_typed(package: str) -> None:
     assert spec is not None
     assert spec.origin is not None
     assert Path(spec.origin).with_name("py.typed").is_file()
+
+
+@pytest.mark.parametrize("command", [("up", "--dry-run"), ("push", "--list")])
+def test_a_home_that_cannot_be_written_names_the_variable_that_moves_the_cache(
+    job: Path, run_command: InProcess, command: tuple[str, ...]
+) -> None:
+    done = run_command(*command, home=Path("/proc"), inventory=job)
+    assert done.rc == 2
+    assert "error: /proc/.cache: No such file or directory" in done.stderr
+    assert "hint: set XDG_CACHE_HOME to a folder that this account can write" in done.stderr
+
+
+def test_an_option_of_the_script_is_sent_behind_the_dashes(run_command: InProcess, inventory: Path) -> None:
+    done = run_command("up", "--lr", "0.3", cwd=inventory.parent)
+    assert done.rc == 2
+    assert "hint: see ddpctl up --help; options of your script follow --: ddpctl up -- --lr VALUE" in done.stderr
+    assert "hint: see ddpctl ps --help\n" in run_command("ps", "--lr", "0.3", cwd=inventory.parent).stderr
+
+
+@pytest.mark.slow  # a worker on this machine
+def test_a_line_of_shell_text_as_a_program_gets_the_shell_in_the_hint(run_command: InProcess, inventory: Path) -> None:
+    done = run_command("exec", "-i", str(inventory), "--", "du -sh ~", cwd=inventory.parent)
+    assert done.rc == 1
+    assert "hint: for a line of shell text: ddpctl exec -- sh -c 'du -sh ~'" in done.stderr

@@ -45,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tail(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+    env = {"PATH": os.environ["PATH"], "HOME": str(folder), "DDPCTL_SLOTS_DIR": str(folder / "slots")}
     return subprocess.run([PROGRAM, *args], env=env, cwd=folder, capture_output=True, text=True, timeout=250)
 
 
@@ -60,7 +60,7 @@ sys.exit(code)
 
 def in_bounds(folder: Path, *args: str) -> list[str]:
     """The lines that `ddpctl tail much` prints into a pipe that no process reads at first."""
-    env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+    env = {"PATH": os.environ["PATH"], "HOME": str(folder), "DDPCTL_SLOTS_DIR": str(folder / "slots")}
     pipe = subprocess.PIPE
     command = [sys.executable, "-c", MEASURED, str(PROGRAM), "tail", "much", *args]
     with subprocess.Popen(command, env=env, cwd=folder, stdout=pipe, stderr=pipe) as process:

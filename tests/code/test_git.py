@@ -70,6 +70,48 @@ def test_a_repositorys_own_programs_are_not_run(folder: Path, packed: Pack, tmp_
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_repositorys_own_filters_are_not_run(folder: Path, packed: Pack, tmp_path: Path) -> None:
+    """Neither the repository's nor a submodule's; the changes are found all the same."""
+    for repository in (folder, folder / "inside"):
+        git(repository.parent, "init", "-q", str(repository))
+        write(repository, "x.dat", "train.py")
+        (repository / ".gitattributes").write_text("*.dat filter=evil\n")
+        git(repository, "add", "x.dat", "train.py", ".gitattributes")
+        git(repository, "commit", "-qm", "x")
+    git(folder, "add", "inside")
+    git(folder, "commit", "-qm", "inside")
+    assert packed().dirty is False
+    program = f"sh -c 'touch {tmp_path}/ran; cat'"
+    settings = tmp_path / "more"
+    settings.write_text(f'[filter "evil"]\n\tsmudge = "{program}"\n\trequired = true\n')
+    for repository in (folder, folder / "inside"):
+        git(repository, "config", "filter.evil.clean", program)
+        git(repository, "config", "include.path", str(settings))
+    (folder / "inside" / "x.dat").write_text("changed")
+    assert packed().dirty is True
+    (folder / "x.dat").write_text("changed")
+    assert packed().dirty is True
+    assert not (tmp_path / "ran").exists()
+    git(folder, "config", "filter.a=b.clean", program)
+    with pytest.raises(ProvisionError, match="a filter with an odd name"):
+        packed()
+
+
+def test_a_users_own_filters_are_run(
+    folder: Path, packed: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "settings"
+    settings.write_text('[filter "upper"]\n\tclean = tr a-z A-Z\n')
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+    git(folder, "init", "-q")
+    (folder / ".gitattributes").write_text("*.dat filter=upper\n")
+    (folder / "x.dat").write_text("STORED")
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "x")
+    (folder / "x.dat").write_text("stored")
+    assert packed().dirty is False
+
+
 def test_git_is_not_waited_for_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (folder / ".git").mkdir()
     slow = tmp_path / "bin" / "git"

@@ -87,6 +87,27 @@ def test_a_folder_that_git_ignores_is_packed_without_git(tmp_path: Path, folder:
     assert (list(members(code)), code.dirty) == (["a.py"], None)
 
 
+@pytest.mark.parametrize("tracked", [False, True])
+def test_keys_and_passwords_are_not_sent_and_named(folder: Path, packed: Pack, tracked: bool) -> None:
+    secret = [".aws/credentials", ".env", ".env.local", ".netrc", ".ssh/config", "certs/a.key", "certs/a.pem", "id_rsa"]
+    write(folder, "train.py", "id_map.py", *secret)
+    if tracked:
+        git(folder, "init", "-q")
+        git(folder, "add", ".")
+    code = packed()
+    assert [name for name, info in members(code).items() if info.isfile()] == ["id_map.py", "train.py"]
+    (note,) = code.notes
+    assert note.startswith("not sent, because the names are those of keys and passwords: .aws/")
+    assert ".env, .env.local, .netrc, .ssh/" in note
+    assert note.endswith(" and 3 more (to send a file: !/NAME in .ddpctlignore)")
+    # A pattern of the user's own decides: no line about files that the user leaves out or wants to be sent.
+    (folder / ".ddpctlignore").write_text(".aws/\n.ssh/\n*.key\nid_rsa\n.netrc\n.env*\n!/.env.local\n!/certs/a.pem\n")
+    code = packed()
+    sent = {".ddpctlignore", ".env.local", "certs/a.pem", "id_map.py", "train.py"}
+    assert {name for name, info in members(code).items() if info.isfile()} == sent
+    assert code.notes == ()
+
+
 def test_submodules_and_repositories_inside(tmp_path: Path, folder: Path, packed: Pack) -> None:
     library = tmp_path / "library"
     library.mkdir()
@@ -109,10 +130,10 @@ def test_submodules_and_repositories_inside(tmp_path: Path, folder: Path, packed
 
 
 def test_a_secret_never_travels(folder: Path, packed: Pack) -> None:
-    write(folder, "a.py", ".env")
-    os.link(folder / ".env", folder / "same.env")
-    assert list(members(packed(exclude=[folder / ".env"]))) == ["a.py"]
-    assert list(members(packed(exclude=[folder / "not-there"]))) == [".env", "a.py", "same.env"]
+    write(folder, "a.py", "my.env")
+    os.link(folder / "my.env", folder / "same.env")
+    assert list(members(packed(exclude=[folder / "my.env"]))) == ["a.py"]
+    assert list(members(packed(exclude=[folder / "not-there"]))) == ["a.py", "my.env", "same.env"]
     git(folder, "init", "-q")
     git(folder, "add", "-A")
-    assert list(members(packed(exclude=[str(folder / ".env")]))) == ["a.py"]
+    assert list(members(packed(exclude=[str(folder / "my.env")]))) == ["a.py"]

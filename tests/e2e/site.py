@@ -10,12 +10,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ddpctl_worker.checkpoint.limits import FINAL_READ_S
 from tests.lab import Host, Lab, Process
 from tests.lab.command import Ddpctl, Done, Running
 from tests.lab.disk import CHECKOUT
+from tests.suite.speed import stretch
 
 SMALL_SET = ("--data_dir", "synthetic", "--train_size", "960", "--test_size", "200")
 SMALL_NETWORK = ("--width", "8", "--batch_size", "8", "--learning_rate", "0.02")
+# After a run that was not killed, the keepers of its checkpoints wait so long for hosts that they cannot reach.
+KEEPERS_END_S = FINAL_READ_S + 15.0
 WATCHERS = {"ddpctl-guardian", "ddpctl-super", "ddpctl-standby"}
 
 
@@ -41,7 +45,9 @@ class Site:
         """Written anew at each use, so that a test may change `hosts`, `jobs` and `keys` at any time."""
         path = self.folder / "inventory.yaml"
         data = {"cluster": "lab", "project": self.project, **self.keys, "hosts": self.hosts, "jobs": self.jobs}
-        path.write_text(json.dumps(data, indent=1) + "\n")
+        whole = path.with_suffix(".new")  # a command that has just started may be reading the file
+        whole.write_text(json.dumps(data, indent=1) + "\n")
+        whole.replace(path)
         return path
 
     def only(self, *indices: int) -> Site:
@@ -132,7 +138,7 @@ def until(
     done: Callable[[], Any], timeout: float = 30, trouble: Callable[[], str] | str = "", pause: float = 0.05
 ) -> Any:
     """Poll until it is true; returns the value."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + stretch(timeout)
     while True:
         begun = time.monotonic()
         if found := done():
@@ -242,7 +248,7 @@ def wait_for_ranks(lab: Iterable[Host], run: str, count: int = 1, timeout: float
     until(there, timeout, lambda: f"{[(host.name, [p.argv for p in of_run(host, run)]) for host in lab]}")
 
 
-def assert_nothing_runs(hosts: Iterable[Host], *, within: float = 5.0) -> None:
+def assert_nothing_runs(hosts: Iterable[Host], *, within: float = KEEPERS_END_S) -> None:
     """Of the job, of ddpctl, of anybody: whatever a host runs beside its init and sshd."""
     left: dict[str, list[tuple[int, Sequence[str]]]] = {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,12 @@ from tests.e2e.site import (
     wait_until_reconnecting,
 )
 from tests.lab import Host, Lab
+
+
+def answered_by(status: dict[str, Any], host: str) -> dict[str, Any] | None:
+    """The status, if this host has answered."""
+    states = {node["host"]: node["state"] for node in status["nodes"]}
+    return status if states[host] != "unreachable" else None
 
 
 def test_a_host_loses_power_and_comes_back(site: Site, lab: Lab) -> None:
@@ -44,7 +51,7 @@ def test_a_host_loses_power_and_comes_back(site: Site, lab: Lab) -> None:
     before = status
     lab[1].disk.new_boot()
     lab[1].boot()
-    status = other.status(job)
+    status = until(lambda: answered_by(other.status(job), "node1"), 60, "node1 does not answer")
     states = {node["host"]: node["state"] for node in status["nodes"]}
     assert states == {"node0": "failed", "node1": "lost", "node2": "failed"}
     assert (status["state"], status["cause"], status["ended"]) == ("failed", before["cause"], before["ended"])

@@ -24,19 +24,19 @@ def inventory(tmp_path: Path, stand_in: str) -> Path:
     path.parent.mkdir()
     (path.parent / "report.py").write_text(REPORT)
     (path.parent / "sleep.py").write_text(SLEEP)
-    jobs = {"report": {"script": "report.py", "args": ["a b", "$(id)"]}, "local_sleep": {"script": "sleep.py"}}
+    jobs = {"local_report": {"script": "report.py", "args": ["a b", "$(id)"]}, "local_sleep": {"script": "sleep.py"}}
     hosts = [{"name": "a", **local}, {"name": "b", **local}]
     path.write_text(json.dumps({"cluster": "here", "hosts": hosts, "jobs": jobs}))
     return path
 
 
 def test_up_to_the_end(ddpctl: Ddpctl, inventory: Path) -> None:
-    done = ddpctl("up", "--job", "report", inventory=inventory, timeout=120).ok()
+    done = ddpctl("up", "--job", "local_report", inventory=inventory, timeout=120).ok()
     reports = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '{"argv"' in line]
     assert [report["argv"][1:] for report in reports] == [["a b", "$(id)"]] * 4
     assert sorted(report["environ"]["RANK"] for report in reports) == ["0", "1", "2", "3"]
     assert len({report["cwd"] for report in reports}) == 2  # each node has its own folder
-    status = ddpctl("status", "report", "--json", inventory=inventory).ok().json()
+    status = ddpctl("status", "local_report", "--json", inventory=inventory).ok().json()
     assert (status["state"], status["world_size"]) == ("succeeded", 4)
 
 
@@ -98,7 +98,7 @@ def test_a_launcher_that_the_others_wait_for_does_not_look_like_a_hang(
     data = json.loads(inventory.read_text())
     data["hosts"][1]["python"] = str(slow)
     inventory.write_text(json.dumps(data))
-    up = ddpctl("up", "--job", "report", "--only", "ssh", inventory=inventory, timeout=120).ok()
+    up = ddpctl("up", "--job", "local_report", "--only", "ssh", inventory=inventory, timeout=120).ok()
     assert "launchers run on every node and wait for each other: no rank has started yet\n" in up.stderr
     assert "ranks run on every node\n" in up.stderr
 

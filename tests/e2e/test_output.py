@@ -182,5 +182,6 @@ def test_documents_on_stdout_and_everything_else_on_stderr(site: Site, lab: Lab)
     assert done.rc == 2
     assert re.fullmatch(rf"{re.escape(str(broken))}:4:5: .*adress.*address.*", one_line(done)), done.stderr
     assert json.loads(site("up", "--job", job, "--dry-run", "--json").ok().stdout)["schema"] == 1
-    empty = site("ps", inventory=None, cwd=site.home)
+    assert job in site("ps", inventory=None, cwd=site.home).ok().stdout  # the inventory that runs were started with
+    empty = site("push", inventory=None, cwd=site.home)
     assert empty.rc == 2

@@ -1,4 +1,4 @@
-"""Two accounts with one job name on one host at once: neither sees, blocks nor ends what the other runs."""
+"""Two accounts with one job name on one host at once: each sees the other run, and cannot end it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ def test_one_job_name_on_one_host(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: P
     for user in ("alice", "bob"):
         lab[0].add_user(user)
         site = sites[user] = Site(lab, ddpctl, tmp_path / user, stand_in)
-        site.keys["defaults"]["user"] = user
+        site.keys["defaults"].update(user=user, slots=2)
     alice, bob = sites.values()
-    runs = {name: site.up(site.job("train", SLEEP))["run"] for name, site in sites.items()}
+    runs = {name: site.up(site.job("train", SLEEP, nproc_per_node=1))["run"] for name, site in sites.items()}
     for run in runs.values():
         wait_for_ranks(lab, run)
     before = pids_of(lab[0], runs["alice"])
 
     for name, site in sites.items():
         listed = site("ps", "--all", "--json").ok().json()["jobs"]
-        assert [job["run"] for job in listed] == [runs[name]], listed
+        assert {job["run"] for job in listed} == set(runs.values()), listed
+        mine = site("ps", "--all", "--mine", "--json").ok().json()["jobs"]
+        assert [job["run"] for job in mine] == [runs[name]], mine
     refused = bob("kill", runs["alice"])
     assert refused.rc == 7, refused.stderr
     assert f"no job or run '{runs['alice']}'" in one_line(refused)

@@ -99,7 +99,7 @@ FAULTS = (
                 "        source.splitter.flush(final=True)",
             ),
         ),
-        ("tests/worker/verbs/test_output.py::test_any_bytes_survive",),
+        ("tests/worker/run/test_drain.py",),
     ),
     Fault(
         "preflight passes a blocked port",

@@ -57,6 +57,8 @@ def jobs(hosts: list[str]) -> st.SearchStrategy[dict[str, Any]]:
         nproc_per_node=counts,
         master=st.none() | st.sampled_from(hosts),
         master_port=st.just("auto") | st.integers(1, 65535),
+        before=st.none() | filled,
+        after=st.none() | filled,
         launcher=st.sampled_from(["auto", "launch", "torchrun"]),
         local_rank_arg=st.sampled_from(["auto", "none", "--local_rank", "--local-rank"]),
         rendezvous=st.sampled_from(["static", "c10d"]),

@@ -14,7 +14,8 @@ from ruamel.yaml import YAML
 
 from ddpctl.files.completion_names import Names, names_in
 from ddpctl.files.inventory import load_text
-from tests.examples import few
+from ddpctl.files.limits import COMPLETED_HOSTS
+from tests.examples import fewest
 from tests.files.strategies import documents
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "inventory").glob("*.yaml"))
@@ -48,13 +49,14 @@ def test_of_what_people_write(text: str) -> None:
 
 
 @given(documents())
-@few
+@fewest
 def test_of_any_json(document: dict[str, Any]) -> None:
     assert names_in(json.dumps(document)) == really(json.dumps(document))
 
 
+@pytest.mark.slow  # PyYAML's writer and reader take most of a second
 @given(documents())
-@few
+@fewest
 def test_of_yaml_as_a_program_writes_it(document: dict[str, Any]) -> None:
     """A job's name that has to be quoted is not offered; no name is offered that is not there."""
     out = io.StringIO()
@@ -76,3 +78,20 @@ def test_nothing_that_means_something_to_a_shell_is_offered(name: str) -> None:
 def test_any_text_is_looked_at_without_a_fault(text: str) -> None:
     found = names_in(text)
     assert not set("$(`;'\" \n|&<>") & set("".join((*found.hosts, *found.jobs)))
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        "".join(f"  - n{number}[1-99999]\n" for number in range(1500)),
+        f"  - n[{'1-99999,' * 6000}1]\n",
+        f"  - n[1-{'9' * 60_000}]\n",
+        f"  - n[{'0' * 20_000}1-99999]\n",
+        f"  - n[{','.join(['1-3'] * 9000)}]\n",
+    ],
+    ids=["many", "parts", "digits", "padded", "short"],
+)
+def test_a_short_text_cannot_name_millions_of_hosts(hosts: str) -> None:
+    found = names_in("hosts:\n" + hosts)
+    assert len(found.hosts) <= COMPLETED_HOSTS
+    assert sum(map(len, found.hosts)) < 100_000

@@ -16,7 +16,7 @@ from ddpctl.errors import InventoryError, UsageError
 from ddpctl.files.inventory import find_inventory, load_inventory, load_text
 from ddpctl.files.records import save_run
 from ddpctl.spec.inventory import Inventory
-from tests.examples import few
+from tests.examples import fewest
 from tests.files.strategies import documents
 
 JOB = "hosts: [a, b]\njobs:\n  train:\n    script: t.py\n"
@@ -141,7 +141,8 @@ def refused(text: str | bytes) -> InventoryError:
         ("hosts: [a]\n\tcluster: x\n", "c.yaml:2:1: is indented with a tab; indent with spaces"),
         ("hosts: [a]\n  \tcluster: x\n", "c.yaml:2:3: is indented with a tab"),
         (b"hosts: [a]\ncluster: \xff\n", "c.yaml:2:10: is not UTF-8 text"),
-        ("\ufeffhosts: [a]\n", "c.yaml:1:1: holds a control character or a byte order mark"),
+        (b"\xef\xbb\xbfhosts: [a]\ncluster: \xff\n", "c.yaml:2:10: is not UTF-8 text"),
+        ("hosts: [a]\n\ufeffcluster: c\n", "c.yaml:2:1: holds a control character or a byte order mark"),
         ("hosts: [a]\ncluster: \0\n", "c.yaml:2:10: holds a control character"),
         ('hosts: [a]\njobs: {j: {script: "a\\0"}}\n', "jobs.j.script: holds a NUL character"),
         (
@@ -256,6 +257,10 @@ def test_a_value_below_env_is_never_repeated() -> None:
         assert "010203" not in text, value
 
 
+def test_a_byte_order_mark_is_fine_at_the_beginning() -> None:
+    assert load_text(b"\xef\xbb\xbfhosts: [a]\n", "c.yaml").names == ("a",)
+
+
 def test_crlf_and_comments_are_fine() -> None:
     assert load_text(b"# x\r\nhosts:\r\n  - a # y\r\n", "c.yaml").names == ("a",)
 
@@ -309,8 +314,9 @@ def quoted(document: Any) -> bytes:
     return json.dumps(document).encode()
 
 
+@pytest.mark.slow
 @given(documents())
-@few
+@fewest
 def test_a_loaded_inventory_written_out_loads_back_to_the_same(document: dict[str, Any]) -> None:
     first = load_text(quoted(document), "/x/c.yaml")
     written = first.model_dump(mode="json", exclude={"file", "jobs"})
@@ -362,7 +368,7 @@ def test_any_bytes_give_an_inventory_or_an_inventory_error(data: bytes) -> None:
 
 
 @given(documents(), st.data())
-@few
+@fewest
 def test_any_value_in_any_place_gives_an_inventory_or_an_inventory_error(
     document: dict[str, Any], data: st.DataObject
 ) -> None:
@@ -395,6 +401,7 @@ def test_where_the_inventory_is_looked_for(tmp_path: Path, monkeypatch: pytest.M
     assert find_inventory(job="train-1") == tmp_path / "old.yaml"
     save_run("eval", "train-2", {"inventory": str(tmp_path / "old.yaml")})
     assert find_inventory(job="trai") == tmp_path / "old.yaml"  # which run it is, the nodes say
+    assert find_inventory(recorded=True) == tmp_path / "old.yaml"
     (tmp_path / "new.yaml").touch()
     save_run("eval", "train-3", {"inventory": str(tmp_path / "new.yaml")})
     with pytest.raises(UsageError, match=f"eval was started from 2 folders: {tmp_path}, {tmp_path}"):
@@ -403,6 +410,8 @@ def test_where_the_inventory_is_looked_for(tmp_path: Path, monkeypatch: pytest.M
         find_inventory(job="trai")
     with pytest.raises(UsageError):
         find_inventory()
+    with pytest.raises(UsageError, match=f"with 2 inventories: {tmp_path}/new.yaml, {tmp_path}/old.yaml"):
+        find_inventory(recorded=True)
     (tmp_path / "inventory.yaml").touch()
     assert find_inventory(job="train") == Path("inventory.yaml")
     monkeypatch.setenv("DDPCTL_INVENTORY", "env.yaml")

@@ -59,7 +59,7 @@ def test_into_the_chosen_job(text: str, key: str, value: Any) -> None:
 
 def test_what_was_there_stays() -> None:
     timeouts = loaded("timeouts.start=7").job("train").timeouts.model_dump()
-    assert timeouts == {"start": 7, "stop": 5, "leftover": 10, "silence": None}
+    assert timeouts == {"start": 7, "stop": 5, "leftover": 10, "after": 3600, "silence": None}
 
 
 def test_from_the_root() -> None:

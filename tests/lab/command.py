@@ -20,6 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.lab.preloaded import Child, start_preloaded
+from tests.suite.speed import stretch
+
+CommandProcess = Child | subprocess.Popen[bytes]
 PROGRAM = Path(sys.prefix, "bin", "ddpctl")
 PATH = f"{PROGRAM.parent}:/usr/local/bin:/usr/bin:/bin"
 ROWS, COLUMNS = 40, 120
@@ -46,33 +50,54 @@ class Done:
 
 
 class Running:
-    """A `ddpctl` that goes on. Its output goes to files, so that it never waits for a reader."""
+    """A `ddpctl` that goes on. Its output goes to files, so that it never waits for a reader.
+
+    ``script``: start the installed script itself, for a test that reads the process in /proc or replaces a library.
+    """
 
     def __init__(
-        self, args: tuple[str, ...], folder: Path, env: Mapping[str, str], cwd: Path, stdin: str = "", shell: str = ""
+        self,
+        args: tuple[str, ...],
+        folder: Path,
+        env: Mapping[str, str],
+        cwd: Path,
+        stdin: str = "",
+        shell: str = "",
+        script: bool = False,
     ) -> None:
         self.args = args
         self.words = ["bash", "-c", shell, "bash", *args] if shell else [str(PROGRAM), *args]
+        self.preloaded = not (shell or script)
         self.folder = folder
         self.began = time.monotonic()
         (folder / "stdin").write_text(stdin)
         self.process = self._start(env, cwd)
 
-    def _start(self, env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
+    def _start(self, env: Mapping[str, str], cwd: Path) -> CommandProcess:
         with (
             open(self.folder / "stdin") as stdin,
             open(self.folder / "stdout", "w") as stdout,
             open(self.folder / "stderr", "w") as stderr,
         ):
-            return subprocess.Popen(
-                self.words,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                env=env,
-                cwd=cwd,
-                start_new_session=True,
-            )
+            return self._start_with((stdin.fileno(), stdout.fileno(), stderr.fileno()), env, cwd)
+
+    def _start_with(
+        self, files: tuple[int, int, int], env: Mapping[str, str], cwd: Path, terminal: bool = False
+    ) -> CommandProcess:
+        if self.preloaded and (child := start_preloaded(self.words, files, env, str(cwd), terminal=terminal)):
+            return child
+        stdin, stdout, stderr = files
+        take = _take_terminal if terminal else None
+        return subprocess.Popen(
+            self.words,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+            preexec_fn=take,
+        )
 
     @property
     def pid(self) -> int:
@@ -88,7 +113,7 @@ class Running:
 
     def wait(self, timeout: float = 60) -> Done:
         """Until it ends; an error, and its death, where that takes longer."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + stretch(timeout)
         while (rc := self.process.poll()) is None:
             if time.monotonic() > deadline:
                 self.kill()
@@ -100,7 +125,7 @@ class Running:
         """Wait until the pattern is in the output. Raises an AssertionError if the command ends or the time is up
         before.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + stretch(timeout)
         while True:
             over = self.process.poll() is not None or time.monotonic() > deadline
             if match := re.search(pattern, self.stdout + self.stderr):
@@ -150,20 +175,11 @@ class AtTerminal(Running):
             os.close(self.master)
             self.master = -1
 
-    def _start(self, env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
+    def _start(self, env: Mapping[str, str], cwd: Path) -> CommandProcess:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         try:
-            return subprocess.Popen(
-                self.words,
-                stdin=slave,
-                stdout=slave,
-                stderr=slave,
-                env={**env, "TERM": "xterm-256color"},
-                cwd=cwd,
-                start_new_session=True,
-                preexec_fn=_take_terminal,
-            )
+            return self._start_with((slave, slave, slave), {**env, "TERM": "xterm-256color"}, cwd, terminal=True)
         finally:
             os.close(slave)
 
@@ -209,6 +225,7 @@ class Ddpctl:
         stdin: str = "",
         terminal: bool = False,
         shell: str = "",
+        script: bool = False,
     ) -> Running:
         """Start and come back. The inventory goes in as $DDPCTL_INVENTORY; without ``home`` it gets an empty home.
 
@@ -218,10 +235,11 @@ class Ddpctl:
         folder.mkdir()
         home, cwd = home or self._folder("home"), cwd or self._folder("cwd")
         environ = {"PATH": PATH, "HOME": str(home), "LANG": "C.UTF-8", "USER": "root", "LOGNAME": "root"}
+        environ["DDPCTL_SLOTS_DIR"] = str(self.folder / "slots")  # of local hosts: tests run side by side
         if inventory:
             environ["DDPCTL_INVENTORY"] = str(inventory)
         kind = AtTerminal if terminal else Running
-        run = kind(args, folder, {**environ, **(env or {})}, cwd, stdin, shell)
+        run = kind(args, folder, {**environ, **(env or {})}, cwd, stdin, shell, script)
         self.runs.append(run)
         return run
 

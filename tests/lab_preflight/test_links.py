@@ -136,7 +136,7 @@ def test_big_packets_lost_in_one_direction(lab3: Lab) -> None:
 def test_slow_link(lab3: Lab) -> None:
     lab3[2].slow("20mbit")
     report = preflight(lab3)
-    (found,) = trouble(report)
+    (found,) = trouble(report, speeds=True)
     assert (found.check, found.severity.value) == ("mesh.bandwidth", "warning")
     assert "node2" in (found.host, found.peer)  # either of its links: a busy machine may not measure both
     assert report.exit_code == 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from datetime import datetime, timedelta, timezone
 from typing import Any
+from unicodedata import category
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,6 +66,27 @@ def test_broken_utf8_comes_out_as_it_went_in() -> None:
 @given(st.text())
 def test_any_text_can_be_printed(text: str) -> None:
     assert raw(line(text)).endswith(text.encode("utf-8", "backslashreplace") + b"\n")
+
+
+class Terminal(io.BytesIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@given(st.text(st.characters(max_codepoint=0xA0)) | st.text())
+def test_a_terminal_is_not_steered(text: str) -> None:
+    terminal = Terminal()
+    LinePrinter(terminal, ["node0"], colour=False).show([[line(text)]])
+    seen = re.sub(r"\x1b\[[0-9;:]*m", "", terminal.getvalue().decode())
+    assert [letter for letter in seen if category(letter) == "Cc"] == [*("\t" * text.count("\t")), "\n"]
+
+
+def test_colours_reach_a_terminal() -> None:
+    terminal = Terminal()
+    text = "\x1b[1;31mloss\x1b[0m \x1b]52;c;ZXZpbA==\x07\x1b[2J\b \U0001f469\u200d\U0001f680"
+    LinePrinter(terminal, ["node0"], colour=False).show([[line(text)]])
+    shown = "\x1b[1;31mloss\x1b[0m \\x1b]52;c;ZXZpbA==\\x07\\x1b[2J\\x08 \U0001f469\u200d\U0001f680\n"
+    assert terminal.getvalue().decode().endswith(shown)
 
 
 @given(st.text())

@@ -19,7 +19,7 @@ from ddpctl.render.preflight import report_view
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Dial, Link, Mesh, Speed
 from ddpctl.spec.preflight import PreflightReport, sorted_findings
-from tests.examples import few
+from tests.examples import few, fewest
 
 ERROR, WARNING, INFO, OK, SKIPPED = (
     Severity.ERROR,
@@ -48,9 +48,9 @@ def mesh(count: int, broken: dict[tuple[str, str], str] | None = None, slow: str
     return Mesh(hosts=hosts, dials=dials, speeds=speeds)
 
 
-def text(one: PreflightReport) -> str:
+def text(one: PreflightReport, **how: bool) -> str:
     stream = io.StringIO()
-    make_console(stream).print(report_view(one))
+    make_console(stream).print(report_view(one, **how))
     return stream.getvalue()
 
 
@@ -131,7 +131,7 @@ def test_hosts_worst_first_and_the_healthy_in_one_row() -> None:
         )
     )
 )
-@few
+@fewest
 def test_grouping_loses_no_finding(found: list[Finding]) -> None:
     made = groups.group_findings(found)
     assert sorted(map(repr, found)) == sorted(repr(one) for group in made for one in group.findings)
@@ -177,6 +177,11 @@ def test_without_colour_every_word_is_there() -> None:
         assert words in shown
     for words in ("1 checks ok (g)", "left out on request: i.j", "not applicable: no GPU found on node2: g.k"):
         assert words in shown
+
+
+def test_a_refused_start_names_no_check_that_does_not_apply() -> None:
+    one = report(2, Finding("a.b", ERROR, "broken", "node0"), Finding("g.k", SKIPPED, "not applicable: no GPU found"))
+    assert "not applicable" not in text(one, skipped=False)
 
 
 def test_a_healthy_cluster_is_short() -> None:

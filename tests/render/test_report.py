@@ -45,6 +45,19 @@ def test_the_verdict_comes_first_then_the_metrics_then_what_ran() -> None:
     assert "network" not in text, "one host has none"
 
 
+@pytest.mark.parametrize(
+    ("printed", "words"),
+    [({"loss": 0.43}, "loss 0.43  (read from the output)"), ({}, "no metrics: add lines such as")],
+    ids=["printed", "none"],
+)
+def test_a_report_without_metrics_shows_the_values_in_the_output(printed: dict[str, float], words: str) -> None:
+    full = small()
+    run = replace(full.run, nodes=tuple(replace(node, printed=printed) for node in full.run.nodes))
+    report = replace(full, run=run, curves=())
+    assert words in shown(report)
+    assert words in report_html(report)
+
+
 def test_a_secret_in_the_environment_is_in_no_report() -> None:
     report = small()
     assert report.to_json()["settings"]["env"] == {"API_KEY": "********", "OMP_NUM_THREADS": "4"}

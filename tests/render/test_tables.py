@@ -135,6 +135,16 @@ def test_status_fits_80_columns(state: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert lines[2].startswith("HOST ")
 
 
+def test_status_names_the_script_and_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = of("train", ["node0"])
+    keys = {"script": "train.py", "args": ["--lr", "0.3", "--api_key", "hunter22"]}
+    node = replace(run.nodes[0], printed={"step": 120.0, "loss": 0.43})
+    seen = replace(run, nodes=(node,), record={**run.record, "settings": {"keys": keys}})
+    lines = printed(status_view(seen), 80, monkeypatch)
+    assert lines[2] == "runs train.py --lr 0.3 --api_key '********'"
+    assert "step 120  loss 0.43  (read from the output)" in lines
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(-5, "0s"), (59.4, "59s"), (60, "1m00s"), (7325, "2h02m"), (86399, "23h59m"), (3 * 86400 + 7200, "3d02h")],

@@ -121,6 +121,14 @@ def test_a_row_a_rank() -> None:
     assert plain(run_rows(seen(*views, runs=[one])))[0][3:5] == ["120", "5120"]
 
 
+def test_a_run_without_metrics_shows_the_values_in_its_output() -> None:
+    one = run("running", "running", started="2026-01-01T00:00:00Z")
+    ranks = {rank: RankPulse(printed={"step": step, "loss": 0.43}) for rank, step in (("1", 31.0), ("0", 30.0))}
+    full = seen(HostView("node0", pulse(runs={"r1": ranks})), runs=[one])
+    assert plain(run_rows(full))[0][3:5] == ["30", "-"]
+    assert "step 30  loss 0.43  (read from the output)" in run_head(full, one).plain
+
+
 def test_a_suspect_is_named_in_its_row() -> None:
     stuck = {
         "verdict": "rank 1 is asleep",

@@ -315,6 +315,7 @@ class AgentWorld:
 
     def cut_links(self, pairs: set[tuple[str, str]], text: str) -> None:
         self.log(f"cut: {text}")
+        self.promises.note_reached()  # a link may have worked for less time than there is between two checks
         self.cut |= pairs
 
     def _restore_links(self, pairs: set[tuple[str, str]]) -> None:

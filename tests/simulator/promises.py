@@ -107,16 +107,21 @@ class Promises:
 
     def _check_minorities(self) -> None:
         """A host is part of half of the hosts for as long as it has reached as many lately, one by one."""
+        self.note_reached()
         now, hosts = self._world.now, self._world.hosts
         needed = len(hosts) - (len(hosts) // 2 + 1) + 1
         for host in hosts.values():
-            if host.answers:
-                host.met.update(dict.fromkeys(self._reached(host.name), now))
             met = sorted((host.met.get(name, 0.0) for name in hosts), reverse=True)
             runs = [number for number, ranks in host.ranks.items() if ranks.runs]
             apart = (now - met[needed - 1]) * host.rate
             if runs and not self._is_excused(host) and apart > MINORITY_S * (1 + 2 * self._world.drift):
                 self.fail(f"{host.name} is in a minority, and runs attempt {runs[0]} after {apart:.1f} s")
+
+    def note_reached(self) -> None:
+        """Note for each host which hosts it reaches now."""
+        for host in self._world.hosts.values():
+            if host.answers:
+                host.met.update(dict.fromkeys(self._reached(host.name), self._world.now))
 
     def _check_agreement(self) -> None:
         for host in self._world.leaders():

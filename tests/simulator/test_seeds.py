@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulator.agents import PROFILES, SHARP, AgentWorld, Profile
+from tests.simulator.agents import BOUNDS, PROFILES, SHARP, AgentWorld, Profile
 from tests.simulator.gangs import KINDS, GangWorld
 
 SEEDS, GANG_SEEDS = 20, 15 * len(KINDS)  # of each profile; of the gang
@@ -30,6 +30,11 @@ def test_a_few_seeds() -> None:
 def test_agents(profile: Profile) -> None:
     for seed in range(SEEDS):
         judge(AgentWorld(seed, profile), profile.name)
+
+
+@pytest.mark.slow
+def test_a_lease_that_came_while_the_network_was_whole_for_a_moment_counts() -> None:
+    judge(AgentWorld(100_480, BOUNDS), BOUNDS.name)
 
 
 @pytest.mark.slow

@@ -14,10 +14,15 @@ RUN = [
     "sudo mount -o remount,nr_inodes=1000000 /srv/small",
     "sudo sysctl -w net.core.somaxconn=4096",
     "sudo nft 'insert rule inet filter input ip saddr { 10.0.0.1, 10.0.0.2 } tcp dport 29500 accept'",
+    "nft 'insert rule inet firewall input ip saddr 10.64.8.12/31 tcp dport { 29500-29999, 32768-60999 } accept'",
+    "sudo nft 'insert rule inet filter input ip6 saddr fd00::10/124 tcp dport 29500 accept'",
     "sudo iptables -w 5 -I INPUT 1 -p tcp -s 10.0.0.1 -m multiport --dports 29500,32768:60999 -j ACCEPT",
-    "sudo ufw prepend allow proto tcp from 10.0.0.1 to any port 2 && sudo ufw prepend allow out proto tcp to 10.0.0.1",
-    "sudo firewall-cmd --permanent --add-rich-rule='rule family=\"ipv4\" accept' && sudo firewall-cmd --reload",
-    "printf '%s\\n' 'train soft nofile 1048576' | sudo tee /etc/security/limits.d/90-ddpctl-nofile.conf",
+    "sudo ufw prepend allow proto tcp from ::1 to any port 2 && sudo ufw prepend allow out proto tcp to ::1 port 5",
+    (
+        'sudo firewall-cmd --permanent --zone=public --add-rich-rule=\'rule family="ipv4" source address="10.0.0.1" '
+        'port port="1-2" protocol="tcp" accept\' && sudo firewall-cmd --reload'
+    ),
+    "printf '%s\\n' 'train soft nofile 1048576' | sudo tee /etc/security/limits.d/zz-ddpctl-nofile.conf",
 ]
 LOOK = [
     "du -xh / 2>/dev/null | sort -h | tail -20",
@@ -57,13 +62,28 @@ NEVER = [
     "mount -o remount,size=50% $(reboot)",
     "mount -o remount,size=50% `reboot`",
     "echo x > /etc/hosts",
-    "printf x | tee /etc/security/limits.d/90-ddpctl-nofile.conf /etc/shadow",
+    "printf x | tee /etc/security/limits.d/zz-ddpctl-nofile.conf /etc/shadow",
     "mount -o remount,rw /\nreboot",
     "mount -o remount,rw '/",
     "sudo sh -c 'mount -o remount,rw /'",
     "sudo -u root reboot",
     "sudo nvidia-smi --gpu-reset -i 0",
     "sudo hostnamectl set-hostname node0",
+    # a program from a folder of the login, options that run a program or weaken a mount, rules for everybody
+    "sudo /tmp/x/ip link set dev e mtu 1",
+    "sudo /tmp/x/nvidia-smi -pm 1",
+    "sudo iptables -w 5 -I INPUT 1 -p tcp --modprobe=/tmp/evil -s 10.0.0.1 -m multiport --dports 1 -j ACCEPT",
+    "sudo iptables -w 5 -I INPUT 1 -p tcp -s 0.0.0.0/0 -m multiport --dports 1 -j ACCEPT",
+    "sudo iptables -w 5 -I INPUT 1 -p tcp -m multiport --dports 1 -j ACCEPT",
+    "mount -o remount,suid,dev,exec /tmp",
+    "sudo modprobe anything",
+    "sudo nft 'insert rule inet filter input tcp dport 29500 accept'",
+    "sudo nft 'insert rule inet filter input ip saddr 0.0.0.0/0 tcp dport 29500 accept'",
+    "sudo nft 'insert rule inet filter input ip saddr 10.0.0.0/19 tcp dport 29500 accept'",
+    "sudo nft 'insert rule inet filter input ip6 saddr fd00::/20 tcp dport 29500 accept'",
+    "sudo nft 'insert rule inet filter input ip6 saddr ::/0 tcp dport 29500 accept'",
+    "sudo ufw prepend allow proto tcp from any to any port 22",
+    "sudo firewall-cmd --permanent --add-rich-rule='rule family=\"ipv4\" accept'",
 ]
 
 

@@ -82,8 +82,8 @@ def test_the_first_cause_wins_and_a_victim_never_does() -> None:
     assert set(document) == {
         "schema", "job", "run", "cluster", "project", "state", "started", "ended", "world_size", "nodes", "cause",
         "candidates",
-        "metrics", "slow", "diagnosis", "attempt", "attempts", "continues", "untracked", "checkpoints",
-        "strangers",
+        "metrics", "metrics_are_printed", "slow", "diagnosis", "attempt", "attempts", "continues", "untracked",
+        "checkpoints", "strangers",
     }  # fmt: skip
 
 

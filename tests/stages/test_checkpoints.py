@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,9 @@ def host(
     unknown: list[dict[str, Any]] | None = None,
     damaged: tuple[str, ...] = (),
     runs: list[dict[str, Any]] | None = None,
+    more: Sequence[str] = (),
 ) -> DryTransport:
-    """Return a host with the parts of these writers; ``damaged`` files come with wrong bytes."""
+    """Return a host with the parts of these writers; ``damaged`` files come with wrong bytes, ``more`` unasked."""
 
     def send(asked: Asked) -> Stream:
         frames = []
@@ -82,6 +83,8 @@ def host(
             data = CONTENT[asked.args["writer"]][path]
             data = data.upper() if path in damaged else data
             frames += [Frame({"file": {"path": path, "size": len(data)}}), Frame({"chunk": True}, data)]
+        for path in more:
+            frames += [Frame({"file": {"path": path, "size": 4}}), Frame({"chunk": True}, b"evil")]
         return Stream(frames, {})
 
     held = {"manifests": [PARTS[writer] for writer in writers], "unknown": unknown or []}
@@ -268,6 +271,18 @@ def test_a_damaged_file_comes_from_the_next_host(tmp_path: Path) -> None:
 def test_a_host_that_fails_is_not_the_only_one(tmp_path: Path) -> None:
     gone = DryTransport("b", {**host("b", "b")._answers, "fetch_checkpoint": DdpctlError("it is gone", host="b")})
     assert fetched(tmp_path, host("a", "a", "b"), gone) == 3
+    assert content(tmp_path / "to") == WHOLE
+
+
+def test_a_host_cannot_send_a_file_of_another_host(tmp_path: Path) -> None:
+    """Nor a second version of its own file, after the first was sent."""
+    evil = host("b", "b", more=(".metadata",))
+    with pytest.raises(HostsFailed, match="nothing was written") as failed:
+        fetched(tmp_path, host("a", "a"), evil)
+    assert "a file that was not asked for" in str(failed.value)
+    assert fetched(tmp_path, host("a", "a", "b"), evil) == 3
+    assert content(tmp_path / "to") == WHOLE
+    assert fetched(tmp_path, host("a", "a", "b"), host("b", "b", more=("__1_0.distcp",))) == 3
     assert content(tmp_path / "to") == WHOLE
 
 

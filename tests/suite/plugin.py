@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 from tests.lab import missing
-from tests.suite import leftovers, limits, schedule, tiers, turns
+from tests.suite import leftovers, limits, schedule, speed, tiers, turns
 
 # A machine with other work to do is no fault of the code, so no example has a deadline.
 settings.register_profile("quick", deadline=None)
@@ -93,10 +93,10 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """A unit test that is over its budget fails: `make unit` stays quick enough to run after every change."""
-    before = tiers.used_cpu_seconds()
+    before = speed.used_cpu_seconds()
     result = yield
-    used = tiers.used_cpu_seconds() - before
-    if used > limits.UNIT_CPU_S and tiers.is_unit(item):
+    used = speed.used_cpu_seconds() - before
+    if used > limits.UNIT_CPU_S and tiers.is_unit(item) and used > limits.UNIT_CPU_S * speed.measure_slowness():
         budget = f"a unit test may use {limits.UNIT_CPU_S} s of CPU"
         pytest.fail(f"{used:.1f} s; {budget}: make it cheaper, or mark it slow", pytrace=False)
     return result

@@ -12,15 +12,14 @@ all      every test                                             ``--tier all``, 
 
 from __future__ import annotations
 
-import os
 import re
-import time
 import zlib
 from pathlib import Path
 
 import pytest
 
 from tests.suite import limits
+from tests.suite.speed import stretch
 
 TESTS = Path(__file__).parents[1]
 LAB_FIXTURES = {"lab3", "lab3_module", "make_lab", "make_module_lab", "lab_of_three"}
@@ -91,11 +90,11 @@ def mark_item(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.timeout(timeout_of(item)))
 
 
-def timeout_of(item: pytest.Item) -> int:
-    """Seconds after which a test counts as stuck."""
+def timeout_of(item: pytest.Item) -> float:
+    """Seconds after which a test counts as stuck, on a machine as slow as this one."""
     if is_unit(item):
-        return limits.UNIT_TIMEOUT_S
-    return limits.FULL_TIMEOUT_S if item.get_closest_marker("full") else limits.TEST_TIMEOUT_S
+        return stretch(limits.UNIT_TIMEOUT_S)
+    return stretch(limits.FULL_TIMEOUT_S if item.get_closest_marker("full") else limits.TEST_TIMEOUT_S)
 
 
 def is_unit(item: pytest.Item) -> bool:
@@ -113,9 +112,3 @@ def is_selected(item: pytest.Item, tier: str) -> bool:
 def share_of(nodeid: str) -> int:
     """The share that a test belongs to: by its name, so that a new test moves no other test."""
     return zlib.crc32(nodeid.encode()) % limits.SHARES
-
-
-def used_cpu_seconds() -> float:
-    """CPU seconds of this process and of its ended children."""
-    times = os.times()
-    return time.process_time() + times.children_user + times.children_system

@@ -117,6 +117,7 @@ def test_every_value_has_bounds(key: str, value: object) -> None:
         ({"text": [1]}, r"lines\.text\.0"),
         ({"offset": [9, 10]}, "lines: its columns have different lengths"),
         ({"rank": []}, "lines: its columns have different lengths"),
+        ({"text": ["a\nnode1:0 | b"]}, "lines: a line has a line feed inside"),
     ],
 )
 def test_a_line_is_whole_or_not_taken(wrong: dict[str, Any], where: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import threading
 import time
@@ -10,7 +11,9 @@ import time
 import pytest
 
 from ddpctl.errors import DdpctlError, InternalFault, RemoteError, Unreachable, UsageError
+from ddpctl.transport import fleet as fleet_module
 from ddpctl.transport.base import Frame, Transport
+from ddpctl.transport.fleet import SSHFleet
 from ddpctl.transport.limits import WORKERS
 from tests.transport.dry import DryFleet, DryTransport, Stream
 
@@ -108,6 +111,20 @@ def test_the_table_answers_streams_and_functions() -> None:
     assert twice.calls[-1].body == b"ab"
     with pytest.raises(DdpctlError):
         twice.call("unknown")
+
+
+def test_hosts_without_a_connection_are_named_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "CONNECT_NEWS_S", 0.01)
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    heard: list[str] = []
+
+    class Slow(DryTransport):
+        def prepare(self) -> None:
+            heard.append(said.get(timeout=20))
+
+    hosts = SSHFleet({"n0": DryTransport("n0", {}), "n1": Slow("n1", {})}, say=said.put)
+    assert len(hosts.map(lambda transport: transport.host).results) == 2
+    assert heard == ["waiting for n1: no connection yet"]
 
 
 def test_nothing_begins_after_ctrl_c() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -47,8 +48,13 @@ def here() -> Iterator[LocalTransport]:
 
 
 def living(seconds: int) -> list[str]:
-    words = [path.read_bytes().split(b"\0") for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-    return [str(line) for line in words if b"sleep" in line and str(seconds).encode() in line]
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            words = path.read_bytes().split(b"\0")
+            if b"sleep" in words and str(seconds).encode() in words:
+                found.append(str(words))
+    return found
 
 
 def gone(seconds: int) -> bool:

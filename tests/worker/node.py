@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl_worker.wire.contract import AGAIN, READY, TERMINAL
+from tests.suite.speed import stretch
 
 ROOT = Path(__file__).parents[2]
 WORKER = str(ROOT / "worker")
@@ -40,7 +41,7 @@ ranks.run(sys.argv[4], [command] * nproc, places, interval=0.02)
 
 def eventually(found: Callable[[], Any], what: str, seconds: float = 20.0, pause: float = 0.03) -> Any:
     """Return the first true value of ``found``; fail if there is no true value in time."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + stretch(seconds)
     while True:
         begun = time.monotonic()
         value = found()
@@ -52,7 +53,7 @@ def eventually(found: Callable[[], Any], what: str, seconds: float = 20.0, pause
         time.sleep(max(pause, min(0.5, 3 * (now - begun))))  # the looks must leave processor time to the node
 
 
-TIMEOUTS = {"start": 60, "stop": 10, "leftover": 10, "silence": None, "silence_enforced": False}
+TIMEOUTS = {"start": 60, "stop": 10, "leftover": 10, "after": 60, "silence": None, "silence_enforced": False}
 STARTS: dict[str, int] = {}  # run -> its number, as the controller counts the starts of a job
 
 
@@ -71,6 +72,8 @@ class Stream:
         out = self.process.stdout
         assert out is not None
         for line in out:
+            if not line.endswith(b"\n"):
+                return  # the worker was killed in the middle of a frame
             frame = json.loads(line)
             if "hb" in frame:
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import select
@@ -30,6 +31,7 @@ from tests.worker.node import eventually
 from tests.worker.rules.test_flight import CONFIG, NCCL
 
 GUARD_S = 120.0
+PATIENCE_S = 20.0
 PY_SPY = str(Path(sys.executable).with_name("py-spy"))
 HERE = "print('here', flush=True)\n"
 SLEEPS = "import time\n" + HERE + "def wait(): time.sleep(300)\nwait()"
@@ -90,7 +92,11 @@ def of(tools: Tools, *pids: int, interval: float = 0.4) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def tools(tmp_path: Path) -> Tools:
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
+    """The tools of a look, with more patience than in a run: on a busy machine a stack takes seconds."""
+    monkeypatch.setattr(stacks, "by_py_spy", functools.partial(stacks.by_py_spy, seconds=PATIENCE_S))
+    monkeypatch.setattr(stacks, "SIGNAL_S", PATIENCE_S)
+    monkeypatch.setattr(looking, "LOOK_DEADLINE_S", 2 * PATIENCE_S)
     return Tools(str(tmp_path), PY_SPY)
 
 
@@ -391,7 +397,7 @@ def test_the_record_of_nccl_comes_beside_that_of_gloo(
     assert found["groups"]["nccl:0"]["ranks"] == [0, 1, 2, 3]
 
 
-@pytest.mark.slow
+@pytest.mark.alone  # a rank that gets no processor for a while looks as if it stood still
 @pytest.mark.parametrize("py_spy", [PY_SPY, None], ids=["py-spy", "signal"])
 def test_a_rank_that_moves_is_not_asked_for_the_record_of_nccl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, py_spy: str | None

@@ -39,6 +39,14 @@ def test_each_rank_has_a_file_and_status_shows_the_last_values(node: Node) -> No
     assert {"metrics/rank-0.jsonl", "metrics/rank-1.jsonl"} <= set(node.files(run)[0])
 
 
+def test_without_metrics_the_output_has_the_last_values(node: Node) -> None:
+    prints = "for step in range(40):\n    print(f'epoch 1 step {step} loss {1 / (step + 1):.3f}')\nprint('saved')"
+    found = node.wait_state(node.start(prints, node.record(nproc=1, ranks=[0])))
+    assert (found["metrics"], found["printed"]) == ({}, {"epoch": 1, "step": 39, "loss": 0.025})
+    silent = node.wait_state(node.start("print('no numbers')"))
+    assert (silent["metrics"], silent["printed"]) == ({}, {})
+
+
 def test_after_a_restart_the_values_of_the_newest_attempt_count_and_the_others_are_kept(node: Node) -> None:
     """A host may have other ranks in the next attempt."""
     run = node.start(WRITES)

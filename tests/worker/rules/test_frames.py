@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ddpctl_worker.rules import frames
 from ddpctl_worker.rules.frames import from_faulthandler, from_py_spy
 from ddpctl_worker.rules.limits import MOST_FRAMES
+from tests.examples import few
 from tests.worker.looks import AUTOGRAD, C10D, DATA, LOADER, MAIN, READ, RECORDS, STEP, TRAIN
 from tests.worker.rules.test_flight import JUNK
 
@@ -91,6 +92,7 @@ def test_lines_and_names_have_bounds() -> None:
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(sorted(THREAD)), JUNK), max_size=3) | JUNK)
+@few
 def test_junk_of_py_spy(made: Any) -> None:
     from_py_spy(json.dumps(made), 7)
     from_py_spy(

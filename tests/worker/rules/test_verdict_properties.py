@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl.render.console import make_console
@@ -16,6 +16,7 @@ from ddpctl.spec.doctor import DoctorReport
 from ddpctl.transport import answers
 from ddpctl_worker.rules.limits import BUSY_FACTOR, MOVING_FACTOR, STALL_S
 from ddpctl_worker.rules.verdict import diagnose
+from tests.examples import few
 from tests.worker.looks import AUTOGRAD, C10D, LOADER, LOOP, MAIN, NOW, READ, STEP, Look, behind, group, look, waits_in
 
 FRAMES = [STEP, MAIN, READ, [C10D, 1, "all_reduce"], [C10D, 2, "recv"], [LOADER, 3, "_next_data"], [AUTOGRAD, 4, "x"]]
@@ -62,7 +63,7 @@ def placed(looks: Sequence[Look], host: str = "node") -> list[Look]:
     return [{**one, "rank": rank, "host": f"{host}{rank // 2}"} for rank, one in enumerate(looks)]
 
 
-@settings(deadline=None, max_examples=100)
+@few
 @given(MANY, st.booleans(), st.lists(st.sampled_from(["node0", "node9"]), max_size=2, unique=True))
 def test_any_looks_are_judged_and_shown(looks: list[Look], asked: bool, absent: list[str]) -> None:
     sent = [{**one, "rank": rank, "host": "node0"} for rank, one in enumerate(looks)]
@@ -80,7 +81,7 @@ def test_any_looks_are_judged_and_shown(looks: list[Look], asked: bool, absent: 
     assert "\x1b" not in screen.getvalue()
 
 
-@settings(deadline=None)
+@few
 @given(MANY, st.randoms())
 def test_the_order_of_looks_does_not_matter(looks: list[Look], rng: Any) -> None:
     mixed = placed(looks)
@@ -88,7 +89,7 @@ def test_the_order_of_looks_does_not_matter(looks: list[Look], rng: Any) -> None
     assert diagnose(mixed) == diagnose(placed(looks))
 
 
-@settings(deadline=None)
+@few
 @given(MANY)
 def test_the_names_of_hosts_do_not_matter(looks: list[Look]) -> None:
     before, after = diagnose(placed(looks)), diagnose(placed(looks, "machine"))
@@ -97,7 +98,6 @@ def test_the_names_of_hosts_do_not_matter(looks: list[Look]) -> None:
     assert re.sub(r"\bnode(?=[0-9])", "machine", before.verdict) == after.verdict
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.fixed_dictionaries({"cpu": FIGURE, "stack": st.lists(st.sampled_from([STEP, READ, MAIN]))}), max_size=5)
 )
@@ -108,7 +108,6 @@ def test_where_all_have_done_the_same_and_nobody_waits_there_is_no_suspect(chang
     assert not found.stuck
 
 
-@settings(deadline=None)
 @given(
     work=st.sampled_from([{"cpu": 11.0}, {"below": 50.0}, {"bytes": 1 << 17}, {"sleep_s": 1.0}]),
     still=st.booleans(),

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpctl_worker.run.aborts import find_last_words
 from ddpctl_worker.run.cause import Evidence, Failure, candidates
 from ddpctl_worker.run.last_output import read_last_output
 from ddpctl_worker.run.limits import HUNG_EXIT_S, OOM_BEFORE_DEATH_S, SUSPECT_TRACEBACK_S
 
+SHM = "ERROR: Unexpected bus error encountered in worker. It may be caused by insufficient shared memory (shm)."
+ASSERTION = "../Indexing.cu:1289: indexSelectLargeIndex: block: [3,0,0] Assertion `srcIndex < srcSelectDimSize` failed."
 REPORT = """E1121 03:46:19.400000 28627 torch/distributed/elastic/api.py] failed (exitcode: {code}) local_rank: 1
 Traceback (most recent call last):
   File "/env/lib/python3.11/site-packages/torch/distributed/launch.py", line 207, in <module>
@@ -133,6 +136,47 @@ def test_a_full_disk(text: str) -> None:
     assert found.reason == "disk_full"
 
 
+def test_source_code_about_a_full_disk_is_no_full_disk() -> None:
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 9, in save\n'
+        '    raise SaveError("No space left on device?") from None\n'
+        "SaveError: the server refused the file\n"
+    )
+    assert explained(launcher=REPORT.format(code=1), ranks={1: text}).reason == "exited"
+
+
+@pytest.mark.parametrize(
+    ("above", "error", "said"),
+    [
+        (SHM, "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error.", True),
+        (SHM, "ValueError: no such sample", False),
+        (ASSERTION, "RuntimeError: CUDA error: device-side assert triggered", True),
+        (ASSERTION, "ValueError: no such sample", False),
+    ],
+)
+def test_a_line_above_the_exception_counts_only_for_an_exception_that_it_explains(
+    above: str, error: str, said: bool
+) -> None:
+    text = f"{above}\nTraceback (most recent call last):\n  File\n{error}\n"
+    found = explained(launcher=REPORT.format(code=1), ranks={1: text})
+    assert ("insufficient shared memory" in found.message or "Assertion" in found.message) is said
+
+
+def test_the_thread_that_crashed_is_named_and_no_other() -> None:
+    text = (
+        "Fatal Python error: Segmentation fault\n\n"
+        "Thread 0x01 (most recent call first):\n"
+        '  File "/job/loader.py", line 3 in wait\n\n'
+        "Current thread 0x02 (most recent call first):\n"
+        '  File "/job/train.py", line 11 in step\n\n'
+        "Thread 0x03 (most recent call first):\n"
+        '  File "/job/log.py", line 5 in write\n'
+    )
+    words = find_last_words("SIGSEGV", text)
+    assert words == "Segmentation fault in step, at train.py:11"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -184,7 +228,9 @@ def raised(error: str, mark: str = "") -> str:
         f"torch.distributed.DistBackendError: {RESET}",
         "torch.distributed.DistBackendError: "
         + NCCL.format(
-            kind="remote process exited or there was a network error", name="ncclRemoteError", last="a peer went"
+            kind="remote process exited or there was a network error",
+            name="ncclRemoteError",
+            last="Net : Connection closed by remote peer node1<50260>",
         ),
         "RuntimeError: all_reduce failed\nConnection reset by peer",
         "RuntimeError: Application timeout caused pair closure",

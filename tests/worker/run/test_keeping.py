@@ -232,7 +232,7 @@ def test_an_order_that_no_pipe_holds_does_not_stop_the_supervisor(
     supervised.report_death(None, 1.0)
     assert time.monotonic() - begun < 0.9
     (pid,) = supervised.pids()
-    while not supervised.settled(succeeded=True, seconds=3.0):
+    while not supervised.settled(succeeded=True, seconds=60.0):
         time.sleep(0.05)
         supervised.report_death(None, 1.0)
         if supervised._writer is not None and not supervised._writer.waiting:

@@ -13,6 +13,7 @@ import pytest
 from ddpctl_worker.agent.part import LocalPart
 from ddpctl_worker.machine.notes import boottime
 from ddpctl_worker.run.lease import GUARDIAN, SUPERVISOR, Lease, pipes, send_lease
+from ddpctl_worker.slots.claims import Hold
 from tests.worker.node import Node, eventually
 
 
@@ -95,7 +96,7 @@ def test_no_rank_starts_once_the_lease_is_over(node: Node) -> None:
     run = node.record(f"lease-{secrets.token_hex(4)}")
     attempt = {"attempt": 1, "hosts": [node.host], "master_port": 29500, "gang_port": 29501}
     run["restart"] = {"hosts": [{"host": node.host, "address": "127.0.0.1", "nproc": 1}], "first": attempt}
-    request = node.request("pass", run, gang_key="ab" * 32)
+    request = node.request("pass", run, gang_key="ab" * 32, slots=Hold().to_json())
     node.base.mkdir(parents=True, exist_ok=True)
     part = LocalPart(str(node.folder(run["run"])), 1)
     part.start(request, str(node.base), attempt, 0o077, boottime() - 0.1)

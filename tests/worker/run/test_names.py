@@ -20,7 +20,9 @@ def alone(node: Node, **record: Any) -> dict[str, Any]:
 def test_a_name_that_is_live_is_refused_and_leaves_nothing(node: Node) -> None:
     first = alone(node, run="names-1", job="train")
     assert first["result"]["beside"] == []
-    refused = alone(node, run="names-2", job="train")["error"]
+    second = alone(node, run="names-2", job="train")
+    assert "error" in second, node.call("status", run="names-1")
+    refused = second["error"]
     assert (refused["kind"], refused["message"]) == ("live", "run names-1 is live here")
     assert "ddpctl kill train" in refused["hint"]
     assert not (node.base / "runs" / "names-2").exists()

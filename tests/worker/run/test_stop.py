@@ -83,14 +83,18 @@ def test_a_disk_that_fills_up_during_the_start_leaves_nothing_behind(small_disk:
     eventually(lambda: not processes_of(run), "nothing of it is left")
 
 
-def test_what_else_takes_the_room_takes_no_exit_record(small_disk: Path, node: Node) -> None:
+def test_what_else_takes_the_room_takes_no_exit_record(
+    small_disk: Path, node: Node, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Another process fills the disk again whenever space is freed."""
-    run = running(node, "import time; print(1, flush=True); time.sleep(1); raise SystemExit(5)")
+    go = tmp_path_factory.mktemp("roomy") / "go"
+    run = running(node, FAILS_THEN.format(go=str(go)))
     code = "import sys, time\nfile = open(sys.argv[1], 'ab', 0)\nwhile True:\n try: file.write(b'x' * 512)\n"
     greedy = subprocess.Popen([sys.executable, "-c", code + " except OSError: pass", str(small_disk / "filler")])
+    go.touch()
     try:
-        assert node.wait_state(run)["cause"]["exit_code"] == 5
-        assert json.loads((node.folder(run) / "exit.json").read_text())["cause"]["exit_code"] == 5
+        assert node.wait_state(run)["cause"]["exit_code"] == 3
+        assert json.loads((node.folder(run) / "exit.json").read_text())["cause"]["exit_code"] == 3
     finally:
         greedy.kill()
         greedy.wait()

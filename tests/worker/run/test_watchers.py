@@ -222,6 +222,7 @@ def test_a_supervisor_told_to_end_ends_the_job(node: Node) -> None:
     os.kill(node.pid(run, "supervisor"), signal.SIGTERM)
     status = node.wait_state(run)
     assert (status["state"], status["cause"]["reason"], status["cause"]["signal"]) == ("failed", "signaled", "SIGTERM")
+    assert f"PID {os.getpid()} " in status["cause"]["message"]
     nothing_left(node, run)
 
 

@@ -123,7 +123,8 @@ def test_tail_from_offsets_without_loss_or_doubles(node: Node) -> None:
     offset, found = 0, []
     for _ in range(200):
         stream = node.open("tail", run=run, follow=True, offset=offset)
-        time.sleep(rng.random() * 0.3)
+        enough = rng.randrange(1, 200)
+        eventually(lambda: len(stream.lines) >= enough or stream.process.poll() is not None, "lines")  # noqa: B023
         over = stream.process.poll() is not None
         if rng.random() < 0.5:
             stream.process.kill()

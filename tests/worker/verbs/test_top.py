@@ -52,6 +52,7 @@ def test_a_run_from_its_start_to_its_end(node: Node) -> None:
     assert all(os.path.exists(f"/proc/{one['pid']}") for one in seen.values())
     before = seen["0"]["metrics"]["step"]
     eventually(lambda: ranks(stream, run)["0"]["metrics"]["step"] > before, "later steps")
+    eventually(lambda: ranks(stream, run)["1"]["printed"].get("step", 0) > before, "the same in its output")
     node.call("stop", run=run, grace=1.0, by="me")
     eventually(lambda: told(stream, "run")[-1]["state"] in TERMINAL, "its end")
     eventually(lambda: told(stream, "pulse")[-1]["runs"][run] == {}, "no rank of it")
@@ -131,6 +132,19 @@ def test_which_rank_wrote_last_is_found_at_the_end_of_a_long_log(tmp_path: Path)
     with path.open("a") as file:
         file.write('.5,"r":2,"s":"o","x":"b","e":"\\n"}\n')  # the line that was half there
     assert log.ages().keys() == {"0", "1", "2"}
+
+
+def test_progress_is_read_from_the_new_end_of_a_log(tmp_path: Path) -> None:
+    log = looked._Log(str(tmp_path))
+    path = tmp_path / ("0" * 20 + _SUFFIX)
+    line = '{"t":1.000000,"r":%s,"s":"o","x":"%s","e":"\\n"}\n'
+    path.write_text(line % (0, "step 1 loss 2.5") + line % ("null", "step 9") + line % (1, "epoch 3"))
+    log.ages()
+    assert log.printed == {"0": {"step": 1, "loss": 2.5}, "1": {"epoch": 3}}
+    with path.open("a") as file:
+        file.write(line % (0, "step 2") + line % (0, "a line without progress"))
+    log.ages()
+    assert log.printed["0"] == {"step": 2, "loss": 2.5}
 
 
 def test_a_reading_that_hangs_is_late_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
