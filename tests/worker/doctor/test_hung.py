@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker.doctor.hung import Hung, Waits, find_hung, timed_out
+from ddpctl_worker.doctor.hung import Hung, Waits, find_hung, sees_all, timed_out
 from tests.worker.looks import C10D, LOOP, TRAIN, Look, behind, by_stack, group, look, waits_in
 
 SLEEPS = [[TRAIN, 3, "<module>"]]
@@ -41,6 +41,14 @@ def test_without_a_record_the_stacks_decide() -> None:
     assert text([by_stack(0), look(1, stack=SLEEPS)], {}) == (
         "rank 1 on node0 had not reached the collective of the others: it was at train.py:3"
     )
+
+
+@pytest.mark.parametrize("silent", [(), ("node1",)], ids=["one rank unseen", "one host silent"])
+def test_a_stack_proves_nothing_while_another_rank_was_not_seen(silent: tuple[str, ...]) -> None:
+    asleep, unseen = look(0, stack=SLEEPS), [] if silent else [look(1, stack=None)]
+    assert find_hung([asleep, *unseen], {}, silent) is None
+    assert sees_all([asleep, *unseen]) is bool(silent)
+    assert find_hung([behind(0), *unseen], {3: SIXTH}, silent) is not None  # its record proves it
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from ddpctl_worker.rules import phrases, rank_view
 from ddpctl_worker.rules.rank_view import RankView
@@ -31,21 +31,38 @@ def timed_out(messages: Iterable[str]) -> bool:
     return any(_TIMED_OUT.search(message) for message in messages)
 
 
-def find_hung(looks: Iterable[Dict[str, Any]], waited: Mapping[int, Waits]) -> Optional[Hung]:
+def sees_all(looks: Iterable[Dict[str, Any]]) -> bool:
+    """Return whether each look shows where its rank is."""
+    return all(rank.known or rank.stack for rank in _living(looks))
+
+
+def find_hung(
+    looks: Iterable[Dict[str, Any]], waited: Mapping[int, Waits], silent: Collection[str] = ()
+) -> Optional[Hung]:
     """Return the rank that had not reached the last collective of the other ranks, or ``None`` if that is not clear.
 
-    ``looks``: at the ranks that still live. ``waited``: rank -> the last collective in which it was seen.
+    ``looks``: at the ranks that still live. ``waited``: rank -> the last collective in which it was seen. ``silent``:
+    hosts without an answer. A record of collectives proves that its rank has not come. A stack alone is compared with
+    the stacks of all living ranks.
     """
-    ranks = [rank for rank in map(rank_view.read_looks, looks) if rank.state not in ("ended", "unknown")]
+    looks = list(looks)
+    ranks = _living(looks)
     count = Counter(waited.values())
     where = max(count, key=lambda waits: (count[waits], waits[1])) if count else None
     absent = [rank for rank in rank_view.present_ranks(ranks) if _has_not_come(rank, where)]
     if not absent:
         return None
     first = absent[0]
+    proved = where is not None and first.known
+    if not proved and (silent or not sees_all(looks)):
+        return None
     label = phrases.call_text(where[2], where[1], where[0]) if where is not None else "the collective of the others"
     text = "%s had not reached %s: %s %s" % (phrases.who(absent), label, _subject(absent), phrases.place_text(first))
     return Hung(first.host, first.rank, text)
+
+
+def _living(looks: Iterable[Dict[str, Any]]) -> List[RankView]:
+    return [rank for rank in map(rank_view.read_looks, looks) if rank.state not in ("ended", "unknown")]
 
 
 def _subject(absent: List[RankView]) -> str:

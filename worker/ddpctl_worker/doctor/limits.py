@@ -24,6 +24,7 @@ MOST_DESCENDANTS = 256  # of a rank: more are not counted as its work
 MOST_THREADS = 8  # of a rank, beside the main thread
 THREAD_FRAMES, CHILD_FRAMES = 12, 24  # the innermost frames of a thread, and of a child
 SEARCH_AFTER_S = 2.0  # from the first time-out to the search for its cause: the other ranks that waited end by then
+SEARCH_S = 10.0  # for looks until each living rank was seen: on a busy host the look at a rank may take too long
 
 # --- answers of a rank (server.py, stacks.py)
 SERVER_S = 0.5  # torch's debug server answers within a millisecond; a stopped process never does

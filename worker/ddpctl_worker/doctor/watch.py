@@ -11,11 +11,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from threading import Event
-from typing import Any, Callable, Collection, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker.doctor import look, process
 from ddpctl_worker.doctor.hosts import HostFacts, find_differences
-from ddpctl_worker.doctor.hung import Hung, Waits, find_hung
+from ddpctl_worker.doctor.hung import Hung, Waits, find_hung, sees_all
 from ddpctl_worker.doctor.limits import (
     GLANCE_RANKS,
     GLANCE_S,
@@ -29,6 +29,7 @@ from ddpctl_worker.doctor.limits import (
     REPEAT_S,
     REST_FACTOR,
     SEARCH_AFTER_S,
+    SEARCH_S,
     SENT_CHILD_FRAMES,
     SENT_ENTRIES,
     SENT_FRAMES,
@@ -108,7 +109,7 @@ class RunWatch:
         self._over = False
         self._waited: Dict[int, Waits] = {}  # rank -> the last collective in which it was seen
         self._left: "set[int]" = set()  # ranks outside any collective at the last glance
-        self._failed: "frozenset[int]" = frozenset()
+        self._failed: Mapping[int, str] = {}  # rank -> its host
         self._search_at: Optional[float] = None
         self._searching = self._last = False
         self.hung: Optional[Hung] = None  # the rank that never came, once the other ranks have timed out
@@ -138,13 +139,13 @@ class RunWatch:
         self._came.clear()
         return self._inbox.popleft() if self._inbox else None
 
-    def search(self, failed: Collection[int]) -> None:
+    def search(self, failed: Mapping[int, str]) -> None:
         """Find the rank that did not come, as ``hung``. For the node that decides.
 
-        Call it when every failure so far is a time-out of a rank that waited; ``failed``: these ranks. Returns at once.
-        The first call begins the search.
+        Call it when every failure so far is a time-out of a rank that waited; ``failed``: these ranks with their hosts.
+        Returns at once. The first call begins the search.
         """
-        self._failed = frozenset(failed)
+        self._failed = dict(failed)
         if self._search_at is None and self._decides:
             self._searching, self._search_at = True, self._clock.now() + SEARCH_AFTER_S
             self.take_message(self._host, {"what": "search"})  # to wake up
@@ -188,10 +189,11 @@ class RunWatch:
         if self._decides and now >= self._judge_at + (GLANCE_S if self._unheard else 0.0):
             self._judge_speed(now)
         if self._searching and now >= (self._search_at or 0.0):
+            again = False
             try:
-                self._search()
+                again = self._search(now)
             finally:
-                self._searching, self._over = False, self._last
+                self._searching, self._over = again, self._last and not again
         if self._decides and self._stall.is_due(self._clock.now(), diagnosed=self.diagnosis is not None):
             self._examine()
         message = self._next(max(0.01, min(WAKE_S, self._glance_at - self._clock.now())))
@@ -330,14 +332,22 @@ class RunWatch:
         silent = self._host_of.keys() - {rank for rank, groups in self._unjudged.ranks.items() if groups}
         return (not silent and set(self._host_of.values()) == set(self._hosts)) or self._unjudged.full
 
-    def _search(self) -> None:
-        """Look at the ranks that live. If no rank stands out, the diagnosis from before the time-out counts."""
-        looks, _ = self._looks_of_all(last=True)
-        found = find_hung([one for one in looks if one.get("rank") not in self._failed], self._waited)
+    def _search(self, now: float) -> bool:
+        """Look at the ranks that live, and return whether to look again because not every rank was seen.
+
+        If no rank stands out, the diagnosis from before the time-out counts. A host with a failed rank need not answer:
+        its launcher ends its other ranks.
+        """
+        looks, absent = self._looks_of_all(last=True)
+        silent = set(absent) - set(self._failed.values())
+        living = [one for one in looks if one.get("rank") not in self._failed]
+        found = find_hung(living, self._waited, silent)
         if found is None and self.diagnosis is not None:
             suspects = self.diagnosis.get("suspects") or ()
             found = next((Hung(one["host"], one["rank"], str(self.diagnosis["verdict"])) for one in suspects), None)
         self.hung = found
+        seen = found is not None or (not silent and sees_all(living))
+        return not seen and not self._last and now < (self._search_at or 0.0) + SEARCH_S
 
     # --- a close look of all nodes ---------------------------------------------------------------------------------
     def _examine(self) -> None:

@@ -109,7 +109,9 @@ class Observer:
         causes = list(causes)
         if not timed_out(str(cause.get("message")) for cause in causes):
             return None
-        self._watch.search([int(cause["rank"]) for cause in causes if cause.get("rank") is not None])
+        self._watch.search(
+            {int(cause["rank"]): str(cause["host"]) for cause in causes if cause.get("rank") is not None}
+        )
         return self._watch.hung
 
     def start(self) -> None:
