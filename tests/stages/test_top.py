@@ -107,6 +107,26 @@ def test_a_host_that_breaks_is_a_row_and_comes_back(monkeypatch: pytest.MonkeyPa
     over.set()
 
 
+def test_a_run_is_shown_if_an_overview_is_made_between_its_status_and_the_first_pulse() -> None:
+    told, seen, over = threading.Event(), threading.Event(), threading.Event()
+
+    def frames() -> Iterator[Frame]:
+        yield Frame({"run": status("a", hosts=("a",))})
+        told.set()
+        seen.wait(30)
+        yield Frame({"pulse": pulse()})
+        over.wait(30)
+
+    watch = HostWatch(DryFleet([DryTransport("a", {"top": Stream(frames(), {})})]))  # type: ignore[arg-type]
+    watch.start()
+    assert told.wait(30)
+    assert watch.overview().runs == ()
+    seen.set()
+    until(watch, lambda now: [run.run for run in now.runs] == ["r1"], 20)
+    over.set()
+    watch.stop()
+
+
 def test_a_host_that_says_nothing_more_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "TOP_SILENT_S", -1.0)
     seen, _ = read_overview(DryFleet([DryTransport("a", {"top": says("a")})]))

@@ -37,8 +37,9 @@ class _Host:
             self.statuses = {**self.statuses, status["run"]: status}
             self.news += 1
             return
+        counted = self.pulse is not None and self.error is None  # before this pulse
         self.pulse, self.at = Pulse.from_json(frame.data["pulse"]), time.monotonic()
-        if self.error is not None or self.statuses.keys() - self.pulse.runs.keys():
+        if not counted or self.statuses.keys() - self.pulse.runs.keys():
             self.statuses = {run: status for run, status in self.statuses.items() if run in self.pulse.runs}
             self.error = None
             self.news += 1
