@@ -82,6 +82,7 @@ def test_many_gpus_are_folded_until_a_host_is_opened() -> None:
         (HostView("node0", error="no route to host"), "no route to host"),
         (HostView("node0", pulse(late={"gpus": 14.2})), "the GPU driver has not answered for 14 s"),
         (HostView("node0", pulse(late={"runs": 8.0})), "the disk has not answered for 8 s"),
+        (HostView("node0", pulse(errors={"runs": "OSError('x')"})), "the runs cannot be read: OSError('x')"),
         (HostView("node0", pulse(gpu_error="NVML: Driver not loaded")), "NVML: Driver not loaded"),
         (HostView("node0", pulse(gpu(0, Holder(9)))), "pid 9, not seen from here"),
     ],

@@ -39,6 +39,7 @@ def pulse(**changes: Any) -> dict[str, Any]:
         "cpu": None,
         "memory": {"total": 64, "available": 60},
         "late": {},
+        "errors": {},
         "gpus": {"gpus": [GPU], "error": None},
         "runs": {"r1": {"heartbeat_age_s": 0.5, "last_output_age_s": None, "ranks": {"0": RANK}}},
         **changes,

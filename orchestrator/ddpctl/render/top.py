@@ -71,7 +71,7 @@ def _host_row(seen: Overview, view: HostView) -> TopRow:
         _of(_sum([gpu.memory for gpu in gpus]), _sum([gpu.memory_total for gpu in gpus])),
         _number(max((gpu.temperature for gpu in gpus if gpu.temperature is not None), default=None), "{:.0f}C"),
         _number(_sum([gpu.power_w for gpu in gpus]), "{:.0f}W"),
-        Text("; ".join(_used_by(seen, pulse)), "yellow" if pulse.late or pulse.gpu_error else ""),
+        Text("; ".join(_used_by(seen, pulse)), "yellow" if pulse.late or pulse.errors or pulse.gpu_error else ""),
     )
 
 
@@ -91,6 +91,8 @@ def _used_by(seen: Overview, pulse: Pulse) -> Iterator[str]:
     yield from dict.fromkeys(_who(holder, ranks=False) for holder in holders)
     for what, seconds in pulse.late.items():
         yield f"{'the disk' if what == 'runs' else 'the GPU driver'} has not answered for {seconds:.0f} s"
+    for what, error in pulse.errors.items():
+        yield f"the {'runs' if what == 'runs' else 'GPUs'} cannot be read: {error}"
     if pulse.gpu_error:
         yield pulse.gpu_error
 
@@ -237,7 +239,7 @@ def _rank_state(node: NodeStatus, pulse: RankPulse, host: Pulse | None) -> str |
     """Return the state of the rank's process, or the node's state if no process is visible."""
     if node.state in contract.TERMINAL or pulse.state is None:
         return state_text(node.state)
-    return Text(UNKNOWN, "yellow") if host is None or "runs" in host.late else pulse.state
+    return Text(UNKNOWN, "yellow") if host is None or "runs" in {*host.late, *host.errors} else pulse.state
 
 
 def summary(seen: Overview) -> Text:

@@ -61,7 +61,8 @@ class Pulse:
     """The last reading of a host.
 
     ``late``: the readings that hang, with the seconds since their start. While the reading of GPUs hangs, ``gpus`` is
-    ``None``; while the reading of runs hangs, ``runs`` is old.
+    ``None``; while the reading of runs hangs, ``runs`` is old. ``errors``: the readings that
+    failed, with their errors; their values are old.
     """
 
     load: float | None
@@ -72,6 +73,7 @@ class Pulse:
     gpus: tuple[GpuPulse, ...] | None
     gpu_error: str | None = None
     late: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, str] = field(default_factory=dict)
     runs: Mapping[str, Mapping[str, RankPulse]] = field(default_factory=dict)  # run -> rank ("": unknown) -> pulse
 
     @staticmethod
@@ -86,6 +88,7 @@ class Pulse:
             gpus=None if gpus is None else tuple(GpuPulse.from_json(gpu) for gpu in gpus["gpus"]),
             gpu_error=None if gpus is None else gpus["error"],
             late=data["late"],
+            errors=data["errors"],
             runs={
                 run: {rank: RankPulse(**pulse) for rank, pulse in (node.get("ranks") or {}).items()}
                 for run, node in data["runs"].items()

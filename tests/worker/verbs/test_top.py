@@ -13,7 +13,7 @@ import pytest
 from ddpctl_worker.record.logs import _SUFFIX
 from ddpctl_worker.verbs import gauge as gauges
 from ddpctl_worker.verbs import top_runs as looked
-from ddpctl_worker.verbs.gauge import Gauge
+from ddpctl_worker.verbs.gauge import Gauge, Reading
 from ddpctl_worker.verbs.top_machine import Machine
 from ddpctl_worker.verbs.top_runs import RunReader
 from ddpctl_worker.wire.contract import TERMINAL
@@ -69,7 +69,7 @@ def test_once_is_one_pulse_with_shares_of_time(node: Node) -> None:
     assert pulse["cpu"] is not None
     assert pulse["memory"]["total"] >= pulse["memory"]["available"] > 0
     assert pulse["gpus"]["gpus"] == [] or pulse["gpus"]["error"] is None
-    assert pulse["late"] == {}
+    assert pulse["late"] == pulse["errors"] == {}
 
 
 def test_of_ended_runs_the_newest_of_a_job_is_shown_and_a_removed_one_goes(node: Node) -> None:
@@ -153,7 +153,7 @@ def test_a_reading_that_hangs_is_late_and_holds_up_nobody(monkeypatch: pytest.Mo
     gauge = Gauge("disk", lambda: hangs.wait(30))
     gauge.start()
     gauge.request_reading()
-    assert gauge.result(0.01) == (None, None)
+    assert gauge.result(0.01) == (None, None, None)
     late = eventually(lambda: gauge.result(0.01).late_s, "word that it is late")
     assert late >= 0.2
     hangs.set()
@@ -162,21 +162,23 @@ def test_a_reading_that_hangs_is_late_and_holds_up_nobody(monkeypatch: pytest.Mo
 
 
 def test_a_reading_that_fails_is_tried_again() -> None:
-    answers = iter([False, True])
+    mounted = threading.Event()
 
     def read() -> str:
-        if not next(answers):
+        if not mounted.is_set():
             raise OSError("gone")
         return "there"
 
     gauge = Gauge("disk", read)
     gauge.start()
 
-    def look() -> bool:
+    def look() -> Reading:
         gauge.request_reading()
-        return gauge.result(0.05).value == "there"
+        return gauge.result(0.05)
 
-    eventually(look, "the second answer")
+    eventually(lambda: look().error == "OSError('gone')", "word of the failure")
+    mounted.set()
+    eventually(lambda: look() == ("there", None, None), "the second answer")
 
 
 def test_what_costs_much_is_read_less_often() -> None:

@@ -8,17 +8,19 @@ import time
 from typing import Any, Callable, NamedTuple, Optional
 
 from ddpctl_worker.machine import notes
-from ddpctl_worker.verbs.limits import GAUGE_SHARE, READING_LATE_S
+from ddpctl_worker.verbs.limits import ERROR_CHARACTERS, GAUGE_SHARE, READING_LATE_S
 
 
 class Reading(NamedTuple):
     """The newest value, or ``None`` before the first.
 
-    ``late_s``: seconds that the present reading has taken, if that is too long. The value is then outdated.
+    ``late_s``: seconds that the present reading has taken, if that is too long. ``error``: why the last reading failed.
+    With either of them the value is outdated.
     """
 
     value: Optional[Any]
     late_s: Optional[float]
+    error: Optional[str] = None
 
 
 class Gauge:
@@ -33,6 +35,7 @@ class Gauge:
         self._began: Optional[float] = None  # start of the reading in progress
         self._due_at = 0.0
         self._value: Optional[Any] = None
+        self._error: Optional[str] = None
 
     def start(self) -> None:
         threading.Thread(target=self._run, name=self._name, daemon=True).start()
@@ -51,15 +54,16 @@ class Gauge:
             self._done.wait(patience)
         began = self._began
         took = 0.0 if began is None else time.monotonic() - began
-        return Reading(self._value, round(took, 1) if took >= READING_LATE_S else None)
+        return Reading(self._value, round(took, 1) if took >= READING_LATE_S else None, self._error)
 
     def _run(self) -> None:
         while self._asked.wait():
             self._asked.clear()
             before = _cost()
             try:
-                self._value = self._read()
+                self._value, self._error = self._read(), None
             except Exception as error:
+                self._error = repr(error)[:ERROR_CHARACTERS]
                 notes.note("top: %s: %r" % (self._name, error))
             self._due_at = time.monotonic() + (_cost() - before) / GAUGE_SHARE
             self._began = None

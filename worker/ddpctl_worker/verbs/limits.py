@@ -16,6 +16,7 @@ PULSE_S = 2.0  # from one pulse to the next
 FIRST_PULSE_S = 0.5  # until the first: a share of processor time needs two looks
 READING_WAIT_S = 0.5  # for a file system or a driver, before the pulse is sent without it
 GAUGE_SHARE = 0.003  # of a core, for each gauge: an expensive reading comes less often
+ERROR_CHARACTERS = 200  # of a reading's error, in the row of its host
 READING_LATE_S = 6.0  # a reading that takes longer is called late
 MOST_RUNS = 100  # the newest runs
 LOST_RUN_S = 60.0  # between two looks at a run that is over without an exit record: each reads all of /proc

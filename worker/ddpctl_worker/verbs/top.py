@@ -20,8 +20,8 @@ _AGES = ("heartbeat_age_s", "last_output_age_s", "survivors")
 def top(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """Send {"run": status} when a run's status has changed, and {"pulse": {...}} every PULSE_S.
 
-    Disk and driver may hang, so threads read them, and ``late`` names a late reading. With ``once`` the verb ends after
-    the first pulse, and waits longer for these readings.
+    Disk and driver may hang, so threads read them. ``late`` names a reading that hangs, and ``errors`` a reading that
+    failed. With ``once`` the verb ends after the first pulse, and waits longer for these readings.
     """
     machine = Machine()
     gauges = {
@@ -50,7 +50,9 @@ def top(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 def _send(channel: Channel, machine: Dict[str, Any], readings: Dict[str, Any], sent: Dict[str, Any]) -> None:
     pulse = dict(
-        machine, late={name: reading.late_s for name, reading in readings.items() if reading.late_s is not None}
+        machine,
+        late={name: reading.late_s for name, reading in readings.items() if reading.late_s is not None},
+        errors={name: reading.error for name, reading in readings.items() if reading.error is not None},
     )
     runs, gpus = readings["runs"], readings["gpus"]
     pulse["gpus"] = gpus.value if gpus.late_s is None else None

@@ -68,12 +68,18 @@ class LateDict(TypedDict):
     gpus: NotRequired[_Some]
 
 
+class ErrorsDict(TypedDict):
+    runs: NotRequired[Short]
+    gpus: NotRequired[Short]
+
+
 class PulseDict(TypedDict):
     load: _Some | None
     cores: Count
     cpu: _Share | None
     memory: MemoryDict
     late: LateDict
+    errors: ErrorsDict
     gpus: GpusDict | None
     runs: Annotated[dict[Name, RunPulseDict], Field(max_length=1000)]
 
