@@ -95,7 +95,7 @@ class Node:
     def start(self) -> None:
         world = self.world
         place = {"hub_host": world.names[0], "hub_addr": world.names[0], "port": PORT, "bind_addr": self.name}
-        run = {"run": "run-1", "host": self.name, "hosts": world.names, "gang": place, "nnodes": len(world.names)}
+        run: Any = {"run": "run-1", "host": self.name, "hosts": world.names, "gang": place, "nnodes": len(world.names)}
         run["timeouts"] = {"start": 20.0, "stop": 2.0, "silence": None, "silence_enforced": False}
         clock, sockets = self.process.clock, SimSockets(self.process, world.network)
         kind = world.hub_kind if self.name == world.names[0] else world.member_kind

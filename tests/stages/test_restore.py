@@ -84,7 +84,8 @@ def no_call(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_one_host_has_comes_to_all_and_then_nobody_is_asked(site: Site, request: pytest.FixtureRequest) -> None:
     first, second, third = site.disks
     for disk in (first, second):
-        note_start(str(disk.own), {"run": "r", "origin": None})
+        run: Any = {"run": "r", "origin": None}
+        note_start(str(disk.own), run)
     first.save("step_2", {"model": BIG, "rng_0": b"0"}, age=50)
     second.save("step_2", {"rng_1": b"1"}, age=50)
     first.save("step_1", {"model": b"older"}, age=90)

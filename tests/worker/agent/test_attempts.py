@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -17,10 +17,15 @@ from ddpctl.spec.planning import make_plan
 from ddpctl.spec.script import Start
 from ddpctl_worker.agent.part import attempt_argv, attempt_record
 from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.record.runrecord import RunRecord
 from ddpctl_worker.run.launcher import environment
 from tests.worker.checkpoints import OF_JOB
 
 NAMES = [f"n{i}" for i in range(4)]
+
+
+def recorded(made: Plan, host: str) -> RunRecord:
+    return cast(RunRecord, made.record(made.node(host)))
 
 
 def plan(hosts: int, nproc: list[int], start: Start = "ranks") -> Plan:
@@ -43,7 +48,7 @@ def test_an_attempt_is_what_a_plan_of_its_hosts_would_be(hosts: list[str], nproc
     first = 0
     for rank, host in enumerate(hosts):
         node = whole.node(host)
-        found = attempt_record(whole.record(node), attempt, host)
+        found = attempt_record(recorded(whole, node.host), attempt, host)
         count = nproc[NAMES.index(host)]
         assert (found["node_rank"], found["nproc"], found["nnodes"]) == (rank, count, len(hosts))
         assert found["ranks"] == list(range(first, first + count))
@@ -66,7 +71,7 @@ def test_arguments_of_the_script_stay() -> None:
     node = plan(2, [1, 1, 1, 1]).nodes[0]
     argv = [*node.command.argv, "--nnodes", "7"]
     found = attempt_record(
-        plan(2, [1] * 4).record(node), {"attempt": 2, "hosts": ["n0"], "master_port": 1, "gang_port": 2}, "n0"
+        recorded(plan(2, [1] * 4), node.host), {"attempt": 2, "hosts": ["n0"], "master_port": 1, "gang_port": 2}, "n0"
     )
     assert attempt_argv(argv, found)[-2:] == ["--nnodes", "7"]
 
@@ -76,7 +81,7 @@ def test_a_script_that_starts_its_own_processes_finds_the_attempts_hosts(tmp_pat
     whole = plan(3, [2] * 4, start)
     node = whole.node("n2")
     attempt = {"attempt": 2, "hosts": ["n1", "n2"], "master_port": 29501, "gang_port": 29601}
-    found = attempt_record(whole.record(node), attempt, "n2")
+    found = attempt_record(recorded(whole, node.host), attempt, "n2")
     argv = [*node.command.argv, "--nnodes", "7"]
     assert attempt_argv(argv, found) == argv
     request = {"run": found, "env": dict(node.command.env), "token_env": []}

@@ -49,7 +49,7 @@ class Party:
         self.resume: dict[str, Resume] = {}
         self.asked: list[str] = []
         for host in hosts:
-            run = {"host": host, **OF_JOB, "restart": {"hosts": members}}
+            run: Any = {"host": host, **OF_JOB, "restart": {"hosts": members}}
             self.resume[host] = Resume(str(self.disks[host].base), run, pem, self.lines[host])
             self.resume[host].start()
             desks[host].start(self._answer(host))

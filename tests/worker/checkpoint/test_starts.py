@@ -13,7 +13,7 @@ from ddpctl_worker.checkpoint.starts import note_start, starts_in
 ORIGIN = {"account": "ann", "machine": "laptop", "folder": "/home/ann/exp", "inode": 7}
 
 
-def run(name: str) -> dict[str, Any]:
+def run(name: str) -> Any:
     return {"run": name, "origin": ORIGIN}
 
 

@@ -425,7 +425,8 @@ def test_a_word_that_is_too_long_is_noted_once_and_costs_no_connection(monkeypat
     notes: list[str] = []
     monkeypatch.setattr("ddpctl_worker.gang.base.note", notes.append)
     place = {"hub_host": "node0", "hub_addr": "127.0.0.1", "port": 1, "bind_addr": "127.0.0.1"}
-    gang = MemberGang({"run": "r", "host": "node1", "hosts": HOSTS, "gang": place}, b"key", lambda: None)
+    run: Any = {"run": "r", "host": "node1", "hosts": HOSTS, "gang": place}
+    gang = MemberGang(run, b"key", lambda: None)
     for _ in range(2):
         gang.broadcast({"what": "glance", "ranks": "x" * MAX_LINE})
         gang.broadcast({"what": "looked"})

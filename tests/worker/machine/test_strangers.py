@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -206,10 +207,12 @@ def test_a_member_joins_its_hub_in_a_flood() -> None:
     port = net.listen(0)
     place = {"hub_host": "a", "hub_addr": HERE, "port": port.getsockname()[1], "bind_addr": HERE}
     port.close()
-    run = {"run": "run", "hosts": ["a", "b"], "gang": place, "timeouts": {"start": 60}}
-    hub = HubGang({**run, "host": "a"}, KEY, lambda: None)
+    run: Any = {"run": "run", "hosts": ["a", "b"], "gang": place, "timeouts": {"start": 60}}
+    hub_run: Any = {**run, "host": "a"}
+    hub = HubGang(hub_run, KEY, lambda: None)
     hub.start()
-    member = MemberGang({**run, "host": "b"}, KEY, lambda: None)
+    member_run: Any = {**run, "host": "b"}
+    member = MemberGang(member_run, KEY, lambda: None)
     with Flood(place["port"]):
         member.start()
         until = time.monotonic() + 20
@@ -311,7 +314,7 @@ def test_who_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hub_without_descriptors_listens_again() -> None:
     """Its loop continues meanwhile."""
     place = {"hub_host": "a", "hub_addr": HERE, "port": 0, "bind_addr": HERE}
-    run = {"run": "run", "host": "a", "hosts": ["a", "b"], "gang": place, "timeouts": {"start": 60}}
+    run: Any = {"run": "run", "host": "a", "hosts": ["a", "b"], "gang": place, "timeouts": {"start": 60}}
     hub = HubGang(run, KEY, lambda: None)
     hub._selector = selectors.DefaultSelector()
     hub._listen(0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,8 @@ def starts(launcher: subprocess.Popen[str], rank: int) -> None:
 @pytest.mark.slow
 def test_a_rank_that_torch_restarts_may_have_another_number(launcher: subprocess.Popen[str]) -> None:
     followed: list[int] = []
-    roster = Roster({"rendezvous": "c10d"}, lambda fd, on: followed.append(fd) if on else None)
+    run: Any = {"rendezvous": "c10d"}
+    roster = Roster(run, lambda fd, on: followed.append(fd) if on else None)
     assert roster.rank_of(0, launcher.pid) is None
     starts(launcher, 1)
     roster.scan(launcher.pid)
@@ -70,7 +72,8 @@ def test_a_rank_that_torch_restarts_may_have_another_number(launcher: subprocess
 @pytest.mark.slow
 def test_a_process_that_turns_out_to_be_a_rank_is_listed_as_one(launcher: subprocess.Popen[str]) -> None:
     """Its pid was in the tree before: it had not begun its script."""
-    roster = Roster({"rendezvous": "static", "ranks": [1]}, lambda fd, on: None)
+    run: Any = {"rendezvous": "static", "ranks": [1]}
+    roster = Roster(run, lambda fd, on: None)
     starts(launcher, 1)
     before = roster.changed([])
     assert before is not None

@@ -100,7 +100,7 @@ def test_a_keeper_ends_with_its_supervisor(node: Node) -> None:
 def begun(folder: Path) -> tuple[keeping.KeeperHandle, int]:
     order: dict[str, Any] = {"folder": str(folder), "host": "node0", "keep": 3, "outputs": [], "timeout": 120.0}
     order.update(serial=1, run="r", attempt=1, lag=str(folder.parent / "saved.json"))
-    one = keeping.KeeperHandle({"keeper": order, "top": str(folder)})
+    one = keeping.KeeperHandle(order, str(folder))
     one.start()
     return one, one.pids()[0]
 
@@ -246,7 +246,7 @@ def test_a_benchmarks_run_has_no_keeper(node: Node) -> None:
 @pytest.mark.parametrize("replicas", [0, 1])
 def test_without_replicas_nothing_is_copied_while_the_run_is_live(tmp_path: Path, replicas: int) -> None:
     """The hosts have addresses and certificates all the same, because a later attempt needs them when it begins."""
-    run: dict[str, Any] = {**OF_JOB, "run": "r", "host": "a", "hosts": ["a", "b"]}
+    run: Any = {**OF_JOB, "run": "r", "host": "a", "hosts": ["a", "b"]}
     run |= {"serial": 1, "attempt": 1, "outputs": [], "gang": {"port": 1, "bind_addr": "10.0.0.1"}}
     run["checkpoint"] = {**SETTINGS, "replicas": replicas}
     folder = paths.checkpoint_dir(str(tmp_path), JOB, "a")

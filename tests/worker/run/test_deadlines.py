@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,8 @@ from tests.worker.node import Node, eventually, processes_of
 @pytest.mark.slow
 def test_a_rank_s_death_is_timed_by_a_clock_that_nobody_sets() -> None:
     watched: dict[int, bool] = {}
-    roster = Roster({"ranks": [0], "rendezvous": "static"}, watched.__setitem__)
+    run: Any = {"ranks": [0], "rendezvous": "static"}
+    roster = Roster(run, watched.__setitem__)
     env = dict(os.environ, RANK="0", LOCAL_RANK="0")
     with subprocess.Popen([sys.executable, "-c", "input(); exit(3)"], stdin=subprocess.PIPE, env=env) as rank:
         while not roster.any:

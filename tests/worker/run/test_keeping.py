@@ -226,7 +226,7 @@ def test_an_order_that_no_pipe_holds_does_not_stop_the_supervisor(
     got = tmp_path / "got"
     read = "import sys, time; time.sleep(1.0); open(sys.argv[1], 'wb').write(sys.stdin.buffer.read())"
     monkeypatch.setattr(child, "command", lambda module: [sys.executable, "-I", "-c", read, str(got)])
-    supervised = keeping.KeeperHandle({"keeper": {"outputs": ["x" * (1 << 19)]}, "top": str(tmp_path)})
+    supervised = keeping.KeeperHandle({"outputs": ["x" * (1 << 19)]}, str(tmp_path))
     begun = time.monotonic()
     supervised.start()
     supervised.report_death(None, 1.0)

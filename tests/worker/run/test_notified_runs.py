@@ -118,7 +118,7 @@ def test_a_job_without_notifiers_starts_no_process(node: Node, tally: Path) -> N
 
 
 def test_a_run_whose_folder_is_gone_notifies_nobody(tmp_path: Path, tally: Path) -> None:
-    how = {"to": [{"command": ["touch", str(tally)]}], "env": {}, "cwd": "/", "umask": 0o22}
+    how: Any = {"to": [{"command": ["touch", str(tally)]}], "env": {}, "cwd": "/", "umask": 0o22}
     at_end(RunPaths(str(tmp_path / "r-1" / "node0")), how)
     assert not processes_of(str(tally))
     assert not tally.exists()

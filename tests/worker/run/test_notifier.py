@@ -20,7 +20,8 @@ from tests.worker.node import eventually, processes_of
 
 pytestmark = pytest.mark.slow  # it starts processes
 
-RUN = {"job": "train", "run": "r-1", "cluster": "lab", "project": "exp", "host": "node0", "hosts": ["node0", "node1"]}
+HOSTS = ["node0", "node1"]
+RUN: Any = {"job": "train", "run": "r-1", "cluster": "lab", "project": "exp", "host": "node0", "hosts": HOSTS}
 EVENT = {
     "event": "ended",
     "state": "failed",
@@ -44,7 +45,7 @@ def notified(folder: RunPaths, tmp_path: Path) -> Notified:
     """Return a function that runs notifiers to their end and returns notify.log."""
 
     def run(*to: dict[str, Any], seconds: float = 30.0, event: dict[str, Any] = EVENT, **env: str) -> str:
-        how = {"to": list(to), "env": dict(os.environ, **env), "cwd": str(tmp_path), "umask": 0o22}
+        how: Any = {"to": list(to), "env": dict(os.environ, **env), "cwd": str(tmp_path), "umask": 0o22}
         os.waitpid(notify(folder, RUN, how, event, seconds), 0)
         return Path(folder.notify_log).read_text()
 
@@ -104,7 +105,7 @@ def test_nobody_is_notified_twice_of_the_same(notified: Notified, tmp_path: Path
 
 
 def test_without_a_claim_on_the_disk_nobody_is_notified(folder: RunPaths, tmp_path: Path) -> None:
-    how = {"to": [sh("touch ran")], "env": dict(os.environ), "cwd": str(tmp_path), "umask": 0o22}
+    how: Any = {"to": [sh("touch ran")], "env": dict(os.environ), "cwd": str(tmp_path), "umask": 0o22}
     os.rmdir(folder.node)
     os.waitpid(notify(folder, RUN, how, EVENT), 0)
     assert not (tmp_path / "ran").exists()
@@ -239,7 +240,8 @@ def test_a_webhook_goes_through_the_proxy_of_the_login(notified: Notified, hook:
 
 
 def test_the_process_has_a_name_and_a_session_of_its_own(folder: RunPaths, tmp_path: Path) -> None:
-    how = {"to": [sh("echo $PPID > parent; sleep 1")], "env": dict(os.environ), "cwd": str(tmp_path), "umask": 0o22}
+    to = [sh("echo $PPID > parent; sleep 1")]
+    how: Any = {"to": to, "env": dict(os.environ), "cwd": str(tmp_path), "umask": 0o22}
     pid = notify(folder, RUN, how, EVENT)
     eventually(lambda: (tmp_path / "parent").exists() and (tmp_path / "parent").read_text(), "the command runs")
     found = proc.read_stat(pid)

@@ -17,7 +17,7 @@ from ddpctl_worker.wire import contract
 HOSTS = ["node0", "node1", "node2"]
 GONE = [contract.NODE_LOST, contract.NODE_REBOOTED, contract.SUPERVISOR_LOST]
 REASONS = [*GONE, contract.EXITED, contract.OOM, contract.KILLED_BY_USER, contract.DISK_FULL, contract.SPAWN_FAILED]
-RUN = {"job": "train", "run": "r-1", "cluster": "lab", "project": "exp", "host": "node0", "hosts": HOSTS}
+RUN: Any = {"job": "train", "run": "r-1", "cluster": "lab", "project": "exp", "host": "node0", "hosts": HOSTS}
 ended = st.fixed_dictionaries(
     {
         "event": st.sampled_from(["ended", "restart"]),

@@ -34,7 +34,7 @@ class Seen:
         drain: Any = SimpleNamespace(said=dict)
         recorder: Any = SimpleNamespace(put=lambda path, value, durable: self.put.append((time.monotonic(), value)))
         self.woken = threading.Event()
-        order = {"run": {"host": "node0", "nnodes": 1, "doctor": {"stall": 30.0}}}
+        order: Any = {"run": {"host": "node0", "nnodes": 1, "doctor": {"stall": 30.0}}}
         self.observer = Observer(order, RunPaths(str(folder)), roster, drain, recorder, None, self.woken.set)
 
     def until_kept(self) -> float:

@@ -8,7 +8,7 @@ import pytest
 
 from ddpctl_worker.run.rendezvous import find_rejected_host
 
-RUN: dict[str, Any] = {
+RUN: Any = {
     "host": "node1",
     "hosts": ["node0", "node1", "node2"],
     "nnodes": 3,
@@ -37,5 +37,6 @@ def test_the_place_is_named(error: str, host: str, reason: str, words: str) -> N
 
 
 def test_anything_else_speaks_for_itself() -> None:
+    static: Any = {**RUN, "rendezvous": "static"}
     assert find_rejected_host(RUN, "the launcher was killed by SIGKILL") is None
-    assert find_rejected_host({**RUN, "rendezvous": "static"}, f"{API}RendezvousConnectionError: {GONE}") is None
+    assert find_rejected_host(static, f"{API}RendezvousConnectionError: {GONE}") is None

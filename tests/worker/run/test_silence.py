@@ -13,7 +13,7 @@ from ddpctl_worker.record.ranks import Roster
 from ddpctl_worker.run.deadlines import Deadlines
 from ddpctl_worker.wire.contract import SILENCE
 
-RUN = {"host": "node0", "nnodes": 2, "timeouts": {"start": 60, "silence": 20, "silence_enforced": True}}
+RUN: Any = {"host": "node0", "nnodes": 2, "timeouts": {"start": 60, "silence": 20, "silence_enforced": True}}
 STUCK = {"verdict": "rank 1 is at hangs.py:9", "suspects": [{"host": "node1", "rank": 1}]}
 
 

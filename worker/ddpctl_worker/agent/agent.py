@@ -45,6 +45,7 @@ from ddpctl_worker.record import record
 from ddpctl_worker.record.document import Ballot, Document
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.record.runrecord import RunRecord, require_restart
 from ddpctl_worker.run import launcher, notifying
 from ddpctl_worker.run.start import notifiers
 from ddpctl_worker.slots import claims
@@ -108,11 +109,11 @@ def _wait_for_peers(own: HostRecord) -> Optional[Peers]:
     return None
 
 
-def config_of(run: Mapping[str, Any], host: str, resumes: bool) -> Config:
+def config_of(run: RunRecord, host: str, resumes: bool) -> Config:
     """Return the constants of a run, from its record."""
-    restart = run["restart"]
+    restart = require_restart(run)
     hosts = tuple(str(member["host"]) for member in restart["hosts"])
-    nodes, least, restarts = (int(restart[name]) for name in ("nodes", "least", "restarts"))
+    nodes, least, restarts = int(restart["nodes"]), int(restart["least"]), int(restart["restarts"])
     grace = float(run["timeouts"]["stop"])
     poll_every = min(MOST_POLL_S, max(POLL_S, len(hosts) / HOSTS_A_POLL))
     rules = Rules(hosts, nodes, least, restarts)
@@ -128,7 +129,7 @@ class HostAgent:
         self._request, self._base, self._umask = order["request"], str(order["base"]), int(order["umask"])
         self._own, self._server, self._host = own, server, own.paths.host
         run, copying = self._request["run"], self._request.get("copying")
-        self._run: Mapping[str, Any] = run
+        self._run: RunRecord = run
         self._line = talk.PeerLine(talk.key_of(str(self._request["gang_key"])), run["run"], self._host, peers)
         self._resume = Resume(self._base, run, copying, self._line)
         self._lock = threading.RLock()  # guards _state and _part
@@ -353,7 +354,7 @@ class HostAgent:
             return
         try:
             event = dict(action.event)
-            self._notifying.append(notifying.notify(self._own.paths, dict(self._run), self._notify, event))
+            self._notifying.append(notifying.notify(self._own.paths, self._run, self._notify, event))
         except OSError as error:
             notes.note("notify: nobody was notified: %s" % error)
 

@@ -10,6 +10,7 @@ from ddpctl_worker.agent.limits import BEGIN_LOOK_S, CONNECT_S, FIND_S, LINE_QUI
 from ddpctl_worker.agent.talk import at_once
 from ddpctl_worker.machine import fs
 from ddpctl_worker.record.record import attempt_of, named_by
+from ddpctl_worker.record.runrecord import require_restart
 from ddpctl_worker.record.status import node_status
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST, QUEUED, STARTING, TERMINAL, USUAL_PORTS
@@ -25,7 +26,7 @@ def begin(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         raise WorkerError(BAD_REQUEST, "begin needs a run with restarts, and the addresses of its agents")
     if fs.read_json(paths.peers) is None:
         fs.write_json(paths.peers, {"peers": peers})
-    first = run["host"] in run["restart"]["first"]["hosts"]
+    first = run["host"] in require_restart(run)["first"]["hosts"]
     until = time.monotonic() + FIND_S
     while True:
         status = node_status(paths)

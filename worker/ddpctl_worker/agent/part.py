@@ -17,6 +17,7 @@ from ddpctl_worker.record import record
 from ddpctl_worker.record.document import CheckpointChoice
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.record.runrecord import RunRecord, require_restart
 from ddpctl_worker.record.status import node_status
 from ddpctl_worker.run import lease as leases
 from ddpctl_worker.run.start import start_attempt
@@ -26,9 +27,9 @@ from ddpctl_worker.wire.contract import FAILED, KILLED, PLAIN, SPAWN_FAILED, TER
 LAUNCHER_OPTIONS = 13  # words: python -m MODULE and five options with their values (planning.py of ddpctl)
 
 
-def attempt_record(run: Mapping[str, Any], attempt: Mapping[str, Any], host: str) -> Dict[str, Any]:
+def attempt_record(run: RunRecord, attempt: Mapping[str, Any], host: str) -> Dict[str, Any]:
     """Return the record of ``host``'s part of ``attempt``: the run's record with the values of the attempt."""
-    members = {member["host"]: member for member in run["restart"]["hosts"]}
+    members = {member["host"]: member for member in require_restart(run)["hosts"]}
     hosts: List[str] = list(attempt["hosts"])
     counts = [int(members[name]["nproc"]) for name in hosts]
     rank = hosts.index(host)

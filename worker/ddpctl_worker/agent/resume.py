@@ -31,6 +31,7 @@ from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.machine import net, notes
 from ddpctl_worker.record.document import CheckpointChoice
 from ddpctl_worker.record.paths import job_id
+from ddpctl_worker.record.runrecord import RunRecord, require_restart
 from ddpctl_worker.rules.choice import plan_restore
 from ddpctl_worker.store.relay import PeerGone, context
 from ddpctl_worker.wire.channel import WorkerError
@@ -45,9 +46,9 @@ class Resume:
     ``copying``: certificate and key of the run's transfers (PEM). Without them no step is ever due.
     """
 
-    def __init__(self, base: str, run: Mapping[str, Any], copying: Optional[Mapping[str, str]], line: PeerLine) -> None:
+    def __init__(self, base: str, run: RunRecord, copying: Optional[Mapping[str, str]], line: PeerLine) -> None:
         self._line, self._host = line, str(run["host"])
-        self._addresses = {member["host"]: member["address"] for member in run["restart"]["hosts"]}
+        self._addresses = {member["host"]: member["address"] for member in require_restart(run)["hosts"]}
         self._folder = JobFolder(base, job_id(run), self._host)
         self._pem = None if copying is None else (copying["certificate"], copying["key"], base)
         self._server: Optional[CheckpointServer] = None

@@ -36,8 +36,10 @@ from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record import record
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.record.runrecord import RunRecord, require_restart
 from ddpctl_worker.rules.slots import list_before
 from ddpctl_worker.run import launcher, notifying
+from ddpctl_worker.run.order import NotifyOrder
 from ddpctl_worker.run.ports import move_ports
 from ddpctl_worker.run.start import choices, launch_run, notifiers
 from ddpctl_worker.run.stop import stop_here
@@ -88,7 +90,7 @@ class Waiter:
         self._request: Dict[str, Any] = dict(order["request"])
         self._base, self._umask = str(order["base"]), int(order["umask"])
         self._paths, self._server, self._host = paths, server, paths.host
-        self._run: Dict[str, Any] = self._request["run"]
+        self._run: RunRecord = self._request["run"]
         self._ticket = Ticket(self._run, choices(self._request), self._request["slots"])
         self._peers: Dict[str, Peer] = {}
         self._heard: Dict[str, float] = {}  # host -> when it answered last
@@ -286,7 +288,7 @@ class Waiter:
             return
         ports = {self._host: self._agent_port, **{host: peer.get("agent") for host, peer in self._answers().items()}}
         if len(ports) == len(self._run["hosts"]) and all(ports.values()):
-            addresses = {member["host"]: member["address"] for member in self._run["restart"]["hosts"]}
+            addresses = {member["host"]: member["address"] for member in require_restart(self._run)["hosts"]}
             peers = {host: [addresses[host], port] for host, port in ports.items()}
             fs.write_json(self._paths.peers, {"peers": peers})
 
@@ -308,7 +310,7 @@ class Waiter:
         with contextlib.suppress(OSError):  # a full disk: the state before stays
             fs.write_json(self._paths.state, {**starter, **where})
 
-    def _notifiers(self) -> Optional[Dict[str, Any]]:
+    def _notifiers(self) -> Optional[NotifyOrder]:
         cwd = launcher.working_folder(self._request.get("cwd"), self._paths)
         return notifiers(self._request, cwd if os.path.isdir(cwd) else self._paths.node, self._umask)
 

@@ -6,13 +6,14 @@ The list is a file beside the folder: a script may take any file in its folder f
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List
 
 from ddpctl_worker.checkpoint.limits import MOST_STARTS
 from ddpctl_worker.machine import fs
+from ddpctl_worker.record.runrecord import RunRecord
 
 
-def note_start(folder: str, run: Mapping[str, Any]) -> None:
+def note_start(folder: str, run: RunRecord) -> None:
     """Record the start of a run with ``folder``, once per run.
 
     Raises:

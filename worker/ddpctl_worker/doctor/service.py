@@ -20,6 +20,7 @@ from ddpctl_worker.machine.answer_socket import ask
 from ddpctl_worker.record import ranks
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.record import named_by
+from ddpctl_worker.record.runrecord import RunRecord, read_run
 from ddpctl_worker.record.status import node_status
 from ddpctl_worker.rules import flight
 from ddpctl_worker.wire.channel import Channel
@@ -35,7 +36,7 @@ def doctor(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """
     paths, run = named_by(request)
     paths = paths.newest()
-    run = fs.read_json(paths.run) or run
+    run = read_run(paths) or run
     status = node_status(paths)
     found: Dict[str, Any] = {"state": status["state"], "ended": status["state"] in TERMINAL, "looks": [], "slow": []}
     if found["ended"]:
@@ -90,7 +91,7 @@ def _barely(one: Dict[str, Any]) -> Dict[str, Any]:
     return {name: value for name, value in one.items() if not isinstance(value, (dict, list))}
 
 
-def _by_itself(paths: RunPaths, run: Dict[str, Any]) -> List[Dict[str, Any]]:
+def _by_itself(paths: RunPaths, run: RunRecord) -> List[Dict[str, Any]]:
     """Look at the ranks below the launcher, without the supervisor."""
     launcher = processes.identity_from_json(fs.read_optional(paths.state).get("launcher"))
     if launcher is None or not processes.is_alive(launcher):

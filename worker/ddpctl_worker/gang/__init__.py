@@ -17,18 +17,20 @@ The package owns no file.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Optional
 
 from ddpctl_worker.gang.base import Gang, Wake
+from ddpctl_worker.record.runrecord import RunRecord
 
 
-def join(run: Dict[str, Any], key: Optional[str], wake: Wake) -> Optional[Gang]:
+def join(run: RunRecord, key: Optional[str], wake: Wake) -> Optional[Gang]:
     """Return the gang of ``run``, not started yet; ``None`` for a single node or an elastic run."""
-    if not run.get("gang") or not key:
+    place = run.get("gang")
+    if not place or not key:
         return None
     from ddpctl_worker.gang.hub import HubGang  # here, so that only a run with a gang imports it
     from ddpctl_worker.gang.member import MemberGang
 
-    kind = HubGang if run["gang"]["hub_host"] == run["host"] else MemberGang
+    kind = HubGang if place["hub_host"] == run["host"] else MemberGang
     gang: Gang = kind(run, bytes.fromhex(key), wake)
     return gang

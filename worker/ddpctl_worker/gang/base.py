@@ -26,6 +26,7 @@ from ddpctl_worker.machine.notes import note, trace
 from ddpctl_worker.machine.system import CLOCK, SOCKETS, HostClock, Sockets
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.record.runrecord import RunRecord
 from ddpctl_worker.wire.contract import SUPERVISOR_LOST
 
 Wake = Callable[[], None]
@@ -38,7 +39,7 @@ class Gang:
 
     def __init__(
         self,
-        run: Dict[str, Any],
+        run: RunRecord,
         key: bytes,
         wake: Wake,
         clock: HostClock = CLOCK,
@@ -50,6 +51,7 @@ class Gang:
         self.host: str = run["host"]
         self.hosts: List[str] = list(run["hosts"])
         place = run["gang"]
+        assert place is not None  # a run without it has no gang
         self.hub_host: str = place["hub_host"]
         self.address: Tuple[str, int] = (place["hub_addr"], int(place["port"]))
         self.bind_address: str = place["bind_addr"]

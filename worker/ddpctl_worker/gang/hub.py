@@ -28,6 +28,7 @@ from ddpctl_worker.machine.notes import note, now_iso
 from ddpctl_worker.machine.strangers import TALLY, Places, Stranger
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.record.runrecord import RunRecord
 from ddpctl_worker.wire.contract import FAILED, KILLED, LOST, SUCCEEDED
 
 
@@ -45,7 +46,7 @@ class HubGang(Gang):
 
     is_hub = True
 
-    def __init__(self, run: Dict[str, Any], key: bytes, wake: Wake, *system: Any) -> None:
+    def __init__(self, run: RunRecord, key: bytes, wake: Wake, *system: Any) -> None:
         super().__init__(run, key, wake, *system)
         self._judge = FailureJudge(self.hosts, self.host)
         self._selector: selectors.BaseSelector

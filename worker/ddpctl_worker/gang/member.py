@@ -25,13 +25,14 @@ from ddpctl_worker.gang.wire import MemberWire, from_wire, to_wire
 from ddpctl_worker.machine.strangers import Stranger
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.record.runrecord import RunRecord
 from ddpctl_worker.wire.contract import NODE_LOST, SUCCEEDED, SUPERVISOR_LOST
 
 
 class MemberGang(Gang):
     """Keeps a connection to the hub."""
 
-    def __init__(self, run: Dict[str, Any], key: bytes, wake: Wake, *system: Any) -> None:
+    def __init__(self, run: RunRecord, key: bytes, wake: Wake, *system: Any) -> None:
         super().__init__(run, key, wake, *system)
         self._sock: Optional[socket.socket] = None
         self._wire: Optional[MemberWire] = None

@@ -14,7 +14,7 @@ import select
 import signal
 import subprocess
 import sys
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import ddpctl_worker
 from ddpctl_worker.machine.limits import MESSAGE_READ_BYTES
@@ -41,7 +41,7 @@ def run(words: Sequence[str]) -> None:
     importlib.import_module(module).main(*arguments)
 
 
-def launch(module: str, order: Dict[str, Any], words: Sequence[str], fds: Sequence[int] = ()) -> Dict[str, Any]:
+def launch(module: str, order: Mapping[str, Any], words: Sequence[str], fds: Sequence[int] = ()) -> Dict[str, Any]:
     """Start ``main`` of ``module`` with ``order``; return its answer {"refused": ``None`` or the reason, ...}.
 
     The order holds secrets, so it goes through a pipe. The process inherits only ``fds`` from the caller, so that the

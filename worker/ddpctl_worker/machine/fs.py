@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 import time
-from typing import Any, ContextManager, Dict, Iterator, Optional
+from typing import Any, ContextManager, Dict, Iterator, Mapping, Optional
 
 from ddpctl_worker.machine.limits import LOCK_PAUSE_S
 from ddpctl_worker.wire.channel import Channel, WorkerError
@@ -114,7 +114,7 @@ def sync_folder(path: str) -> None:
         os.close(fd)
 
 
-def write_json(path: str, value: Dict[str, Any], *, durable: bool = True) -> None:
+def write_json(path: str, value: Mapping[str, Any], *, durable: bool = True) -> None:
     """Replace ``path`` atomically. With ``durable`` the new content survives a power cut after the return."""
     draft = _write_draft(path, value, durable)
     try:
@@ -152,7 +152,7 @@ def write_once(path: str, value: Dict[str, Any], *, durable: bool = True) -> boo
     return True
 
 
-def _write_draft(path: str, value: Dict[str, Any], durable: bool) -> str:
+def _write_draft(path: str, value: Mapping[str, Any], durable: bool) -> str:
     draft = "%s.%d.%s" % (path, os.getpid(), os.urandom(4).hex())
     fd = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ddpctl_worker.machine import fs, proc, processes
 from ddpctl_worker.record.limits import LAUNCHER_DEPTH, NO_PIDFD_LOOK_S, TREE_PROCESSES
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.record import attempt_of
+from ddpctl_worker.record.runrecord import RunRecord
 from ddpctl_worker.wire.contract import PLAIN
 
 
@@ -31,7 +32,7 @@ class RankProcess(NamedTuple):
 Known = Dict[Tuple[int, int], Optional[RankProcess]]  # (pid, start time) -> its rank, or None
 
 
-def find_ranks_of_run(run: Mapping[str, Any], launcher: int, known: Known) -> List[RankProcess]:
+def find_ranks_of_run(run: RunRecord, launcher: int, known: Known) -> List[RankProcess]:
     """Return the ranks of a run on this node, in the order of their numbers."""
     if run.get("launcher") != PLAIN:
         return find_ranks(launcher, known)
@@ -120,7 +121,7 @@ class Death(NamedTuple):
 class Roster:
     """The ranks of this node. ``watch(fd, on)`` registers descriptors that should wake the supervisor's loop."""
 
-    def __init__(self, run: Dict[str, Any], watch: Callable[[int, bool], None]) -> None:
+    def __init__(self, run: RunRecord, watch: Callable[[int, bool], None]) -> None:
         self._run = run
         # Any other rendezvous hands out the ranks itself, and restarts them.
         self._static = run["rendezvous"] == "static"

@@ -16,20 +16,21 @@ from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.limits import GONE_S, RESERVE_BYTES, WRITE_PATIENCE_S, WRITE_PAUSE_S
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths, base_of, run_paths
+from ddpctl_worker.record.runrecord import RunRecord, read_run
 from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import LOST, NO_SUCH_RUN, SCHEMA, SUPERVISOR_LOST
 
 _HEARTBEAT = struct.Struct("<ddQIII")
 
 
-def named_by(request: Dict[str, Any]) -> Tuple[RunPaths, Dict[str, Any]]:
+def named_by(request: Dict[str, Any]) -> Tuple[RunPaths, RunRecord]:
     """Return the files of the run that a request names, and its run.json.
 
     Raises:
         WorkerError: NO_SUCH_RUN.
     """
     paths = run_paths(base_of(request), request["run"], request["host"])
-    run = fs.read_json(paths.run)
+    run = read_run(paths)
     if run is None:
         raise WorkerError(NO_SUCH_RUN, "run %s is not on this node" % request["run"])
     return paths, run

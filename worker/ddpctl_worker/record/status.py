@@ -22,6 +22,7 @@ from ddpctl_worker.record.metrics import last_values, values_in_output
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths, base_of, job_id, known_runs, run_paths
 from ddpctl_worker.record.ranks import read_rank_processes
+from ddpctl_worker.record.runrecord import RunRecord, read_run, require_restart
 from ddpctl_worker.wire import contract
 from ddpctl_worker.wire.channel import Channel, WorkerError
 
@@ -129,7 +130,7 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
     Raises:
         WorkerError: NO_SUCH_RUN; or a record cannot be read.
     """
-    run = fs.read_json(paths.run)
+    run = read_run(paths)
     if run is None:
         raise WorkerError(contract.NO_SUCH_RUN, "there is no run in %s" % paths.node)
     if run.get("restart") and paths.attempt is None:
@@ -137,12 +138,12 @@ def node_status(paths: RunPaths) -> Dict[str, Any]:
     return _status(paths, run)
 
 
-def _with_attempts(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
+def _with_attempts(paths: RunPaths, run: RunRecord) -> Dict[str, Any]:
     """Return the NodeStatus of a run with restarts: the state of this host's newest attempt, and the document that the
     agents have ``agreed`` on (a Proposal of document.py). Between two attempts the state is starting."""
     own = _status(paths, run)
     agreed = fs.read_optional(paths.agreed).get("proposal")
-    proposal = Proposal.from_json(agreed) if agreed else Proposal(1, 1, Document.first(run["restart"]["first"]))
+    proposal = Proposal.from_json(agreed) if agreed else Proposal(1, 1, Document.first(require_restart(run)["first"]))
     value = proposal.document.to_json()
     last = value["attempts"][-1]
     numbers = [one["attempt"] for one in value["attempts"] if run["host"] in one["hosts"]]
@@ -166,11 +167,11 @@ def _with_attempts(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
 
 def _readable_status(paths: RunPaths) -> Optional[Dict[str, Any]]:
     """Return the status of an attempt; ``None`` if it has not begun here."""
-    run = fs.read_json(paths.run)
+    run = read_run(paths)
     return None if run is None else _status(paths, run)
 
 
-def _status(paths: RunPaths, run: Dict[str, Any]) -> Dict[str, Any]:
+def _status(paths: RunPaths, run: RunRecord) -> Dict[str, Any]:
     end = fs.read_json(paths.exit)
     found = Judgement(str(end["state"])) if end else judge(paths, run)
     if found.outcome is not None:
@@ -271,7 +272,7 @@ def status_or_fault(paths: RunPaths) -> Optional[Dict[str, Any]]:
         return dict(found, state=contract.STALE, ranks=run.get("ranks") or [], cause=why, record=run)
 
 
-def judge(paths: RunPaths, run: Dict[str, Any]) -> Judgement:
+def judge(paths: RunPaths, run: RunRecord) -> Judgement:
     """Judge a run without an exit record."""
     try:
         state = fs.read_json(paths.state) or {}
@@ -335,7 +336,7 @@ def settle(paths: RunPaths) -> None:
     Verbs that only read do not call this function: in a shared base_dir, or after a change of clock or host name, a
     judgement may be wrong.
     """
-    run = fs.read_json(paths.run)
+    run = read_run(paths)
     if run is None or fs.read_json(paths.exit) is not None or judge(paths, run).outcome is None:
         return
     if processes.identity_from_json(fs.read_optional(paths.state).get("supervisor")) is None:

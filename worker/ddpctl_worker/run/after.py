@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from typing import Any, Dict, Optional
+from typing import Dict, Optional
 
 from ddpctl_worker.machine import child
 from ddpctl_worker.record import outcome as outcomes
@@ -15,6 +15,7 @@ from ddpctl_worker.run.cause import code_of
 from ddpctl_worker.run.drain import Drain
 from ddpctl_worker.run.launcher import enlarge_pipe
 from ddpctl_worker.run.limits import LEFTOVER_GRACE_S
+from ddpctl_worker.run.order import RunOrder
 from ddpctl_worker.run.shelltext import run_after
 from ddpctl_worker.run.stopper import Stopper
 from ddpctl_worker.run.termination import Termination
@@ -28,9 +29,11 @@ class AfterCommand:
     succeeded has failed. With restarts that would start another attempt, so the failure is only a line of the output.
     """
 
-    def __init__(self, order: Dict[str, Any], termination: Termination) -> None:
+    def __init__(self, order: RunOrder, termination: Termination) -> None:
         self._run, self._termination = order["run"], termination
-        self._how = {key: order[key] for key in ("env", "cwd", "umask", "own_names")}  # the order loses its secrets
+        self._command = order["run"].get("after") or ""
+        self._env, self._cwd = order["env"], order["cwd"]  # the order loses its secrets
+        self._umask, self._own_names = order["umask"], order["own_names"]
         self._fds: Dict[str, int] = {}
         self._pid: Optional[int] = None
         self._status: Optional[int] = None
@@ -38,7 +41,7 @@ class AfterCommand:
         self._stopper: Optional[Stopper] = None
         self._stopped = False
         self.failure: Optional[Outcome] = None
-        self.over = not self._run.get("after")
+        self.over = not self._command
 
     @property
     def running(self) -> bool:
@@ -97,17 +100,16 @@ class AfterCommand:
             self._end()
 
     def _start(self, outcome: Outcome) -> None:
-        how = self._how
-        argv = run_after(self._run["after"], [*how["own_names"], "DDPCTL_STATE"])
-        argv = child.command("ddpctl_worker.run.shelltext", str(how["umask"]), str(os.getpid()), *argv)
+        argv = run_after(self._command, [*self._own_names, "DDPCTL_STATE"])
+        argv = child.command("ddpctl_worker.run.shelltext", str(self._umask), str(os.getpid()), *argv)
         self._seconds = float(self._run["timeouts"]["after"])
         if outcome.state == KILLED:  # a kill waits for no longer
             self._seconds = min(self._seconds, self._termination.asked_seconds)
         self._until = time.monotonic() + self._seconds
         process = subprocess.Popen(
             argv,
-            cwd=how["cwd"],
-            env=dict(how["env"], DDPCTL_STATE=outcome.state),
+            cwd=self._cwd,
+            env=dict(self._env, DDPCTL_STATE=outcome.state),
             stdin=subprocess.DEVNULL,
             stdout=self._fds[STDOUT],
             stderr=self._fds[STDERR],

@@ -16,6 +16,7 @@ from ddpctl_worker.record import ranks
 from ddpctl_worker.record.paths import base_of, checkpoint_dir, job_id
 from ddpctl_worker.record.ranks import RankProcess
 from ddpctl_worker.record.record import named_by
+from ddpctl_worker.record.runrecord import read_run
 from ddpctl_worker.record.status import refuse_elsewhere
 from ddpctl_worker.run.keeping import look_soon
 from ddpctl_worker.wire.channel import Channel, WorkerError
@@ -32,7 +33,7 @@ def ask_checkpoint(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """
     paths, run = named_by(request)
     paths = paths.newest()
-    run = fs.read_json(paths.run) or run
+    run = read_run(paths) or run
     number = signal_number(request.get("signal"))
     refuse_elsewhere(paths)
     launcher = processes.identity_from_json(fs.read_optional(paths.state).get("launcher"))

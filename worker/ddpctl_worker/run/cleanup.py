@@ -30,6 +30,7 @@ from ddpctl_worker.run.limits import (
     REPLACEMENT_PAUSE_S,
     STUCK_LOOP_S,
 )
+from ddpctl_worker.run.order import RunOrder
 from ddpctl_worker.run.stopper import Stopper, reap, run_to_end
 from ddpctl_worker.slots import claims
 
@@ -199,7 +200,7 @@ def _exit_record(paths: RunPaths, left: Leftovers, stopper: Stopper, detail: Opt
 class ReplacementGuardian:
     """The supervisor's handle on the replacement guardian: a process that takes a dead guardian's place."""
 
-    def __init__(self, order: Dict[str, Any], pipe: GuardianPipe, lease: Lease) -> None:
+    def __init__(self, order: RunOrder, pipe: GuardianPipe, lease: Lease) -> None:
         self._order = {name: order.get(name) for name in ("top", "attempt", "cookie", "notify", "slots")}
         self._slots: Dict[str, Any] = order["slots"]
         self._guardian_pipe, self._lease = pipe, lease

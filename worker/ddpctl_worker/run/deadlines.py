@@ -13,6 +13,7 @@ from ddpctl_worker.machine.system import CLOCK, HostClock
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.ranks import Roster
+from ddpctl_worker.record.runrecord import RunRecord
 from ddpctl_worker.run.limits import EXIT_BARRIER_S, HUB_FIRST_S, LONE_LAUNCHER_S, LOOP_ASLEEP_S
 from ddpctl_worker.wire.contract import EXITED, LINK_LOST, RENDEZVOUS_TIMEOUT, SILENCE, SUPERVISOR_LOST
 
@@ -20,7 +21,7 @@ from ddpctl_worker.wire.contract import EXITED, LINK_LOST, RENDEZVOUS_TIMEOUT, S
 class Deadlines:
     """The clocks of one run on one node."""
 
-    def __init__(self, run: Dict[str, Any], clock: HostClock = CLOCK) -> None:
+    def __init__(self, run: RunRecord, clock: HostClock = CLOCK) -> None:
         self._clock = clock
         limits = run["timeouts"]
         self._host: str = run["host"]

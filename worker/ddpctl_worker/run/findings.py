@@ -11,6 +11,7 @@ from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.lines import STDERR
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.ranks import Roster
+from ddpctl_worker.record.runrecord import RunRecord
 from ddpctl_worker.run import cause as causes
 from ddpctl_worker.run.cause import Evidence, Failure
 from ddpctl_worker.run.drain import Drain
@@ -23,7 +24,7 @@ from ddpctl_worker.wire.contract import PLAIN
 class Findings:
     """``kept``: the possible failures from before the stop: deaths by its signals look like failures too."""
 
-    def __init__(self, run: Dict[str, Any], drain: Drain, roster: Roster, recorder: Recorder) -> None:
+    def __init__(self, run: RunRecord, drain: Drain, roster: Roster, recorder: Recorder) -> None:
         self._run, self._drain, self._roster, self._recorder = run, drain, roster, recorder
         self._host: str = run["host"]
         self._oom = cgroup.OomHistory()

@@ -14,7 +14,7 @@ import json
 import os
 import socket
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, cast
 
 from ddpctl_worker.machine import child, notes, processes
 from ddpctl_worker.record.paths import RunPaths
@@ -22,11 +22,12 @@ from ddpctl_worker.run import notifying
 from ddpctl_worker.run.cleanup import Leftovers, SupervisorPipe, clean_up, leave_slots, wait_until_gone
 from ddpctl_worker.run.lease import GUARDIAN, SUPERVISOR, Lease
 from ddpctl_worker.run.limits import LEASED_SUPERVISOR_END_S, SUPERVISOR_END_S
+from ddpctl_worker.run.order import RunOrder
 from ddpctl_worker.run.supervisor import Supervisor
 from ddpctl_worker.slots import claims
 
 
-def launch(order: Dict[str, Any]) -> Dict[str, Any]:
+def launch(order: RunOrder) -> Dict[str, Any]:
     """Start a detached guardian with ``order``; return its answer {"refused": ``None`` or the reason}."""
     run, lease = order["run"], order.get("lease") or {}
     words = processes.guardian_argv_tail(run["run"], run["host"])
@@ -37,7 +38,7 @@ def launch(order: Dict[str, Any]) -> Dict[str, Any]:
 def main(reply_fd: str, *_: str) -> None:
     """Run the guardian's process: read the order, start the supervisor, wait for its end, clean up."""
     reply = int(reply_fd)
-    order = child.read_order()
+    order = cast(RunOrder, child.read_order())
     paths = RunPaths(order["top"], order.get("attempt"))
     child.detach(paths.debug_log)
     processes.set_name("ddpctl-guardian")
@@ -68,7 +69,7 @@ def main(reply_fd: str, *_: str) -> None:
     notifying.at_end(paths, notifiers)
 
 
-def _supervise(order: Dict[str, Any], guardian: processes.ProcessId, guard: int, reply: int) -> None:
+def _supervise(order: RunOrder, guardian: processes.ProcessId, guard: int, reply: int) -> None:
     """Run the supervisor's process. Never returns."""
     code = 70
     supervisor: Optional[Supervisor] = None
@@ -82,8 +83,7 @@ def _supervise(order: Dict[str, Any], guardian: processes.ProcessId, guard: int,
         processes.set_name("ddpctl-super")
         supervisor = Supervisor(order, guardian, guard, answer)
         supervisor.start()
-        for secret in ("env", "gang_key"):
-            order.pop(secret, None)
+        order["env"], order["gang_key"] = {}, None
         supervisor.supervise()
         code = 0
     except BaseException as error:

@@ -41,11 +41,14 @@ ASKED = "asked"  # a file beside the manifests, rewritten when ranks are asked t
 
 
 class KeeperHandle:
-    """The supervisor's handle on the keeper. ``order["keeper"]`` is ``None`` for a run without checkpoints."""
+    """The supervisor's handle on the keeper.
 
-    def __init__(self, order: Dict[str, Any]) -> None:
-        self._order: Optional[Dict[str, Any]] = order.get("keeper")
-        self._strangers = RunPaths(order["top"]).strangers("keeper")
+    ``order``: the keeper's; ``None`` for a run without checkpoints. ``top``: the run's folder.
+    """
+
+    def __init__(self, order: Optional[Dict[str, Any]], top: str) -> None:
+        self._order = order
+        self._strangers = RunPaths(top).strangers("keeper")
         copying = (self._order or {}).get("copying") or {}
         self._others = len(copying.get("hosts") or ()) - 1  # hosts that exchange copies with this host
         self._since = time.time() - FILE_TIME_S

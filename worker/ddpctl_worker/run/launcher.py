@@ -17,8 +17,10 @@ from ddpctl_worker.machine.cgroup import ControlGroup
 from ddpctl_worker.record.lines import STDERR, STDOUT
 from ddpctl_worker.record.paths import RunPaths, job_id
 from ddpctl_worker.record.record import attempt_of
+from ddpctl_worker.record.runrecord import RunRecord
 from ddpctl_worker.run.drain import Drain
 from ddpctl_worker.run.limits import PIPE_BYTES
+from ddpctl_worker.run.order import RunOrder
 from ddpctl_worker.wire import contract
 
 _F_SETPIPE_SZ = 1031
@@ -121,7 +123,7 @@ def environment(
     return found
 
 
-def node_variables(run: Mapping[str, Any]) -> Dict[str, str]:
+def node_variables(run: RunRecord) -> Dict[str, str]:
     """Return the variables of a script that starts its own processes, as in the plan (ddpctl/spec/self_spawning.py)."""
     rank = dict.fromkeys(("RANK", "NODE_RANK", "GROUP_RANK"), str(run["node_rank"]))
     size = dict.fromkeys(("WORLD_SIZE", "GROUP_WORLD_SIZE"), str(run["nnodes"]))
@@ -347,7 +349,7 @@ class TooLate(Exception):
 class Launching:
     """The start of a launcher. ``order``: the guardian's. ``launcher``: its identity after the start."""
 
-    def __init__(self, order: Dict[str, Any], paths: RunPaths, guardian: processes.ProcessId) -> None:
+    def __init__(self, order: RunOrder, paths: RunPaths, guardian: processes.ProcessId) -> None:
         self._order, self._run, self._paths = order, order["run"], paths
         self._me = processes.identify(os.getpid())
         self._guardian = guardian

@@ -14,7 +14,9 @@ from typing import Any, Dict, Optional, Sequence
 
 from ddpctl_worker.machine import child, fs, notes
 from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.record.runrecord import RunRecord, read_run
 from ddpctl_worker.run.limits import NOTIFIERS_S, VARIABLE_CHARACTERS
+from ddpctl_worker.run.order import NotifyOrder
 from ddpctl_worker.wire.contract import (
     ENV_HOST,
     ENV_JOB,
@@ -36,7 +38,7 @@ def notifying_host(hosts: Sequence[str], cause: Optional[Dict[str, Any]]) -> str
     return next((host for host in hosts if host != gone), hosts[0])
 
 
-def message_text(run: Dict[str, Any], event: Dict[str, Any]) -> Dict[str, Any]:
+def message_text(run: RunRecord, event: Dict[str, Any]) -> Dict[str, Any]:
     """Return the message. ``run``: run.json. ``event``: its name, and the run's state, attempt and cause."""
     made = {
         "schema": SCHEMA,
@@ -94,7 +96,7 @@ def _passable(text: str) -> str:
 
 
 def notify(
-    paths: RunPaths, run: Dict[str, Any], how: Dict[str, Any], event: Dict[str, Any], seconds: float = NOTIFIERS_S
+    paths: RunPaths, run: RunRecord, how: NotifyOrder, event: Dict[str, Any], seconds: float = NOTIFIERS_S
 ) -> int:
     """Start the process that runs every notifier of ``how`` (start.py) for at most ``seconds``; return its pid.
 
@@ -115,12 +117,12 @@ def notify(
     return process.pid
 
 
-def at_end(paths: RunPaths, how: Optional[Dict[str, Any]]) -> None:
+def at_end(paths: RunPaths, how: Optional[NotifyOrder]) -> None:
     """Notify of the run's end if this node is the speaker. Called once the exit record is on the disk."""
     if how is None:
         return
     try:
-        run, end = fs.read_json(paths.run), fs.read_json(paths.exit)
+        run, end = read_run(paths), fs.read_json(paths.exit)
         if run is None or end is None or notifying_host(run["hosts"], end["cause"]) != paths.host:
             return
         started = fs.read_optional(paths.state).get("started")

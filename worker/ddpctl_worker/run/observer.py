@@ -22,6 +22,7 @@ from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.ranks import Roster
 from ddpctl_worker.run.drain import Drain
 from ddpctl_worker.run.limits import DUMPS_S, LAST_RANK_LOOK_S
+from ddpctl_worker.run.order import RunOrder
 from ddpctl_worker.run.recorder import Recorder
 from ddpctl_worker.wire.contract import SCHEMA
 
@@ -60,7 +61,7 @@ class Observer:
 
     def __init__(
         self,
-        order: Dict[str, Any],
+        order: RunOrder,
         paths: RunPaths,
         roster: Roster,
         drain: Drain,
@@ -70,6 +71,7 @@ class Observer:
         gpus: Callable[[], Gpus] = tuple,
     ) -> None:
         run, settings = order["run"], order["run"]["doctor"]
+        assert settings is not None  # a run without a doctor has no observer
         self._paths, self._roster, self._drain, self._recorder = paths, roster, drain, recorder
         self._began = time.time()
         self._stems = order.get("dump_stems") or ()

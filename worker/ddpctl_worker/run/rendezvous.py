@@ -6,8 +6,9 @@ The agent's exceptions say that a connection has failed, but not to which host, 
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
+from ddpctl_worker.record.runrecord import RunRecord
 from ddpctl_worker.wire.contract import NODE_LOST, RENDEZVOUS_TIMEOUT
 
 _STORE = re.compile(r"RendezvousConnectionError: .*C10d store", re.S)
@@ -22,7 +23,7 @@ class GivenUp(NamedTuple):
     message: str
 
 
-def find_rejected_host(run: Dict[str, Any], error: str) -> Optional[GivenUp]:
+def find_rejected_host(run: RunRecord, error: str) -> Optional[GivenUp]:
     """Return why the launcher of ``run`` gave up, by its output ``error``; ``None`` if it did not give up."""
     if run["rendezvous"] == "static":
         return None

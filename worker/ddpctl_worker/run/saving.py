@@ -16,6 +16,7 @@ from ddpctl_worker.checkpoint.fresh import NewestSave
 from ddpctl_worker.gang.base import Gang
 from ddpctl_worker.machine import notes
 from ddpctl_worker.record.ranks import Roster
+from ddpctl_worker.record.runrecord import RunRecord
 from ddpctl_worker.run import ask_to_save
 from ddpctl_worker.run.limits import SAVED_LOOK_S, SHUTDOWN_SAVE_S
 
@@ -27,7 +28,7 @@ class Saving:
 
     def __init__(
         self,
-        run: Dict[str, Any],
+        run: RunRecord,
         folder: Optional[str],
         roster: Roster,
         gang: Optional[Gang],

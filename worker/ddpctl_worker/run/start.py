@@ -23,10 +23,12 @@ from ddpctl_worker.machine.tool import run as run_tool
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record import paths, record
 from ddpctl_worker.record.paths import RunPaths, job_id
+from ddpctl_worker.record.runrecord import REQUIRED, RunRecord
 from ddpctl_worker.record.status import node_status, unfinished
 from ddpctl_worker.rules.attempts import AttemptId
 from ddpctl_worker.run import guardian, launcher
 from ddpctl_worker.run.limits import FAILED_START_S, OTHER_START_S, PY_SPY_S, STOP_BYTES
+from ddpctl_worker.run.order import NotifyOrder, RunOrder
 from ddpctl_worker.run.outputs import make_output_folders
 from ddpctl_worker.run.shelltext import run_before
 from ddpctl_worker.slots import claims
@@ -49,23 +51,6 @@ from ddpctl_worker.wire.contract import (
 )
 
 NAMES = ".names.lock"  # in base_dir: held by a start that demands to be the only live run of its name
-# A record without these keys is refused, so no later reader of the record needs a default for them.
-REQUIRED = (
-    "run",
-    "serial",
-    "attempt",
-    "job",
-    "cluster",
-    "project",
-    "hosts",
-    "node_rank",
-    "nnodes",
-    "nproc",
-    "ranks",
-    "rendezvous",
-    "outputs",
-    "timeouts",
-)
 
 
 def start(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
@@ -144,7 +129,7 @@ def _launch(request: Dict[str, Any], base: str, found: RunPaths, umask: int) -> 
     return child.launch("ddpctl_worker.agent.agent", order, words, request["slots"]["fds"])
 
 
-def _refuse_beside(base: str, run: Dict[str, Any]) -> None:
+def _refuse_beside(base: str, run: RunRecord) -> None:
     others = _beside(base, run)
     if others:
         raise WorkerError(
@@ -154,7 +139,7 @@ def _refuse_beside(base: str, run: Dict[str, Any]) -> None:
         )
 
 
-def _beside(base: str, run: Dict[str, Any]) -> List[str]:
+def _beside(base: str, run: RunRecord) -> List[str]:
     found = (status for status in unfinished(base, run["host"]) if job_id(status["record"]) == job_id(run))
     return sorted(str(status["run"]) for status in found if status["run"] != run["run"])
 
@@ -169,7 +154,8 @@ def start_attempt(request: Dict[str, Any], base: str, found: RunPaths, umask: in
     if not _claim(found, run):
         return
     order = _order(request, base, found, secrets.token_hex(16), umask)
-    refused = guardian.launch(dict(order, lease=lease))["refused"]
+    order["lease"] = lease
+    refused = guardian.launch(order)["refused"]
     if refused is not None:
         _failed(found, str(refused))
 
@@ -222,7 +208,7 @@ def _claim_run(base: str, found: RunPaths, request: Dict[str, Any]) -> Optional[
     return held
 
 
-def _claim(found: RunPaths, run: Dict[str, Any], more: Optional[Dict[str, Optional[Dict[str, Any]]]] = None) -> bool:
+def _claim(found: RunPaths, run: RunRecord, more: Optional[Dict[str, Optional[Dict[str, Any]]]] = None) -> bool:
     """Put a complete folder in place; return False if the run has a folder already. ``more``: further files."""
     if os.path.lexists(found.node):
         fs.check_own(found.node)
@@ -276,7 +262,7 @@ def _standing(found: RunPaths, channel: Channel) -> Dict[str, Any]:
         time.sleep(0.05)
 
 
-def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, umask: int) -> Dict[str, Any]:
+def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, umask: int) -> RunOrder:
     """Return the guardian's order. ``refused`` in it: why this run cannot be started."""
     run = request["run"]
     shim, cwd, keeper = False, "/", None
@@ -326,7 +312,7 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
     }
 
 
-def notifiers(request: Dict[str, Any], cwd: str, umask: int) -> Optional[Dict[str, Any]]:
+def notifiers(request: Dict[str, Any], cwd: str, umask: int) -> Optional[NotifyOrder]:
     """Return the order for the job's notifiers; ``None`` without notifiers.
 
     Their environment has no cookie: notifiers do not belong to the job, and a kill must not find them.
@@ -338,7 +324,7 @@ def notifiers(request: Dict[str, Any], cwd: str, umask: int) -> Optional[Dict[st
 
 
 def _keeper(
-    run: Dict[str, Any], base: str, folder: Optional[str], cwd: str, again: bool, credentials: Optional[Dict[str, str]]
+    run: RunRecord, base: str, folder: Optional[str], cwd: str, again: bool, credentials: Optional[Dict[str, str]]
 ) -> Tuple[Optional[Dict[str, Any]], Optional[str]]:
     """Return the keeper's order (``None`` without one), and why the run cannot be started (``None`` if it can).
 
@@ -360,14 +346,15 @@ def _keeper(
         return None, "the attempt cannot begin: %s" % error
     order = {"folder": folder, "host": run["host"], "outputs": list(run["outputs"]), **attempt.to_json()}
     order.update(keep=settings["keep"], timeout=settings["timeout"])
-    if credentials and run.get("gang") and settings["replicas"]:  # the gang says where the other hosts serve
+    gang = run.get("gang")
+    if credentials and gang and settings["replicas"]:  # the gang says where the other hosts serve
         of_run = {"base": base, "job": job_id(run), "hosts": run["hosts"], "replicas": settings["replicas"]}
-        of_run["address"] = run["gang"]["bind_addr"]
+        of_run["address"] = gang["bind_addr"]
         order["copying"] = {**of_run, **credentials, **attempt.to_json()}
     return order, None
 
 
-def _link_places(run: Dict[str, Any], cwd: str) -> Optional[str]:
+def _link_places(run: RunRecord, cwd: str) -> Optional[str]:
     """Make the links of the job's ``links``; return why a link cannot be made, or ``None``."""
     try:
         links.link_places(cwd, run.get("links") or {})
@@ -399,7 +386,7 @@ def _environment(request: Dict[str, Any], base: str, found: RunPaths, cookie: st
     return {**env, **request["slots"]["env"]}
 
 
-def _make_folders(run: Dict[str, Any], base: str, found: RunPaths, env: Dict[str, str]) -> Optional[str]:
+def _make_folders(run: RunRecord, base: str, found: RunPaths, env: Dict[str, str]) -> Optional[str]:
     """Make the folder for checkpoints and unpack the code; return why either failed, or ``None``."""
     try:
         what = "the folder for checkpoints could not be made"
@@ -414,8 +401,8 @@ def _make_folders(run: Dict[str, Any], base: str, found: RunPaths, env: Dict[str
     return None
 
 
-def _unpack_code(run: Dict[str, Any], base: str, found: RunPaths) -> None:
-    code: Optional[Dict[str, Any]] = run.get("code")
+def _unpack_code(run: RunRecord, base: str, found: RunPaths) -> None:
+    code = run.get("code")
     if not code or os.path.isdir(found.code):  # an earlier attempt has unpacked it
         return
     from ddpctl_worker.store.blobs import blob_path

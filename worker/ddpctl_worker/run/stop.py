@@ -21,6 +21,7 @@ from ddpctl_worker.record import record
 from ddpctl_worker.record.limits import STALE_S
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths, base_of, checkpoint_dir, job_id, run_paths
+from ddpctl_worker.record.runrecord import RunRecord, read_run
 from ddpctl_worker.record.status import (
     HERE,
     find_other_place,
@@ -51,7 +52,7 @@ def stop(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     paths = run_paths(base_of(request), request["run"], request["host"])
     grace = request.get("grace")
     by, longer = str(request.get("by") or ""), request.get("longer") is True
-    run = fs.read_json(paths.run)
+    run = read_run(paths)
     if run is None and _forestall(paths, str(request["host"]), by):
         raise WorkerError(NO_SUCH_RUN, "run %s is not on this node" % request["run"])
     seconds = None if grace is None else float(grace)
@@ -78,7 +79,7 @@ def _has_something(attempt: RunPaths) -> bool:
     return bool(watchers(state) or find_remaining_processes(attempt, state))
 
 
-def _growth(base: str, run: Dict[str, Any]) -> Optional[GrowingFiles]:
+def _growth(base: str, run: RunRecord) -> Optional[GrowingFiles]:
     """Return the watch over the job's checkpoints; ``None`` if a damaged record does not name them."""
     try:
         return GrowingFiles(checkpoint_dir(base, job_id(run), str(run.get("host"))))
@@ -96,9 +97,10 @@ def _allow(paths: RunPaths, word: Dict[str, Any]) -> None:
             processes.send(supervisor, signal.SIGUSR1)
 
 
-def _own_grace(run: Dict[str, Any]) -> float:
+def _own_grace(run: Optional[RunRecord]) -> float:
     """Seconds from SIGTERM to SIGKILL, by the job's ``timeouts.stop``; a damaged record may not have it."""
-    seconds = (run.get("timeouts") or {}).get("stop")
+    limits = run.get("timeouts") if run else None
+    seconds = limits.get("stop") if limits else None
     return STOP_GRACE_S if seconds is None else float(seconds)
 
 
@@ -114,7 +116,7 @@ def stop_here(
     ``grace`` None: the job's own. ``longer``: a stop that is under way gets this grace from now on, be it more or less.
     ``tell`` is called every STOP_REPORT_S with the rest of the grace in seconds.
     """
-    run = fs.read_json(paths.run) or {}
+    run = read_run(paths)
     grace = _own_grace(run) if grace is None else max(0.0, grace)
     refuse_elsewhere(paths)
     settle(paths)  # this stop did not kill a run that was lost, or ended by a reboot, before
@@ -133,7 +135,7 @@ def stop_here(
         # The supervisor was gone already, or did not answer and was killed. So this process writes the record.
         end = {}
         if not _only_writes(paths):
-            _write_end(paths, outcomes.killed(run["host"], by), own)
+            _write_end(paths, outcomes.killed(paths.host, by), own)
     _let_watchers_end(paths)
     counted = end if before is None else {}
     status = node_status(paths)
@@ -163,7 +165,7 @@ def _forestall(paths: RunPaths, host: str, by: str) -> bool:
         fs.sync_folder(parent)
     except OSError:
         shutil.rmtree(aside.node, ignore_errors=True)
-    return fs.read_json(paths.run) is None
+    return read_run(paths) is None
 
 
 def _ask_supervisor(paths: RunPaths, word: Dict[str, Any], tell: Callable[[float], None]) -> None:

@@ -41,6 +41,7 @@ from ddpctl_worker.run.limits import (
     SCAN_STARTING_S,
     TICK_S,
 )
+from ddpctl_worker.run.order import RunOrder
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.saving import Saving
 from ddpctl_worker.run.stopper import reap
@@ -79,7 +80,7 @@ class Supervisor:
     ``reply`` is called once: with ``None`` when the run is on record, or with the reason why it could not be started.
     """
 
-    def __init__(self, order: Dict[str, Any], guardian: processes.ProcessId, guardian_fd: int, reply: Reply) -> None:
+    def __init__(self, order: RunOrder, guardian: processes.ProcessId, guardian_fd: int, reply: Reply) -> None:
         self.order, self.run = order, order["run"]
         self.host: str = self.run["host"]
         self.paths = RunPaths(order["top"], order.get("attempt"))
@@ -102,7 +103,7 @@ class Supervisor:
         self._findings = Findings(self.run, self._drain, self._roster, self._recorder)
         self._lease = Lease(order.get("lease"), SUPERVISOR)
         self._replacement = ReplacementGuardian(order, self._guardian_pipe, self._lease)
-        self._keeping = KeeperHandle(order)
+        self._keeping = KeeperHandle(order["keeper"], order["top"])
         self._termination = Termination(self.run, order["cookie"], self._launching, self._roster, guardian, self._spare)
         self._after = AfterCommand(order, self._termination)
         self._deadlines = Deadlines(self.run)

@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ddpctl_worker.machine import proc, processes
 from ddpctl_worker.record.ranks import Roster
+from ddpctl_worker.record.runrecord import RunRecord
 from ddpctl_worker.run.launcher import Launching
 from ddpctl_worker.run.limits import LEFTOVER_GRACE_S
 from ddpctl_worker.run.stopper import Ranks, Stopper
@@ -25,7 +26,7 @@ class Termination:
 
     def __init__(
         self,
-        run: Dict[str, Any],
+        run: RunRecord,
         cookie: str,
         launching: Launching,
         roster: Roster,

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Set, Tuple
 
 from ddpctl_worker.machine import child, fs, notes
 from ddpctl_worker.record.paths import RunPaths, base_of, job_id, known_runs, run_paths
+from ddpctl_worker.record.runrecord import RunRecord
 from ddpctl_worker.record.status import (
     HERE,
     find_other_place,
@@ -96,7 +97,7 @@ def _take_part(paths: RunPaths) -> bool:
     return taken
 
 
-def prune_later(base: str, run: Dict[str, Any], log: str) -> None:
+def prune_later(base: str, run: RunRecord, log: str) -> None:
     """Start a process for ``prune``, so that the new run does not wait for it. Errors go to ``log``, and do not end the
     run."""
     argv = child.command(__name__, base, run["host"], job_id(run), str(run["keep_runs"]))

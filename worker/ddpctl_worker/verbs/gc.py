@@ -9,7 +9,7 @@ import glob
 import os
 import stat
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set
 
 import ddpctl_worker
 from ddpctl_worker.machine import fs, proc
@@ -133,7 +133,7 @@ class Finder:
             if _is_empty(run) and self._old(run):
                 yield self._item("part", run)
 
-    def _keep(self, run: Dict[str, Any], over: bool) -> None:
+    def _keep(self, run: Mapping[str, Any], over: bool) -> None:
         code = run.get("code")
         if code:
             self._codes.add(code["hash"])
