@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.origin import JobId
 from ddpctl_worker.rules.attempts import BEFORE_ANY
 from ddpctl_worker.rules.choice import latest, partial
+from ddpctl_worker.rules.complete import Manifest
 from ddpctl_worker.rules.order import When, moment_of
 from ddpctl_worker.rules.unite import Saved, SavedPart, newest_first, unite
 from ddpctl_worker.wire import contract
@@ -107,7 +108,9 @@ def job_checkpoints(
 
 def _unknown(parts: list[Mapping[str, Any]]) -> Saved:
     newest = max(parts, key=lambda part: moment_of(part["time"]))
-    held = tuple(SavedPart({**part, "clock": part["host"]}, (part["host"],), (part["host"],)) for part in parts)
+    held = tuple(
+        SavedPart(cast(Manifest, {**part, "clock": part["host"]}), (part["host"],), (part["host"],)) for part in parts
+    )
     size = sum(part["size"] for part in parts)
     entry, step, time = newest["entry"], newest["step"], newest["time"]
     return Saved(entry, step, time, size, held, When(BEFORE_ANY, newest["host"], moment_of(time), entry), (UNKNOWN,))

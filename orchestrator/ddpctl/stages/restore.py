@@ -27,7 +27,7 @@ from ddpctl.stages.limits import RESTORE_MANIFESTS
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
 from ddpctl_worker.rules.choice import Kept, Restore, all_have, newest_of_series, plan_restore
-from ddpctl_worker.rules.complete import Chosen
+from ddpctl_worker.rules.complete import Chosen, Manifest
 from ddpctl_worker.wire import contract
 
 STAGE = "checkpoints"
@@ -129,7 +129,7 @@ def next_serial(launch: Launch, known: Mapping[str, int], fleet: Fleet, others: 
 @dataclass
 class _Node:
     feed: Feed = field(default_factory=lambda: Feed({}))
-    manifests: list[Mapping[str, Any]] = field(default_factory=list)
+    manifests: list[Manifest] = field(default_factory=list)
     listening: Mapping[str, Any] | None = None
     complete: bool = False
 
@@ -244,7 +244,7 @@ class Restoring:
 
     def _order(self) -> None:
         """Decide which files each host lacks, and send it the list."""
-        held = [Kept(host, dict(manifest)) for host, node in self._nodes.items() for manifest in node.manifests]
+        held = [Kept(host, manifest) for host, node in self._nodes.items() for manifest in node.manifests]
         self._plan = plan_restore(held, self._hosts)
         self._chosen = next(iter(newest_of_series(kept.manifest for kept in held)), None)
         for host, node in self._nodes.items():

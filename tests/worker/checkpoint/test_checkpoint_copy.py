@@ -22,6 +22,7 @@ from ddpctl_worker.checkpoint.restore import list_kept, restore_entries
 from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.rules import entries
 from ddpctl_worker.rules.choice import Kept, plan_restore
+from ddpctl_worker.rules.complete import SavedFile
 from ddpctl_worker.store import relay
 from ddpctl_worker.store.limits import LEAST_S
 from ddpctl_worker.store.relay import PeerGone, Serving, read_line, send_chunk, send_line
@@ -555,7 +556,7 @@ def test_put_own_writes_the_manifest_last(a: Disk, b: Disk, monkeypatch: pytest.
     assert b.content("step_1") is None
 
 
-def _put(disk: Disk, data: bytes, file: dict[str, Any]) -> Path:
+def _put(disk: Disk, data: bytes, file: SavedFile) -> Path:
     path = Path(disk.folder.make(disk.host, entries.FOLDER, "incoming"), file["sha256"])
     path.write_bytes(data)
     return path

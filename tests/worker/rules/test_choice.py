@@ -14,23 +14,31 @@ from hypothesis import strategies as st
 from ddpctl_worker.checkpoint import copy
 from ddpctl_worker.checkpoint.manifest import version_of
 from ddpctl_worker.rules.choice import Kept, all_have, newest_of_series, plan_restore
-from ddpctl_worker.rules.complete import Chosen, choose_newest_complete, content, is_whole, list_missing
+from ddpctl_worker.rules.complete import (
+    Chosen,
+    Manifest,
+    SavedFile,
+    choose_newest_complete,
+    content,
+    is_whole,
+    list_missing,
+)
 from ddpctl_worker.rules.entries import save_of, step_of
 from ddpctl_worker.rules.saves import find_left_behind
 
 HOSTS = ["a", "b", "c"]
 START = 1_800_000_000
-Content = dict[str, dict[str, Any]]
+Content = dict[str, SavedFile]
 
 
-def file(text: str, at: float, save: int | None = 1) -> dict[str, Any]:
+def file(text: str, at: float, save: int | None = 1) -> SavedFile:
     sha256 = hashlib.sha256(text.encode()).hexdigest()
     return {"size": 10, "sha256": sha256, "mtime_ns": int(at * 1e9), "save": save}
 
 
 def described(
     host: str, entry: str, files: Content, references: dict[str, int] | None = None, attempt: int = 1
-) -> dict[str, Any]:
+) -> Manifest:
     newest_file = max(one["mtime_ns"] for one in files.values()) / 1e9
     return {
         "schema": 1,
@@ -98,7 +106,7 @@ class World:
 
     def __init__(self, skews: Sequence[float]) -> None:
         self.skews = dict(zip(HOSTS, skews, strict=True))
-        self.kept: dict[tuple[str, str, str], dict[str, Any]] = {}  # (host, writer, entry) -> manifest
+        self.kept: dict[tuple[str, str, str], Manifest] = {}  # (host, writer, entry) -> manifest
         self.disks: dict[tuple[str, str], Content] = {}  # (host, entry) -> the files there
         self.saves: dict[str, str] = {}  # hash -> the save that it is of
         self.whole: list[dict[str, str]] = []  # the content of every save that came to its end
@@ -271,7 +279,7 @@ def test_a_folder_without_the_file_of_a_lost_hosts_rank_is_not_resumed() -> None
     assert sorted(newest_of_series(ones[:3])[0].files) == ["rank_0.pt", "rank_1.pt"]
 
 
-def of_ranks(*counts: int) -> list[dict[str, Any]]:
+def of_ranks(*counts: int) -> list[Manifest]:
     """Saves of so many ranks each."""
     names = [(at, f"step_{at}_rank_{rank}.pt") for at, count in enumerate(counts) for rank in range(count)]
     return [described("a", name, {"": file(name, START + at)}) for at, name in names]

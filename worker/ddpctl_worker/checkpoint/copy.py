@@ -12,7 +12,7 @@ import shutil
 import ssl
 import stat
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, cast
 
 from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.fencing import read_begun
@@ -25,7 +25,7 @@ from ddpctl_worker.checkpoint.whole import is_complete, is_damaged
 from ddpctl_worker.machine import fs
 from ddpctl_worker.rules.attempts import BEFORE_ANY, BegunAttempt, attempt_of
 from ddpctl_worker.rules.choice import newest_of_series
-from ddpctl_worker.rules.complete import Chosen, Manifest, content
+from ddpctl_worker.rules.complete import Chosen, Manifest, SavedFile, content
 from ddpctl_worker.rules.complete import when as when_chosen
 from ddpctl_worker.rules.entries import FOLDER, METADATA, Files, series_of
 from ddpctl_worker.rules.order import When, moment_of, when_of
@@ -37,8 +37,7 @@ from ddpctl_worker.wire.contract import CORRUPT, UNSAFE_PATH
 
 _FILE = "file"  # the name of an entry that is a file, before it is in place
 
-File = Dict[str, Any]
-Get = Callable[[str, File], str]  # a file's path and description -> the path of the verified file
+Get = Callable[[str, SavedFile], str]  # a file's path and description -> the path of the verified file
 
 
 class CheckpointClient:
@@ -68,9 +67,10 @@ class CheckpointClient:
         found = self._value({"k": "manifest", "writer": writer, "entry": entry})
         if not manifest.is_well_formed(found) or (found["host"], found["entry"]) != (writer, entry):
             raise self._not_understood()
-        if not _stays_inside(found):
+        of_peer = cast(Manifest, found)
+        if not _stays_inside(of_peer):
             raise self._not_understood()
-        return found
+        return of_peer
 
     def orders(self, host: str, digest: str) -> Optional[List[Mapping[str, Any]]]:
         """Return the orders of ``host`` for the choice with that digest; ``None``: the peer has not chosen yet."""
@@ -165,7 +165,7 @@ class Fetching:
         self._failures: Dict[str, int] = {}  # host -> its failures; a slow or broken host is asked last
         self.bytes = 0  # from other hosts
 
-    def get(self, entry: str, path: str, file: File, sources: Sequence[Tuple[str, str]]) -> str:
+    def get(self, entry: str, path: str, file: SavedFile, sources: Sequence[Tuple[str, str]]) -> str:
         """Fetch a file from the first of ``sources`` (host, writer) that has the right content. Return its path.
 
         Raises:
@@ -189,7 +189,7 @@ class Fetching:
         what = "%s/%s" % (entry, path) if path else entry
         raise WorkerError(CORRUPT, "%s cannot be had (%s)" % (what, "; ".join(why) or "no host has it"))
 
-    def _take(self, host: str, writer: str, entry: str, path: str, file: File) -> None:
+    def _take(self, host: str, writer: str, entry: str, path: str, file: SavedFile) -> None:
         below = self._folder.parts(self._writer, FOLDER, INCOMING)
         part = Part(self._folder.base, file["sha256"], file["size"], folder=below, read_on=self._throttle.count_read)
         try:
@@ -217,7 +217,7 @@ class Fetching:
             os.close(fd)
 
 
-def fetch_entry(folder: JobFolder, writer: str, files: Dict[str, File], get: Get) -> str:
+def fetch_entry(folder: JobFolder, writer: str, files: Dict[str, SavedFile], get: Get) -> str:
     """Fetch files into a new folder, each with its own modification time. Return the path of the folder.
 
     The folder lies below ``.ddpctl/incoming`` of ``writer``, with the files under their own paths.
@@ -431,7 +431,7 @@ def _target(folder: JobFolder, writer: str, entry: str) -> str:
     return os.path.join(at, name)
 
 
-def _move(gathered: str, target: str, files: Dict[str, File]) -> None:
+def _move(gathered: str, target: str, files: Dict[str, SavedFile]) -> None:
     if "" in files:
         os.rename(os.path.join(gathered, _FILE), target)
         os.rmdir(gathered)
@@ -440,7 +440,7 @@ def _move(gathered: str, target: str, files: Dict[str, File]) -> None:
     fs.sync_folder(os.path.dirname(target))
 
 
-def _add(gathered: str, target: str, files: Dict[str, File]) -> None:
+def _add(gathered: str, target: str, files: Dict[str, SavedFile]) -> None:
     """Move files into an entry that lacks them. The index comes last: it makes the entry complete."""
     for path in sorted(files, key=lambda path: (path.rpartition("/")[2] == METADATA, path)):
         place = os.path.join(target, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from typing import Any, Dict, List
+from typing import Dict, List
 
 from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.folder import files_in
@@ -13,6 +13,7 @@ from ddpctl_worker.checkpoint.limits import MOST_NAME_BYTES, MOST_REMOVED
 from ddpctl_worker.checkpoint.pins import find_pin, pinned_path
 from ddpctl_worker.machine import fs
 from ddpctl_worker.record import paths
+from ddpctl_worker.rules.complete import Manifest
 from ddpctl_worker.rules.entries import FOLDER
 from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST
@@ -49,7 +50,7 @@ class JobFolder:
             return []
         return sorted(name for name in names if _is_folder(os.path.join(self.path, name)) and not name.startswith("."))
 
-    def manifests(self, writer: str) -> Dict[str, Dict[str, Any]]:
+    def manifests(self, writer: str) -> Dict[str, Manifest]:
         """Return the manifests that fit the files: entry -> manifest."""
         return read_valid_manifests(self.of(writer), writer)
 
@@ -95,13 +96,13 @@ class JobFolder:
         return list(fs.read_optional(os.path.join(self.of(self.host), FOLDER, _REMOVED)).get("entries") or ())
 
 
-def read_valid_manifests(folder: str, writer: str) -> Dict[str, Dict[str, Any]]:
+def read_valid_manifests(folder: str, writer: str) -> Dict[str, Manifest]:
     """Return the manifests of ``writer`` that still fit the files in ``folder``: entry -> manifest."""
     found = [one for one in manifest.read_all(folder) if one["host"] == writer]
     return {one["entry"]: one for one in found if is_valid(folder, one)}
 
 
-def is_valid(folder: str, found: Dict[str, Any]) -> bool:
+def is_valid(folder: str, found: Manifest) -> bool:
     """Whether every file of a manifest is unchanged, under its own name or pinned.
 
     An entry with an added file does not stand: that file may be cut, and a script would read it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Mapping, Tuple
 
 from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.fencing import read_begun
@@ -76,7 +76,7 @@ def summarize(base: str, job: str) -> List[Dict[str, Any]]:
     ]
 
 
-def _row(one: Dict[str, Any], version: str) -> Dict[str, Any]:
+def _row(one: Mapping[str, Any], version: str) -> Dict[str, Any]:
     kept = {name: one[name] for name in ("entry", "time", "clock", "serial", "run", "attempt")}
     return {"writer": one["host"], "version": version, **kept}
 

@@ -33,7 +33,7 @@ from ddpctl_worker.checkpoint.limits import BLOCK_BYTES, MOST_INDEX_BYTES
 from ddpctl_worker.machine import fs
 from ddpctl_worker.machine.notes import iso
 from ddpctl_worker.rules.attempts import BEFORE_ANY, AttemptId, attempt_of
-from ddpctl_worker.rules.complete import Manifest
+from ddpctl_worker.rules.complete import Manifest, SavedFile
 from ddpctl_worker.rules.entries import FOLDER, METADATA, Files, Stamp, step_of
 from ddpctl_worker.rules.order import moment_of
 from ddpctl_worker.wire.channel import WorkerError
@@ -82,9 +82,7 @@ def make(
         Unsettled: a file has changed since the look, or ``.metadata`` is not an index that torch writes.
         OSError: a file cannot be read.
     """
-    found = {name: _described(paths[name], files[name], read_on) for name in sorted(files)}
-    for name, file in found.items():
-        file["save"] = saves[name]
+    found = {name: _described(paths[name], files[name], saves[name], read_on) for name in sorted(files)}
     written = max(stamp.mtime_ns for stamp in files.values()) / 1e9
     return {
         "schema": SCHEMA,
@@ -96,7 +94,9 @@ def make(
         "files": found,
         "references": _references(paths, files),
         "version": version_of(found),
-        **attempt.to_json(),
+        "serial": attempt.serial,
+        "run": attempt.run or None,
+        "attempt": attempt.number,
         "clock": host,
     }
 
@@ -174,7 +174,7 @@ def hash_of(path: str, read_on: Optional[Tell] = None) -> str:
                 read_on(len(block))
 
 
-def _described(path: str, stamp: Stamp, read_on: Optional[Tell]) -> Dict[str, Any]:
+def _described(path: str, stamp: Stamp, save: Optional[int], read_on: Optional[Tell]) -> SavedFile:
     try:
         digest = hash_of(path, read_on)
         now = os.lstat(path)
@@ -182,7 +182,7 @@ def _described(path: str, stamp: Stamp, read_on: Optional[Tell]) -> Dict[str, An
         raise Unsettled("%s has vanished" % path) from None
     if (now.st_size, now.st_mtime_ns, now.st_ino) != tuple(stamp):
         raise Unsettled("%s has changed" % path)
-    return {"size": stamp.size, "sha256": digest, "mtime_ns": stamp.mtime_ns}
+    return {"size": stamp.size, "sha256": digest, "mtime_ns": stamp.mtime_ns, "save": save}
 
 
 def _references(paths: Mapping[str, str], files: Files) -> Optional[Dict[str, int]]:
@@ -206,13 +206,13 @@ def _references(paths: Mapping[str, str], files: Files) -> Optional[Dict[str, in
 
 def _read(path: str, entry: str) -> Optional[Manifest]:
     try:
-        found = fs.read_json(path)
+        found: Any = fs.read_json(path)
     except (WorkerError, OSError):
         return None
-    return found if found is not None and is_well_formed(found) and found["entry"] == entry else None
+    return found if is_well_formed(found) and found["entry"] == entry else None
 
 
-def is_well_formed(found: Manifest) -> bool:
+def is_well_formed(found: Any) -> bool:
     """Return whether ``found`` has the form of a manifest, with the size and version that its files add up to."""
     try:
         files, sizes = found["files"], found["references"]

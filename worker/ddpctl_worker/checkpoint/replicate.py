@@ -48,7 +48,7 @@ from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.machine import net, notes
 from ddpctl_worker.rules.attempts import AttemptId, attempt_of
-from ddpctl_worker.rules.complete import Manifest, sort_by_time
+from ddpctl_worker.rules.complete import Manifest, SavedFile, sort_by_time
 from ddpctl_worker.rules.order import moment_of
 from ddpctl_worker.store.relay import PeerGone, context
 from ddpctl_worker.wire.channel import WorkerError
@@ -283,7 +283,7 @@ class Replication:
         writer, entry = found["host"], found["entry"]
         fetching = Fetching(self._folder, writer, {peer.host: peer}, self._throttle)
 
-        def get(path: str, file: Dict[str, Any]) -> str:
+        def get(path: str, file: SavedFile) -> str:
             self._moved = time.monotonic()
             return fetching.get(entry, path, file, [(peer.host, writer)])
 

@@ -23,7 +23,6 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 from ddpctl_worker.checkpoint.copy import (
     CheckpointClient,
     Fetching,
-    File,
     put_back,
     put_own,
     remove_abandoned_transfers,
@@ -37,7 +36,7 @@ from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.machine import notes
 from ddpctl_worker.record import paths
 from ddpctl_worker.rules.choice import Kept
-from ddpctl_worker.rules.complete import Chosen
+from ddpctl_worker.rules.complete import Chosen, SavedFile
 from ddpctl_worker.store.relay import PeerGone, context, listen_on
 from ddpctl_worker.store.spread import own_addresses
 from ddpctl_worker.wire.channel import Channel, WorkerError
@@ -134,7 +133,7 @@ def restore_entries(
         chosen = Chosen(**{name: order[name] for name in Chosen._fields})
         sources = order["sources"]
 
-        def get(path: str, file: File, entry: str = chosen.entry, known: Mapping[str, Any] = sources) -> str:
+        def get(path: str, file: SavedFile, entry: str = chosen.entry, known: Mapping[str, Any] = sources) -> str:
             throttle.count(0)
             return fetching.get(entry, path, file, _in_turn(known[path], folder.host))
 

@@ -64,7 +64,7 @@ class CheckpointServer(Serving):
             self.copies[request["by"]] = dict(request["have"]), time.monotonic()
         for writer in self._folder.writers():
             for one in self._folder.manifests(writer).values():
-                rows.append({"writer": writer, **{key: one[key] for key in _ROW}})
+                rows.append({"writer": writer, **{key: value for key, value in one.items() if key in _ROW}})
         removed, mark = self._folder.removed(), self._folder.mark()
         _send(sock, {"entries": rows, "removed": removed, "mark": mark, "final": final})
 
@@ -108,7 +108,7 @@ class CheckpointServer(Serving):
             offset += len(data)
 
 
-def _send(sock: ssl.SSLSocket, value: Dict[str, Any]) -> None:
+def _send(sock: ssl.SSLSocket, value: Mapping[str, Any]) -> None:
     data = json.dumps(value, separators=(",", ":")).encode("ascii")
     send_line(sock, {"size": len(data)})
     for at in range(0, len(data), CHUNK_BYTES):

@@ -13,15 +13,41 @@ Manifests of the same name are united only if the same attempt wrote them, and o
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Union
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, TypedDict, Union
 
 from ddpctl_worker.rules.attempts import attempt_of
 from ddpctl_worker.rules.entries import METADATA, SHARD, is_of_torch, member_of
 from ddpctl_worker.rules.order import When, oldest_first, when_of
 from ddpctl_worker.rules.saves import EARLIER, find_newest_save, is_member
 
-Manifest = Dict[str, Any]
-File = Dict[str, Any]
+
+class SavedFile(TypedDict):
+    """A file of an entry; see checkpoint/manifest.py."""
+
+    size: int
+    sha256: str
+    mtime_ns: int
+    save: Optional[int]
+
+
+class Manifest(TypedDict):
+    """A host's part of an entry; see checkpoint/manifest.py. At run time it is a plain ``dict``."""
+
+    schema: int
+    entry: str
+    host: str
+    step: Optional[int]
+    time: str
+    size: int
+    files: Dict[str, SavedFile]
+    references: Optional[Dict[str, int]]
+    version: str
+    serial: int
+    run: Optional[str]
+    attempt: int
+    clock: str
+
+
 UNKNOWN_SAVE = "it is saved too often under one name to tell its saves apart"
 
 
@@ -35,7 +61,7 @@ class Chosen(NamedTuple):
     serial: int
     run: Optional[str]
     attempt: int
-    files: Dict[str, File]
+    files: Dict[str, SavedFile]
     references: Optional[Dict[str, int]] = None
 
 
@@ -75,7 +101,7 @@ def in_order(found: Iterable[Chosen]) -> List[Chosen]:
     return oldest_first(found, when, lambda chosen: sorted(content(chosen.files).items()))
 
 
-def content(files: Dict[str, File]) -> Dict[str, str]:
+def content(files: Dict[str, SavedFile]) -> Dict[str, str]:
     """Return the content by which two checkpoints are compared: path -> SHA-256."""
     return {path: file["sha256"] for path, file in files.items()}
 
@@ -121,7 +147,7 @@ def _written(manifest: Manifest) -> List[str]:
     return [path for path, file in manifest["files"].items() if file["save"] != EARLIER]
 
 
-def _chosen(of: Manifest, files: Dict[str, File], references: Optional[Dict[str, int]] = None) -> Chosen:
+def _chosen(of: Manifest, files: Dict[str, SavedFile], references: Optional[Dict[str, int]] = None) -> Chosen:
     place = of["entry"], of["time"], of["clock"], of["step"], of["serial"], of["run"], of["attempt"]
     return Chosen(*place, files, references)
 
@@ -159,7 +185,7 @@ def _plain(save: Optional[int], folders: Sequence[Manifest], earlier: Sequence[M
     return _chosen(having[hosts[0]], files)
 
 
-def _files_of(save: Optional[int], parts: Sequence[Manifest]) -> Dict[str, File]:
+def _files_of(save: Optional[int], parts: Sequence[Manifest]) -> Dict[str, SavedFile]:
     """Return the files of a save, and the files that all saves share. If two files have the same name, the last file
     counts.
     """
@@ -185,7 +211,7 @@ def _index_save(index: Manifest) -> Optional[int]:
 
 def _sharded(index: Manifest, parts: Sequence[Manifest]) -> Union[Chosen, List[str]]:
     """Judge the save whose ``.metadata`` is in ``index``. ``parts``: manifests of the same attempt, oldest first."""
-    references: Dict[str, int] = index["references"]
+    references = index["references"] or {}
     save = _index_save(index)
     if save is None:
         return [UNKNOWN_SAVE]
@@ -199,7 +225,7 @@ def _sharded(index: Manifest, parts: Sequence[Manifest]) -> Union[Chosen, List[s
     return lost or _chosen(index, mine, references)
 
 
-def _lacks(references: Dict[str, int], united: Dict[str, File], known: Set[str]) -> List[str]:
+def _lacks(references: Dict[str, int], united: Dict[str, SavedFile], known: Set[str]) -> List[str]:
     """Return what a save with these references still needs. ``known``: every file that the attempt's manifests name."""
     missing = {index_of(path) for path in united if path.endswith(SHARD)} - set(united)
     missing |= {path for path in references if path not in known}

@@ -8,8 +8,8 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tup
 
 from ddpctl_worker.rules.attempts import attempt_of
 from ddpctl_worker.rules.complete import (
-    File,
     Manifest,
+    SavedFile,
     choose_newest_complete,
     content,
     list_missing,
@@ -41,7 +41,7 @@ class Saved(NamedTuple):
     parts: Tuple[SavedPart, ...]
     when: When
     missing: Tuple[str, ...]
-    files: Mapping[str, File] = {}
+    files: Mapping[str, SavedFile] = {}
 
     @property
     def complete(self) -> bool:
