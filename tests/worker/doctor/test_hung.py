@@ -43,12 +43,18 @@ def test_without_a_record_the_stacks_decide() -> None:
     )
 
 
-@pytest.mark.parametrize("silent", [(), ("node1",)], ids=["one rank unseen", "one host silent"])
-def test_a_stack_proves_nothing_while_another_rank_was_not_seen(silent: tuple[str, ...]) -> None:
-    asleep, unseen = look(0, stack=SLEEPS), [] if silent else [look(1, stack=None)]
-    assert find_hung([asleep, *unseen], {}, silent) is None
-    assert sees_all([asleep, *unseen]) is bool(silent)
-    assert find_hung([behind(0), *unseen], {3: SIXTH}, silent) is not None  # its record proves it
+@pytest.mark.parametrize("state", ["sleeping", "unknown"])
+def test_a_stack_proves_nothing_while_another_rank_was_not_seen(state: str) -> None:
+    unseen = look(1, state=state, stack=None)
+    assert find_hung([look(0, stack=SLEEPS), unseen], {}) is None
+    assert not sees_all([unseen])
+    assert find_hung([behind(0), unseen], {3: SIXTH}) is not None  # its record proves it
+
+
+def test_a_stack_proves_nothing_while_another_host_is_silent() -> None:
+    assert find_hung([look(0, stack=SLEEPS)], {}, {"node1"}) is None
+    assert find_hung([behind(0)], {3: SIXTH}, {"node1"}) is not None
+    assert find_hung([look(0, stack=SLEEPS), look(1, state="ended", stack=None)], {}) is not None
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,19 @@ def test_a_folder_of_a_run_that_this_host_joins_later(node: Node) -> None:
     assert list(runs.read()) == [run]
 
 
+def test_a_run_whose_record_cannot_be_read_for_a_moment_comes_back(node: Node) -> None:
+    """As on a network file system that does not answer."""
+    run = node.start("import time; time.sleep(600)")
+    runs = RunReader(str(node.base), node.host)
+    assert list(runs.read()) == [run]
+    record = node.folder(run) / "run.json"
+    elsewhere = record.rename(record.with_name("elsewhere"))
+    assert runs.read() == {}
+    elsewhere.rename(record)
+    assert list(runs.read()) == [run]
+    node.call("stop", run=run, grace=0.0, by="me")
+
+
 def test_only_the_new_end_of_the_metrics_is_read(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
     path.write_text('{"step": 1, "loss": 2.5}\n')

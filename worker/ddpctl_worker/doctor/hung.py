@@ -32,8 +32,8 @@ def timed_out(messages: Iterable[str]) -> bool:
 
 
 def sees_all(looks: Iterable[Dict[str, Any]]) -> bool:
-    """Return whether each look shows where its rank is."""
-    return all(rank.known or rank.stack for rank in _living(looks))
+    """Return whether each look at a rank that has not ended shows where the rank is."""
+    return all(rank.known or rank.stack for rank in map(rank_view.read_looks, looks) if rank.state != "ended")
 
 
 def find_hung(
@@ -46,7 +46,7 @@ def find_hung(
     the stacks of all living ranks.
     """
     looks = list(looks)
-    ranks = _living(looks)
+    ranks = [rank for rank in map(rank_view.read_looks, looks) if rank.state not in ("ended", "unknown")]
     count = Counter(waited.values())
     where = max(count, key=lambda waits: (count[waits], waits[1])) if count else None
     absent = [rank for rank in rank_view.present_ranks(ranks) if _has_not_come(rank, where)]
@@ -59,10 +59,6 @@ def find_hung(
     label = phrases.call_text(where[2], where[1], where[0]) if where is not None else "the collective of the others"
     text = "%s had not reached %s: %s %s" % (phrases.who(absent), label, _subject(absent), phrases.place_text(first))
     return Hung(first.host, first.rank, text)
-
-
-def _living(looks: Iterable[Dict[str, Any]]) -> List[RankView]:
-    return [rank for rank in map(rank_view.read_looks, looks) if rank.state not in ("ended", "unknown")]
 
 
 def _subject(absent: List[RankView]) -> str:

@@ -51,8 +51,10 @@ class RunReader:
         for run in sorted({*self._live, *self._ended}, reverse=True)[:MOST_RUNS]:
             live = self._live.get(run)
             status = self._ended.get(run) if live is None else live.status()
-            if status is None:  # removed
+            if status is None:  # removed, or its record cannot be read at the moment
                 self._forget(run)
+                self._names.discard(run)
+                self._listed = None  # the next call finds a run that is still there
                 continue
             over = status["state"] in contract.TERMINAL
             if not over or live is None or run in self._jobs.values():
