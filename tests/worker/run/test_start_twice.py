@@ -5,7 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from ddpctl_worker.machine import fs
+from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.run import start
+from ddpctl_worker.wire.contract import STARTING
 from tests.worker.node import Node, eventually, processes_of
 from tests.worker.programs import SLEEP, here, nothing_left
 
@@ -21,6 +30,22 @@ def test_start_is_idempotent(node: Node) -> None:
     assert len([words for words in processes_of(run).values() if "launcher.py" in words]) == 1
 
 
+def test_a_start_that_waits_for_another_names_its_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the other start writes its state right after the status was read."""
+    paths = RunPaths(str(tmp_path / "run" / "node0"))
+    Path(paths.node).mkdir(parents=True)
+    fs.write_json(paths.state, {"state": STARTING})
+
+    def read_status(found: RunPaths) -> dict[str, Any]:
+        status = {"state": STARTING, "pid": fs.read_optional(found.state).get("launcher")}
+        fs.write_json(found.state, {"state": STARTING, "supervisor": 41, "launcher": 42})
+        return status
+
+    monkeypatch.setattr(start, "node_status", read_status)
+    channel: Any = SimpleNamespace(closed=threading.Event())
+    assert start._standing(paths, channel)["pid"] == 42
+
+
 def test_starts_that_race_start_once(node: Node) -> None:
     request = node.request(SLEEP)
     run = request["run"]["run"]
@@ -28,12 +53,12 @@ def test_starts_that_race_start_once(node: Node) -> None:
     pids = []
     lock = threading.Lock()
 
-    def start() -> None:
+    def start_it() -> None:
         status = node.call("start", **request)["status"]
         with lock:
             pids.append(status["pid"])
 
-    threads = [threading.Thread(target=start) for _ in range(6)]
+    threads = [threading.Thread(target=start_it) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:

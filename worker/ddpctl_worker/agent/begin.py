@@ -29,8 +29,9 @@ def begin(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     first = run["host"] in require_restart(run)["first"]["hosts"]
     until = time.monotonic() + FIND_S
     while True:
-        status = node_status(paths)
+        # Before the status, which then shows the start.
         started = fs.read_optional(paths.of_attempt(attempt_of(run)).state).get("supervisor") if first else True
+        status = node_status(paths)
         if status["state"] in TERMINAL or started or channel.closed.is_set():
             return {"status": status}
         if time.monotonic() > until:
@@ -50,9 +51,9 @@ def line_up(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         fs.write_json(paths.line, {"peers": request["peers"], "order": request["order"]})
     until = time.monotonic() + LINE_QUICK_S
     while True:
+        placed = fs.read_optional(paths.state).get("in_line")  # before the status, which then shows the place
         status = node_status(paths)
-        waits = status["state"] == QUEUED and not fs.read_optional(paths.state).get("in_line")
-        if not waits or time.monotonic() > until or channel.closed.is_set():
+        if placed or status["state"] != QUEUED or time.monotonic() > until or channel.closed.is_set():
             return {"status": status}
         time.sleep(BEGIN_LOOK_S)
 

@@ -255,9 +255,9 @@ def _standing(found: RunPaths, channel: Channel) -> Dict[str, Any]:
     if fs.read_json(found.run) is None and os.path.exists(found.exit):
         raise WorkerError(BAD_REQUEST, "the run was stopped before it reached this node", "start a new one")
     while True:
+        claimed = fs.read_optional(found.state).get("supervisor")  # before the status, which then names it
         status = node_status(found)
-        settled = status["state"] in TERMINAL or fs.read_optional(found.state).get("supervisor")
-        if settled or channel.closed.is_set() or time.monotonic() > deadline:
+        if claimed or status["state"] in TERMINAL or channel.closed.is_set() or time.monotonic() > deadline:
             return status
         time.sleep(0.05)
 
