@@ -69,6 +69,12 @@ def test_interface_that_there_is_not(lab3: Lab) -> None:
     assert "eth0" in str(found.fix)
 
 
+def test_a_variable_for_an_interface_that_there_is_not(lab3: Lab) -> None:
+    (found,) = trouble(preflight(lab3, hosts={"node1": {"env": {"GLOO_SOCKET_IFNAME": "enP7s7"}}}))
+    assert where([found]) == [("fabric.interface", "error", "node1", None)]
+    assert "GLOO_SOCKET_IFNAME=enP7s7" in found.message
+
+
 def test_interface_that_leads_nowhere(lab3: Lab) -> None:
     """docker0 has the same address on every machine: a host that connects to it reaches itself."""
     for host in lab3:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, Target, View
+from ddpctl.checks.gpu.in_use import uses_gloo
 from ddpctl.checks.limits import NEIGHBOURS_GIVEN
 from ddpctl.checks.mesh import fold_hosts, mesh_check, network_answer, network_question, report_not_dialled
 from ddpctl.spec.fabric import HostNetwork, candidates, host_network, is_literal
@@ -136,9 +137,10 @@ def _other_address(mesh: Mesh, network: HostNetwork) -> Iterable[Finding]:
 
 def _judge_interface(view: View) -> Iterable[Finding]:
     for network in networks_of(view).values():
+        names = sorted({entry.interface for entry in network.addresses if not entry.loopback and entry.up})
+        yield from _judge_variables(view, network, names)
         if network.interface is None:
             continue
-        names = sorted({entry.interface for entry in network.addresses if not entry.loopback and entry.up})
         message = _interface_fault(network)
         if message:
             yield report.error(
@@ -147,6 +149,44 @@ def _judge_interface(view: View) -> Iterable[Finding]:
                 fix=f"leave `interface:` of {network.host} out, or set it to one of {', '.join(names) or 'none'}",
                 evidence={"interface": network.interface, "interfaces": names},
             )
+
+
+def _judge_variables(view: View, network: HostNetwork, names: Sequence[str]) -> Iterable[Finding]:
+    """Report the inventory's variables for interfaces that would leave gloo or NCCL without an interface."""
+    env, backend = view.target(network.host).env, view.requirements.backend
+    unused = {"GLOO_SOCKET_IFNAME": backend == "nccl", "NCCL_SOCKET_IFNAME": uses_gloo(view)}
+    for variable in (name for name in unused if env.get(name) and not unused[name]):
+        wanted = env[variable]
+        missing = find_missing_interfaces(
+            variable, wanted, {entry.interface for entry in network.addresses if entry.up}
+        )
+        if not missing:
+            continue
+        owner = network.owner(missing[0])
+        why = f"takes a name, and {owner} has this address" if owner else "no such interface has an address here"
+        yield report.error(
+            network.host,
+            f"{variable}={wanted} in the inventory: {why}",
+            fix=f"leave {variable} out, because ddpctl sets it; or set it to {owner or ', '.join(names) or 'none'}",
+            evidence={"variable": variable, "value": wanted, "interfaces": list(names)},
+        )
+
+
+def find_missing_interfaces(variable: str, wanted: str, names: Collection[str]) -> list[str]:
+    """Return the parts of the variable's value that select no interface of ``names``.
+
+    gloo needs every interface of its list. NCCL takes prefixes, or exact names after ``=``, and needs a single match; a
+    list after ``^`` excludes. Source: NCCL's documentation of NCCL_SOCKET_IFNAME.
+    """
+    if variable == "GLOO_SOCKET_IFNAME":
+        return [name for name in wanted.split(",") if name and name not in names]
+    exact = wanted.startswith("=")
+    parts = [part.partition(":")[0] for part in wanted.removeprefix("=").split(",")]
+    if wanted.startswith("^") or any(
+        name == part if exact else name.startswith(part) for part in parts for name in names
+    ):
+        return []
+    return parts
 
 
 def _interface_fault(network: HostNetwork) -> str | None:
@@ -251,13 +291,13 @@ CHECKS = (
     ),
     Check(
         "fabric.interface",
-        "the interface named in the inventory has the node's address",
+        "the interfaces named in the inventory are there",
         _judge_interface,
         ask=(network_question,),
-        cause="`interface:` names an interface that this node does not have (names differ between machines), that is "
-        "down, or that does not own the fabric address.",
+        cause="`interface:`, GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names an interface that this node does not have "
+        "(names differ between machines), that is down, or that does not own the fabric address.",
         symptom="Gloo: Unable to find address for: eth9; NCCL: Bootstrap : no socket interface found",
-        fix="Leave `interface:` out, so that ddpctl sets it for each node, or write it for the node that differs.",
+        fix="Leave them out, so that ddpctl sets the interface for each node, or write it for the node that differs.",
     ),
     mesh_check(
         "fabric.neighbours",
