@@ -90,6 +90,11 @@ def test_killed_for_memory_only_where_the_kernel_did_so_just_before() -> None:
     launcher, died = REPORT.format(code=-9), {1: (signal.SIGKILL, 900.0)}
     for oom in ((899.0, 900.5), (900 - OOM_BEFORE_DEATH_S - 1, 900 - OOM_BEFORE_DEATH_S)):
         assert explained(launcher=launcher, ranks={1: ""}, deaths=died, oom=[oom]).reason == "oom"
+        limited = explained(launcher=launcher, ranks={1: ""}, deaths=died, oom=[oom], oom_limit=900 << 20)
+        assert limited.reason == "oom"
+        assert limited.message.endswith(
+            "the memory limit of its control group (900 MB) was reached, and the kernel killed it"
+        )
     for others in ([], [(100.0, 101.0), (880.0, 881.0)], [(901.0, 902.0)]):
         plain = explained(launcher=launcher, ranks={1: ""}, deaths=died, oom=others)
         assert (plain.reason, plain.signal) == ("signaled", "SIGKILL")

@@ -13,10 +13,10 @@ import os
 import signal
 import time
 from collections import deque
-from typing import Any, Deque, Iterator, List, Optional, Set, Tuple
+from typing import Any, Deque, Dict, Iterator, List, Optional, Set, Tuple
 
 from ddpctl_worker.machine.fs import read_text
-from ddpctl_worker.machine.limits import OOM_LOOK_S
+from ddpctl_worker.machine.limits import NO_LIMIT, OOM_LOOK_S
 
 ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")  # of version 2 alone, and beside version 1
 
@@ -125,6 +125,7 @@ class OomHistory:
 
     def __init__(self) -> None:
         self._count, self._looked = oom_kills(), time.time()
+        self._full_before = count_full_groups()
         self._rises: Deque[Tuple[float, float]] = deque(maxlen=16)
 
     def look(self) -> None:
@@ -137,6 +138,14 @@ class OomHistory:
         self._count_now()
         return list(self._rises)
 
+    def reached_limit(self) -> Optional[int]:
+        """Return the least memory limit, in bytes, that a control group has reached since the beginning.
+
+        ``None``: no limit was reached, so a kill was for lack of memory on the machine.
+        """
+        now = count_full_groups()
+        return min((limit for limit, count in now.items() if count > self._full_before.get(limit, 0)), default=None)
+
     def _count_now(self) -> None:
         count, now = oom_kills(), time.time()
         if count > self._count:
@@ -144,16 +153,39 @@ class OomHistory:
         self._count, self._looked = count, now
 
 
+def count_full_groups() -> Dict[int, int]:
+    """Return memory limit in bytes -> how often it was reached, for this process's group and the groups above it."""
+    found: Dict[int, int] = {}
+    for root, group, first in _memory_groups():
+        limit_file, count = ("memory.limit_in_bytes", "memory.failcnt") if first else ("memory.max", "memory.events")
+        folder = root + group.rstrip("/")
+        while folder.startswith(root):
+            limit = read_text(os.path.join(folder, limit_file)).strip()
+            path = os.path.join(folder, count)
+            full = read_text(path).strip() if first else _field(path, "oom")
+            if limit.isdigit() and int(limit) < NO_LIMIT and full is not None:
+                found[int(limit)] = found.get(int(limit), 0) + int(full or 0)
+            folder = os.path.dirname(folder)
+    return found
+
+
 def _memory_events() -> List[str]:
+    found = [
+        "%s%s/%s" % (root, group, "memory.oom_control" if first else "memory.events")
+        for root, group, first in _memory_groups()
+    ]
+    return [path for path in found if os.path.exists(path)]
+
+
+def _memory_groups() -> Iterator[Tuple[str, str, bool]]:
+    """Yield the root, the path of this process's group below it, and whether the interface is that of version 1."""
     entries = [line.split(":", 2) for line in read_text("/proc/self/cgroup").splitlines()]
-    found = []
     for _, controllers, group in (entry for entry in entries if len(entry) == 3):
         if "memory" in controllers.split(","):
-            found.append("/sys/fs/cgroup/memory%s/memory.oom_control" % group)
+            yield "/sys/fs/cgroup/memory", group, True
         elif not controllers:
-            found.append("/sys/fs/cgroup%s/memory.events" % group)
-            found.append("/sys/fs/cgroup/unified%s/memory.events" % group)
-    return [path for path in found if os.path.exists(path)]
+            for root in ROOTS:
+                yield root, group, False
 
 
 def _field(path: str, name: str) -> Optional[int]:

@@ -32,6 +32,7 @@ KILLED_TOOL_GONE_S = 0.5  # a killed helper program is gone
 
 # --- processes of a run (processes.py, cgroup.py)
 CHASE_S = 0.02  # in one kill, for children that appear while their siblings are killed
+NO_LIMIT = 1 << 60  # bytes: version 1 of control groups gives a number near 2**63 for no limit
 OOM_LOOK_S = 0.5  # between two looks at the kernel's counter of OOM kills
 
 # --- files (fs.py)

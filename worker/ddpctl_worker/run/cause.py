@@ -58,6 +58,7 @@ class Evidence(NamedTuple):
     said: Mapping[Tuple[int, str], float] = {}  # (local rank, stream) -> time of its last output
     pids: Mapping[int, int] = {}  # local rank -> pid
     plain: bool = False  # the rank has no launcher of torch above it, so no launcher has ended it
+    oom_limit: Optional[int] = None  # bytes: the limit of a control group that was reached meanwhile
 
 
 class Failure(NamedTuple):
@@ -245,7 +246,7 @@ def _reason(
         return reason, "%s%s %s" % (how, " after" if death.signal else ":", _shown(own, text))
     if death.signal == "SIGKILL":
         if any(start <= at and at - OOM_BEFORE_DEATH_S <= end for start, end in seen.oom):
-            return OOM, how + ": the kernel ran out of memory and killed it"
+            return OOM, how + _why_oom(seen.oom_limit)
         how += ", not by ddpctl (the OOM killer? see dmesg)"
     reason = SIGNALED if death.signal else EXITED
     said = _known_words(text, seen) if not death.signal else None
@@ -255,6 +256,12 @@ def _reason(
         return reason, "%s: %s" % (how, said or peers)
     last = _last_line(seen, death.local, own)
     return reason, how + ((": " if death.rank is None else "; last line: ") + last if last else "")
+
+
+def _why_oom(limit: Optional[int]) -> str:
+    if limit is None:
+        return ": the kernel ran out of memory and killed it"
+    return ": the memory limit of its control group (%d MB) was reached, and the kernel killed it" % (limit >> 20)
 
 
 def _living(seen: Evidence, dead: Set[Optional[int]]) -> List[Failure]:
