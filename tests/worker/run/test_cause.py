@@ -80,6 +80,31 @@ def test_the_root_cause_of_torchs_report_and_that_ranks_traceback() -> None:
     assert not found.victim
 
 
+NAMES_A_RANK = """Traceback (most recent call last):
+  File "/tmp/w1/s.py", line 9, in <module>
+    dcp.load(state, checkpoint_id=folder)
+torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([5])
+Traceback (most recent call last): (RANK 5)
+  File "/torch/distributed/checkpoint/state_dict_loader.py", line 10, in local_step
+    raise AssertionError("metadata is None")
+AssertionError: metadata is None
+
+"""
+
+
+def test_an_exception_that_names_its_rank_is_that_ranks() -> None:
+    """torch.distributed.checkpoint raises it on all ranks."""
+    died = {0: (256, 900.0), 1: (256, 901.0)}
+    found, victim = found_in(ranks={0: NAMES_A_RANK, 1: NAMES_A_RANK}, deaths=died)
+    assert (found.rank, found.victim, found.message) == (
+        5,
+        False,
+        "rank 5 exited with code 1: AssertionError: metadata is None",
+    )
+    assert (victim.rank, victim.victim) == (4, True)
+    assert explained(ranks={0: NAMES_A_RANK.replace("[5]", "[4, 5]")}, deaths={0: (256, 900.0)}).victim is False
+
+
 def test_killed_by_a_signal() -> None:
     found = explained(launcher=REPORT.format(code=-11), ranks={1: "", 0: ""})
     assert (found.rank, found.exit_code, found.signal, found.reason) == (5, None, "SIGSEGV", "signaled")

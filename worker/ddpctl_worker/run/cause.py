@@ -206,6 +206,9 @@ def _of_death(death: _Death, seen: Evidence) -> Failure:
     peers = None
     if raised or death.signal in (None, "SIGABRT"):  # torch's watchdog aborts a rank after the loss of a peer
         peers = _find_peer_failure(own.error if raised else "\n".join(own.rest[-PEER_FAILURE_LINES:]), text)
+        named = last_output.find_failed_ranks(text) if raised else []
+        if named and death.rank not in (None, *named):
+            peers = "it names rank %d" % named[0]
     ended = death.signal == "SIGTERM" and not death.root and not raised
     died = seen.deaths.get(death.local, (0, None))[1] if death.local is not None else None
     reason, detail = _reason(death, seen, own, raised, seen.now if died is None else died, peers, text)

@@ -37,6 +37,8 @@ _OWN = re.compile(
 ROOT = re.compile(r"Root Cause \(first observed failure\):(?P<block>.*?)(?:^=+\s*$|\Z)", re.S | re.M)
 _RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)", re.M)
 _EXITCODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.M)
+# Every rank raises this exception of torch.distributed.checkpoint; it names the ranks that failed.
+_FAILED_RANKS = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
 _SEEN = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 _ENDED = re.compile(r"Sending process (\d+) closing signal ")
 _WAS_SIGNALLED = re.compile(r"Received \S+ death signal")
@@ -87,6 +89,12 @@ def read_last_output(text: str) -> LastOutput:
         trace = "...\n" + trace[-TRACEBACK_CHARACTERS:]
     error = "\n".join(lines[block.error : block.end]).rstrip()
     return LastOutput(trace, error, hooked[block.error], _plain(lines[block.end :]))
+
+
+def find_failed_ranks(text: str) -> List[int]:
+    """Return the ranks that the last exception names as failed; empty if it names none."""
+    found = _FAILED_RANKS.findall(text)
+    return [int(rank) for rank in found[-1].split(",")] if found else []
 
 
 def without_prefixes(text: str) -> str:
