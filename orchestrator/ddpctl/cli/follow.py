@@ -18,6 +18,7 @@ from ddpctl.render.progress import ProgressView, quiet
 from ddpctl.render.status import end_line, status_view, untracked_lines
 from ddpctl.spec.event import Event, Note
 from ddpctl.spec.noise import Held
+from ddpctl.spec.outcome import hint_of
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages import follow as stage
@@ -46,7 +47,8 @@ def conclude(run: RunStatus, *, as_json: bool = False) -> int:
     why = end_line(run)
     # With an unreachable host the state is still open.
     word = run.verdict.state if run.verdict.terminal else contract.FAILED
-    raise JobFailed(f"{run.job} {word}: {why}", hint=f"the output is kept: ddpctl tail {run.run} -n 100")
+    kept = f"the output is kept: ddpctl tail {run.run} -n 100"
+    raise JobFailed(f"{run.job} {word}: {why}", hint=hint_of(run.verdict.cause) or kept)
 
 
 def _success(run: RunStatus) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ddpctl.spec.metrics import Values
 from ddpctl_worker.wire import contract
+
+# A relative path; a bare name without a dot is a program that is not installed.
+_MISSING = re.compile(r"No such file or directory: '(?P<path>(?![/~])[^']*[./][^']*)'")
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,17 @@ class Cause:
             traceback=data.get("traceback"),
             peer=data.get("peer"),
         )
+
+
+def hint_of(cause: Cause | None) -> str | None:
+    """Return the next step for a failure whose cause a user meets on the first day; ``None`` for any other."""
+    missing = _MISSING.search(cause.message) if cause is not None else None
+    if missing is None:
+        return None
+    return (
+        "each run begins in a new folder with the code alone: `checkpoint.paths` keeps what runs write, and `links` "
+        f"gives them a folder of the node ({missing['path']})"
+    )
 
 
 @dataclass(frozen=True)

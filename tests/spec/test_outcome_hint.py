@@ -1,0 +1,34 @@
+"""What a user may do about a failed run."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpctl.spec.outcome import Cause, hint_of
+
+
+def failed(message: str) -> Cause:
+    return Cause("node0", "exited", message, "2026-01-02T03:04:05+00:00")
+
+
+@pytest.mark.parametrize("path", ["saved_models/best.pt", "./data/cifar-10-batches-py", "last.pt"])
+def test_a_relative_path_that_is_missing_in_the_folder_of_the_run(path: str) -> None:
+    said = f"rank 0 exited with code 1: FileNotFoundError: [Errno 2] No such file or directory: '{path}'"
+    hint = hint_of(failed(said))
+    assert hint is not None
+    assert "checkpoint.paths" in hint
+    assert "links" in hint
+    assert path in hint
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "rank 0 exited with code 1: FileNotFoundError: [Errno 2] No such file or directory: '/data/x'",
+        "rank 0 exited with code 1: FileNotFoundError: [Errno 2] No such file or directory: 'ffmpeg'",
+        "rank 0 exited with code 1: ValueError: boom",
+    ],
+)
+def test_any_other_failure_has_no_hint_of_its_own(message: str) -> None:
+    assert hint_of(failed(message)) is None
+    assert hint_of(None) is None
