@@ -73,7 +73,7 @@ if attempt == "1":
     save(200)
     save(300)
     save(400)
-    wait_for("~/fail")
+    wait_for("~/all-have-400")
     sys.exit(9)
 while True:
     time.sleep(0.2)
@@ -179,7 +179,7 @@ def test_no_save_is_of_two_attempts(site: Site, lab: Lab) -> None:
     for host, other in ((lab[0], lab[1]), (lab[1], lab[0])):
         site.wait_for_copy(other, job, host, "step_400")
     for host in lab.hosts[:2]:
-        host.write("/root/fail", "")
+        host.write("/root/all-have-400", "")
     site.wait_for_output(job, "attempt 2 found .* end.*attempt 2 found .* end", timeout=120)
     site("kill", job)
     printed = site("tail", job, "-n", "all", "--no-fold").stdout  # node2 has no power, so its exit code is not 0
