@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,9 @@ from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.run.ending import Ending
 from ddpctl_worker.run.findings import Findings
+from ddpctl_worker.run.limits import SENDER_S
 from ddpctl_worker.wire.contract import FAILED, KILLED
+from tests.worker.handclock import HandClock
 
 EARLY = outcomes.failed(outcomes.ended_early("node0", 0, "2026-01-02T03:04:05+00:00", 5.0), suspect=True)
 RAISED = outcomes.failed(outcomes.cause("node0", "exited", "rank 0 exited with code 1", rank=0, exit_code=1))
@@ -32,6 +35,26 @@ def test_a_stop_ends_what_has_not_failed_by_itself(candidate: Outcome | None, st
     outcome: Any = ending.outcome
     assert outcome.state == state
     assert told
+
+
+@pytest.mark.parametrize("message", ["rank 0 was killed by SIGTERM", "SignalException: Process 7 got signal: 15"])
+def test_a_death_by_sigterm_waits_for_its_sender(message: str) -> None:
+    """systemd signals launcher, ranks and supervisor in any order."""
+    signal = "SIGTERM" if "SIGTERM" in message else None
+    died = outcomes.failed(outcomes.cause("node0", "signaled", message, rank=0, signal=signal))
+    outside = outcomes.failed(outcomes.cause("node0", "session_ended", "the session was ended", signal="SIGTERM"))
+    findings = cast(Findings, SimpleNamespace(failure=lambda status: died, find_slow_rank=lambda known: None))
+    for sender, expected in ((outside, outside), (None, died)):
+        clock = HandClock()
+        ending = Ending("node0", findings, None, lambda: None, clock)
+        ending.look(256, stopping=False, overdue=lambda: None)
+        assert ending.known is None
+        if sender is None:
+            clock.sleep(SENDER_S)
+        else:
+            ending.blame(sender)
+        ending.look(256, stopping=False, overdue=lambda: None)
+        assert ending.known == expected
 
 
 def test_the_rank_that_the_others_waited_for_comes_before_its_victims() -> None:

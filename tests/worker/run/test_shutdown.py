@@ -89,9 +89,11 @@ def test_the_signal_is_the_cause_though_launcher_and_ranks_die_of_it_first(node:
     here(node, run)
     supervisor = node.pid(run, "supervisor")
     theirs = set(processes_of(run)) - {supervisor, node.pid(run, "guardian")}
+    os.kill(supervisor, signal.SIGSTOP)  # or it might see the deaths seconds before its own signal
     for pid in (*theirs, supervisor):
         with contextlib.suppress(ProcessLookupError):  # the launcher ends its ranks, too
             os.kill(pid, signal.SIGTERM)
+    os.kill(supervisor, signal.SIGCONT)
     status = node.wait_state(run)
     assert (status["state"], status["cause"]["rank"], status["cause"]["signal"]) == ("failed", None, "SIGTERM")
     assert f"PID {os.getpid()} " in status["cause"]["message"]

@@ -87,6 +87,7 @@ def test_an_ended_run_is_read_once_and_the_folder_of_runs_listed_when_it_changes
 ) -> None:
     run = node.start("")
     node.wait_state(run)
+    os.utime(node.base / "runs", (1e9, 1e9))  # a folder that has just changed is listed again
     runs = RunReader(str(node.base), node.host)
     first = runs.read()
 
@@ -96,6 +97,17 @@ def test_an_ended_run_is_read_once_and_the_folder_of_runs_listed_when_it_changes
     monkeypatch.setattr(looked, "status_or_fault", not_again)
     monkeypatch.setattr(os, "listdir", not_again)
     assert runs.read() == first
+
+
+def test_a_run_that_starts_right_after_a_look_is_seen_though_the_folders_time_stays(node: Node) -> None:
+    now = time.time()
+    (node.base / "runs").mkdir(parents=True)
+    os.utime(node.base / "runs", (now, now))
+    runs = RunReader(str(node.base), node.host)
+    assert runs.read() == {}
+    run = node.start("")
+    os.utime(node.base / "runs", (now, now))
+    assert list(runs.read()) == [run]
 
 
 def test_a_folder_of_a_run_that_this_host_joins_later(node: Node) -> None:

@@ -9,8 +9,9 @@ children. A *diagnosis* compares the looks of all nodes.
     hosts.py    compares hosts                     dumps.py    keeps torch's own dumps after a time-out of NCCL
     stall.py    pure: when a close look is due     polling.py  pure: ranks that poll, from look to look
     steps.py    pure: steps and lags               slow.py     pure: slow ranks, from these lags
-    hung.py     pure: the rank that never came     watch.py    glances, diagnoses and reports by itself
-    service.py  the doctor verb                    limits.py   every deadline, size and bound
+    hung.py     pure: the rank that never came     arrivals.py pure: arrivals until they are judged
+    watch.py    glances, diagnoses and reports     service.py  the doctor verb
+    limits.py   every deadline, size and bound
 
 Threads: ``doctor`` (watch.py) in the supervisor, and a thread for each look. Helper processes: py-spy, nvidia-smi.
 Files, in the run's folder: PID.sock and PID.stack of each rank, and nccl/rank_N. The rules that judge a look (verdict,

@@ -14,15 +14,14 @@ from threading import Event
 from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker.doctor import look, process
+from ddpctl_worker.doctor.arrivals import Arrivals, Unjudged
 from ddpctl_worker.doctor.hosts import HostFacts, find_differences
 from ddpctl_worker.doctor.hung import Hung, Waits, find_hung, sees_all
 from ddpctl_worker.doctor.limits import (
     GLANCE_RANKS,
     GLANCE_S,
-    KEPT_COLLECTIVES,
     LOOK_S,
     MOST_GLANCE_S,
-    MOST_GROUPS,
     MOST_LISTED,
     MOST_MESSAGES,
     OTHER_LOOKS_S,
@@ -87,7 +86,7 @@ class RunWatch:
         self._offset = offset
         self._facts = facts
         self._facts_of: Dict[str, Dict[str, float]] = {}  # host -> its facts at the last glance
-        self._arrivals = _Arrivals()
+        self._arrivals = Arrivals()
         self._slow = SlowRanks()
         self._unjudged = Unjudged()
         self._all_counted = False  # whether every rank takes part in the judgement of speed
@@ -447,23 +446,6 @@ def _differ(slow: Sequence[Dict[str, Any]], reported: Sequence[Dict[str, Any]]) 
     return False
 
 
-class _Arrivals:
-    """The arrivals of each rank that no glance has reported yet."""
-
-    def __init__(self) -> None:
-        self._heads: Dict[int, Dict[str, int]] = {}  # by pid
-
-    def since_last(self, pid: int, found: Sequence[flight.Entry]) -> Dict[str, List[Tuple[int, float]]]:
-        """Return the new arrivals of a process: group -> [(sequence number, Unix seconds)]."""
-        heads = self._heads.setdefault(pid, {})
-        new: Dict[str, List[Tuple[int, float]]] = {}
-        for one in found:
-            if one.seq > heads.get(one.group, -1):
-                new.setdefault(one.group, []).append((one.seq, round(one.at, 6)))
-        heads.update((name, arrivals[-1][0]) for name, arrivals in new.items())
-        return new
-
-
 def limit_lists(diagnosis: Dict[str, Any]) -> Dict[str, Any]:
     """Return a diagnosis that fits into a message, however many ranks there are."""
     made = dict(diagnosis)
@@ -471,32 +453,6 @@ def limit_lists(diagnosis: Dict[str, Any]) -> Dict[str, Any]:
         made[name] = diagnosis[name][:MOST_LISTED]
     more = len(diagnosis["missing"]) - MOST_LISTED
     return dict(made, missing=[*made["missing"], "and %d more" % more]) if more > 0 else made
-
-
-class Unjudged:
-    """Arrivals that have not been judged yet.
-
-    A judgement of many ranks takes a while, so each group keeps its newest arrivals only. ``Collectives`` would drop
-    the older arrivals as well.
-    """
-
-    def __init__(self) -> None:
-        self.ranks: Dict[int, Dict[str, Deque[Tuple[int, float]]]] = {}
-
-    def add(self, rank: int, new: Mapping[str, Sequence[Tuple[int, float]]], ahead: float) -> None:
-        """Add new arrivals of a rank. ``ahead``: seconds by which the clock of the rank's host is ahead."""
-        groups = self.ranks.setdefault(rank, {})
-        for name, arrivals in new.items():
-            if arrivals:
-                kept = groups.setdefault(name, deque(maxlen=KEPT_COLLECTIVES))
-                kept.extend((int(seq), float(at) - ahead) for seq, at in arrivals)
-        while len(groups) > MOST_GROUPS:
-            del groups[min(groups, key=lambda name: groups[name][-1][1])]
-
-    @property
-    def full(self) -> bool:
-        """Whether a buffer is full: arrivals were dropped, or will be soon."""
-        return any(len(kept) == KEPT_COLLECTIVES for groups in self.ranks.values() for kept in groups.values())
 
 
 def shorten_look(one: Dict[str, Any]) -> Dict[str, Any]:

@@ -11,8 +11,10 @@ from ddpctl_worker.machine.system import CLOCK, HostClock
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.run.findings import Findings
-from ddpctl_worker.run.limits import VERDICT_S
+from ddpctl_worker.run.limits import SENDER_S, VERDICT_S
 from ddpctl_worker.wire.contract import SUCCEEDED
+
+GOT_SIGTERM = "got signal: 15"  # the words of torch's launcher
 
 
 class Ending:
@@ -38,6 +40,7 @@ class Ending:
         self._candidate_until = 0.0
         self._closer_at = 0.0
         self._from_outside: Optional[Outcome] = None
+        self._signalled_until = 0.0
 
     @property
     def known(self) -> Optional[Outcome]:
@@ -102,8 +105,18 @@ class Ending:
             self.outcome = Outcome(SUCCEEDED, None)
             return
         found = self._findings.failure(status)
-        if found is not None:
-            self.propose(self._from_outside or found)
+        if found is None or self._may_be_signalled(found):
+            return
+        self.propose(self._from_outside or found)
+
+    def _may_be_signalled(self, found: Outcome) -> bool:
+        """Return whether to wait: a sender that ended ranks or launcher with SIGTERM may signal this process next."""
+        why = found.cause or {}
+        if self._from_outside is not None or not (why.get("signal") == "SIGTERM" or GOT_SIGTERM in str(why["message"])):
+            return False
+        now = self._clock.now()
+        self._signalled_until = self._signalled_until or now + SENDER_S
+        return now < self._signalled_until
 
     @property
     def _only_victims(self) -> bool:

@@ -69,6 +69,7 @@ LEFTOVER_S = 10.0  # for processes that outlive a launcher, before SIGTERM, unle
 LEFTOVER_GRACE_S = 3.0  # for the same processes, from SIGTERM to SIGKILL
 
 # --- the end of a run (supervisor.py)
+SENDER_S = 1.0  # from a death by SIGTERM to the same signal for this process: systemd signals a whole session at once
 LAST_OUTPUT_S = 30.0  # for the last output to come out of the pipes
 LOG_WRITTEN_S = 30.0  # for the log before the exit record: a reader that follows the log sees its last line
 DUMPS_S = 5.0  # for torch's dumps, after the last rank (observer.py)

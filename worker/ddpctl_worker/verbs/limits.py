@@ -20,6 +20,7 @@ ERROR_CHARACTERS = 200  # of a reading's error, in the row of its host
 READING_LATE_S = 6.0  # a reading that takes longer is called late
 MOST_RUNS = 100  # the newest runs
 LOST_RUN_S = 60.0  # between two looks at a run that is over without an exit record: each reads all of /proc
+LISTING_SETTLES_S = 3.0  # a file system's times may have steps of 2 s: until then the folder of runs is listed again
 COMING_RUN_S = 600.0  # from the appearance of a run's folder to that of this host's part: a later part is not shown
 LOG_END_BYTES = 64 << 10  # of a log, to see which rank wrote last
 PROGRESS_LINES_OF_A_LOOK = 50  # the newest, in which step, epoch and loss are looked for: a millisecond

@@ -22,7 +22,14 @@ from ddpctl_worker.record.paths import RunPaths, job_id, run_paths, runs_dir
 from ddpctl_worker.record.ranks import read_rank_processes
 from ddpctl_worker.record.status import status_or_fault
 from ddpctl_worker.rules.progress import find_progress
-from ddpctl_worker.verbs.limits import COMING_RUN_S, LOG_END_BYTES, LOST_RUN_S, MOST_RUNS, PROGRESS_LINES_OF_A_LOOK
+from ddpctl_worker.verbs.limits import (
+    COMING_RUN_S,
+    LISTING_SETTLES_S,
+    LOG_END_BYTES,
+    LOST_RUN_S,
+    MOST_RUNS,
+    PROGRESS_LINES_OF_A_LOOK,
+)
 from ddpctl_worker.wire import contract
 from ddpctl_worker.wire.channel import WorkerError
 
@@ -76,7 +83,9 @@ class RunReader:
             for run in self._names - names:
                 self._forget(run)
             self._coming.update(dict.fromkeys(names - self._names, time.monotonic()))
-            self._names, self._listed = names, changed
+            # A folder that is made right after the listing may leave the same time behind.
+            settled = time.time() - changed / 1e9 > LISTING_SETTLES_S
+            self._names, self._listed = names, changed if settled else None
         for run in sorted(self._coming, reverse=True):
             if self._take(run) or time.monotonic() - self._coming[run] > COMING_RUN_S:
                 del self._coming[run]
