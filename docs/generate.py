@@ -22,7 +22,7 @@ _NOTE = "Made from the code when this site is built."
 
 
 def write(folder: Path) -> None:
-    """All pages; one that says what it said before keeps its time, so that Sphinx need not read it again."""
+    """Write all pages. A page with the same text keeps its time, so that Sphinx need not read it again."""
     folder.mkdir(exist_ok=True)
     for name, text in (("commands", commands()), ("inventory", inventory()), ("exit-codes", exit_codes())):
         path = folder / f"{name}.md"
@@ -81,7 +81,7 @@ _PARTS = {
 
 
 def inventory() -> str:
-    """Every key of an inventory: what it may be, its default, what it does."""
+    """Every key of an inventory with its type, its default and its meaning."""
     whole = inventory_schema()
     parts = whole["$defs"]
     if unknown := set(parts) - set(_PARTS) - {"HostEntry"}:

@@ -189,16 +189,16 @@ def named(host: Host, name: str) -> Process | None:
     return None
 
 
-def gang_port(host: Host, run: str) -> int:
+def gang_port(host: Host, run: str, runs: str = "/root/.local/state/ddpctl/runs") -> int:
     """The port of the hub, from the record of the run."""
-    record = json.loads(host.read(f"/root/.local/state/ddpctl/runs/{run}/{host.name}/run.json"))
+    record = json.loads(host.read(f"{runs}/{run}/{host.name}/run.json"))
     return int(record["gang"]["port"])
 
 
-def wait_for_gang(hosts: Sequence[Host], run: str) -> None:
+def wait_for_gang(hosts: Sequence[Host], run: str, *runs: str) -> None:
     """Until the nodes watch each other: each member has a connection to the first host, which has answered more than
     the greeting. Ranks may run earlier than that, and a node that is lost before is found missing much later."""
-    port = gang_port(hosts[1], run)
+    port = gang_port(hosts[1], run, *runs)
 
     def there() -> bool:
         return all(answered(host.run(["ss", "-Htin", "dst", f":{port}"]).stdout) for host in hosts[1:])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.conftest import MakeLab
 from tests.e2e.programs import SLEEP
-from tests.e2e.site import Site, assert_nothing_runs, one_line, wait_for_ranks
+from tests.e2e.site import Site, assert_nothing_runs, one_line, wait_for_gang, wait_for_ranks
 from tests.lab.command import Ddpctl
 
 RUNS = "/shared/ddpctl/runs"
@@ -29,6 +29,7 @@ def test_from_the_start_to_the_removal(make_lab: MakeLab, ddpctl: Ddpctl, tmp_pa
 
     up = site.start("up", "--job", job)
     up.wait_for(r"(?s)rank 0 sleeps.*rank 1 sleeps|rank 1 sleeps.*rank 0 sleeps", 120)
+    wait_for_gang(lab.hosts, str(site.status(job)["run"]), RUNS)
     lab[1].power_off()
     done = up.wait(200)
     assert done.rc == 1, done.stderr

@@ -52,7 +52,7 @@ class Network:
         return self._port
 
     def deliver(self, source: str, to: str, arrive: Callable[[], None], again: float = AGAIN_S) -> None:
-        """``arrive`` happens when the packet comes, or when one of those comes that are sent again."""
+        """Call ``arrive`` when the packet comes. A lost packet is sent again, with doubled pauses."""
         if self.passes(source, to):
             self.scheduler.at(self.lag(), arrive)
         elif self.machines[source].powered and again < GIVES_UP_S:

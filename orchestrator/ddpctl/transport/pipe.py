@@ -116,7 +116,7 @@ class Pipe(Protocol):
         ...
 
     def recv(self, timeout: float) -> bytes | None:
-        """Return the next bytes of stdout; empty at its end; None when none came within ``timeout`` seconds."""
+        """Return the next bytes of stdout; empty at its end; None if no byte comes within ``timeout`` seconds."""
         ...
 
     def stderr(self) -> bytes:

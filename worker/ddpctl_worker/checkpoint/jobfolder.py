@@ -1,4 +1,4 @@
-"""A job's checkpoints on one host: one folder with its own checkpoints, and one for each host whose copies it keeps."""
+"""A job's checkpoints on a host: a folder of its own checkpoints, and a folder for each host with copies here."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Deadlines:
             gang.hub_host,
             self._start,
         )
-        why = gang.trouble or "is there a firewall between them?"
+        why = gang.trouble or "is there a firewall between them, or has a node lost power?"
         return outcomes.failed(outcomes.cause(missing[0], RENDEZVOUS_TIMEOUT, "%s: %s" % (text, why)))
 
     def _apart(self, gang: Gang, head: str) -> Outcome:
