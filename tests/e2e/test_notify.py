@@ -82,7 +82,7 @@ def test_a_failure_is_sent_once_and_the_address_is_nowhere(
     assert body["cause"]["rank"] == 1
     assert "no data" in body["text"]
     log = tmp_path / "base" / "runs" / status["run"] / "a" / "notify.log"
-    until(log.exists, 30, "nothing is logged")
+    until(lambda: log.exists() and log.stat().st_size, 30, "nothing is logged")
     fetched = ddpctl("fetch", "fails", str(tmp_path / "fetched"), inventory=inventory).ok()
     lines = (tmp_path / "fetched" / "a" / "record" / "notify.log").read_text().splitlines()
     assert f" ended: webhook {hook}: answered 200 (" in lines[0]
@@ -127,5 +127,5 @@ def test_the_next_node_notifies_when_the_first_one_loses_power(site: Site, lab: 
     run = site.up(job, "--skip-preflight")["run"]
     wait_for_gang(lab.hosts[:2], run)
     lab[0].power_off()
-    until(lambda: lab[1].exists("/root/notified"), 60, "nobody is notified")
-    assert lab[1].read("/root/notified") == "node1: node0 node_lost\n"
+    said = until(lambda: lab[1].exists("/root/notified") and lab[1].read("/root/notified"), 60, "nobody is notified")
+    assert said == "node1: node0 node_lost\n"

@@ -314,8 +314,7 @@ def test_one_that_is_left_alone_says_so(team: Any, tmp_path: Path) -> None:
         two.wait_said(name, "attempt 0")
     two.lose("node0")
     two.nodes["node1"].wait_state(two.run, "failed", seconds=120.0)
-    eventually(tally.exists, "somebody is notified of the end", 60.0)
-    said = tally.read_text()
+    said = eventually(lambda: tally.exists() and tally.read_text(), "somebody is notified of the end", 60.0)
     assert said.startswith("ended")
     assert "continue it with: ddpctl restart" in said
 

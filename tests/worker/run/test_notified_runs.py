@@ -60,7 +60,8 @@ def test_a_failure_is_in_the_logs_that_fetch_brings(node: Node, tally: Path) -> 
     found = said(tally)
     assert (found["state"], found["cause"]["reason"]) == ("failed", "exited")
     assert "ValueError: no data" in found["text"]
-    eventually(lambda: (node.folder(run) / "notify.log").exists(), "it is logged")
+    log = node.folder(run) / "notify.log"
+    eventually(lambda: log.exists() and log.stat().st_size, "it is logged")
     files, _ = node.files(run)
     assert b" ended: command sh: exit code 0 (" in files["record/notify.log"]
     assert b" notify: command sh: exit code 0 (" in files["record/supervisor.log"]
