@@ -62,9 +62,9 @@ class Glass:
         return self.text
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def lab_of_three() -> Iterator[Lab]:
-    """Hosts of its own: `top` shows the runs that other tests have left on their hosts."""
+    """Hosts for a single test: `top` shows the runs that other tests have left on their hosts."""
     with Lab(3) as lab:
         yield lab
 

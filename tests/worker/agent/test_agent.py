@@ -106,7 +106,8 @@ class Team:
         """Kill all processes of ddpctl and of the job on a host at once."""
         for pid in processes_of(self.run):
             if _belongs(pid, name):
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # the death of another process has ended it
+                    os.kill(pid, signal.SIGKILL)
 
     def of_script(self, name: str) -> list[int]:
         return [pid for pid in processes_of(self.run) if f"DDPCTL_HOST={name}".encode() in _variables(pid)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -82,10 +83,10 @@ def test_a_kill_waits_for_no_notifier_and_finds_none(node: Node, tally: Path) ->
     assert notifiers <= set(processes_of(str(tally)))
     assert json.loads(tally.read_text())["cause"]["message"] == "killed by bob"
     for pid in processes_of(str(tally)):
-        os.kill(pid, signal.SIGKILL)
-    eventually(
-        lambda: not processes_of(run), "nothing of it is left"
-    )  # the process that waits for the notifiers ends with them
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    # The process that waits for the notifiers ends with them.
+    eventually(lambda: not processes_of(run), "nothing of it is left")
 
 
 def test_the_supervisor_is_killed_the_guardian_notifies(node: Node, tally: Path) -> None:
