@@ -47,14 +47,14 @@ class Cause:
         )
 
 
-def hint_of(cause: Cause | None) -> str | None:
-    """Return the next step for a failure whose cause a user meets on the first day; ``None`` for any other."""
+def find_hint(cause: Cause | None) -> str | None:
+    """Return the next step after a failure by a missing relative path; ``None`` for any other failure."""
     missing = _MISSING.search(cause.message) if cause is not None else None
     if missing is None:
         return None
     return (
-        "each run begins in a new folder with the code alone: `checkpoint.paths` keeps what runs write, and `links` "
-        f"gives them a folder of the node ({missing['path']})"
+        f"{missing['path']}: each run begins in a new folder that has only the code; `checkpoint.paths` keeps the "
+        "files of earlier runs there, and `links` adds a folder of the node"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpctl.spec.outcome import Cause, hint_of
+from ddpctl.spec.outcome import Cause, find_hint
 
 
 def failed(message: str) -> Cause:
@@ -14,7 +14,7 @@ def failed(message: str) -> Cause:
 @pytest.mark.parametrize("path", ["saved_models/best.pt", "./data/cifar-10-batches-py", "last.pt"])
 def test_a_relative_path_that_is_missing_in_the_folder_of_the_run(path: str) -> None:
     said = f"rank 0 exited with code 1: FileNotFoundError: [Errno 2] No such file or directory: '{path}'"
-    hint = hint_of(failed(said))
+    hint = find_hint(failed(said))
     assert hint is not None
     assert "checkpoint.paths" in hint
     assert "links" in hint
@@ -30,5 +30,5 @@ def test_a_relative_path_that_is_missing_in_the_folder_of_the_run(path: str) -> 
     ],
 )
 def test_any_other_failure_has_no_hint_of_its_own(message: str) -> None:
-    assert hint_of(failed(message)) is None
-    assert hint_of(None) is None
+    assert find_hint(failed(message)) is None
+    assert find_hint(None) is None
