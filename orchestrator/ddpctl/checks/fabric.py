@@ -138,7 +138,7 @@ def _other_address(mesh: Mesh, network: HostNetwork) -> Iterable[Finding]:
 def _judge_interface(view: View) -> Iterable[Finding]:
     for network in networks_of(view).values():
         names = sorted({entry.interface for entry in network.addresses if not entry.loopback and entry.up})
-        yield from _judge_variables(view, network, names)
+        yield from _judge_interface_variables(view, network, names)
         if network.interface is None:
             continue
         message = _interface_fault(network)
@@ -151,7 +151,7 @@ def _judge_interface(view: View) -> Iterable[Finding]:
             )
 
 
-def _judge_variables(view: View, network: HostNetwork, names: Sequence[str]) -> Iterable[Finding]:
+def _judge_interface_variables(view: View, network: HostNetwork, names: Sequence[str]) -> Iterable[Finding]:
     """Report the inventory's variables for interfaces that would leave gloo or NCCL without an interface."""
     env, backend = view.target(network.host).env, view.requirements.backend
     unused = {"GLOO_SOCKET_IFNAME": backend == "nccl", "NCCL_SOCKET_IFNAME": uses_gloo(view)}

@@ -22,7 +22,7 @@ open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
 from ddpctl_worker.machine.cgroup import OomHistory
 history = OomHistory()
 eater = subprocess.run([sys.executable, "-c", "x = bytearray(256 << 20)"])
-print(json.dumps([eater.returncode, history.reached_limit(), len(history.rises())]))
+print(json.dumps([eater.returncode, history.find_reached_limit(), len(history.rises())]))
 """
 
 
@@ -39,9 +39,9 @@ def test_the_group_above_has_the_limit(tmp_path: Path, monkeypatch: pytest.Monke
     history = OomHistory()
     write(tmp_path / "user" / "run", memory__events="oom 0\noom_kill 1")  # for lack of memory on the machine
     assert len(history.rises()) == 1
-    assert history.reached_limit() is None
+    assert history.find_reached_limit() is None
     write(tmp_path / "user", memory__events="oom 4\noom_kill 5")
-    assert history.reached_limit() == LIMIT
+    assert history.find_reached_limit() == LIMIT
 
 
 def test_version_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,11 +49,11 @@ def test_version_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, memory__limit_in_bytes=9223372036854771712, memory__failcnt=0)
     write(tmp_path / "run", memory__limit_in_bytes=LIMIT, memory__failcnt=7)
     history = OomHistory()
-    assert history.reached_limit() is None
+    assert history.find_reached_limit() is None
     write(tmp_path, memory__failcnt=5)
-    assert history.reached_limit() is None
+    assert history.find_reached_limit() is None
     write(tmp_path / "run", memory__failcnt=8)
-    assert history.reached_limit() == LIMIT
+    assert history.find_reached_limit() == LIMIT
 
 
 @pytest.fixture

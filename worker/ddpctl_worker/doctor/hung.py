@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ddpctl_worker.rules import phrases, rank_view
 from ddpctl_worker.rules.rank_view import RankView
@@ -37,15 +37,16 @@ def sees_all(looks: Iterable[Dict[str, Any]]) -> bool:
 
 
 def find_hung(
-    looks: Iterable[Dict[str, Any]], waited: Mapping[int, Waits], silent: Collection[str] = ()
+    looks: Sequence[Dict[str, Any]], waited: Mapping[int, Waits], silent: Collection[str] = ()
 ) -> Optional[Hung]:
     """Return the rank that had not reached the last collective of the other ranks, or ``None`` if that is not clear.
 
-    ``looks``: at the ranks that still live. ``waited``: rank -> the last collective in which it was seen. ``silent``:
-    hosts without an answer. A record of collectives proves that its rank has not come. A stack alone is compared with
-    the stacks of all living ranks.
+    ``looks``: of the ranks that still live. ``waited``: rank -> the last collective in which it was seen. ``silent``:
+    hosts without an answer.
+
+    The record of collectives proves that a rank has not come. A stack proves nothing while another living rank was not
+    seen: that rank may be the missing rank.
     """
-    looks = list(looks)
     ranks = [rank for rank in map(rank_view.read_looks, looks) if rank.state not in ("ended", "unknown")]
     count = Counter(waited.values())
     where = max(count, key=lambda waits: (count[waits], waits[1])) if count else None

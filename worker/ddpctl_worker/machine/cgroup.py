@@ -125,7 +125,7 @@ class OomHistory:
 
     def __init__(self) -> None:
         self._count, self._looked = oom_kills(), time.time()
-        self._full_before = count_full_groups()
+        self._hits_before = count_limit_hits()
         self._rises: Deque[Tuple[float, float]] = deque(maxlen=16)
 
     def look(self) -> None:
@@ -138,13 +138,13 @@ class OomHistory:
         self._count_now()
         return list(self._rises)
 
-    def reached_limit(self) -> Optional[int]:
+    def find_reached_limit(self) -> Optional[int]:
         """Return the least memory limit, in bytes, that a control group has reached since the beginning.
 
         ``None``: no limit was reached, so a kill was for lack of memory on the machine.
         """
-        now = count_full_groups()
-        return min((limit for limit, count in now.items() if count > self._full_before.get(limit, 0)), default=None)
+        now = count_limit_hits()
+        return min((limit for limit, count in now.items() if count > self._hits_before.get(limit, 0)), default=None)
 
     def _count_now(self) -> None:
         count, now = oom_kills(), time.time()
@@ -153,7 +153,7 @@ class OomHistory:
         self._count, self._looked = count, now
 
 
-def count_full_groups() -> Dict[int, int]:
+def count_limit_hits() -> Dict[int, int]:
     """Return memory limit in bytes -> how often it was reached, for this process's group and the groups above it."""
     found: Dict[int, int] = {}
     for root, group, first in _memory_groups():

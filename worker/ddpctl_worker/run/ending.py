@@ -112,7 +112,8 @@ class Ending:
     def _may_be_signalled(self, found: Outcome) -> bool:
         """Return whether to wait: a sender that ended ranks or launcher with SIGTERM may signal this process next."""
         why = found.cause or {}
-        if self._from_outside is not None or not (why.get("signal") == "SIGTERM" or GOT_SIGTERM in str(why["message"])):
+        by_sigterm = why.get("signal") == "SIGTERM" or GOT_SIGTERM in str(why.get("message"))
+        if self._from_outside is not None or not by_sigterm:
             return False
         now = self._clock.now()
         self._signalled_until = self._signalled_until or now + SENDER_S

@@ -102,7 +102,7 @@ class Findings:
             self._drain.said(),
             {rank.local_rank: rank.pid for rank, _ in self._roster.dead()},
             self._run.get("launcher") == PLAIN,
-            self._oom.reached_limit(),
+            self._oom.find_reached_limit(),
         )
 
     def _unseen_failure(self) -> Optional[float]:
