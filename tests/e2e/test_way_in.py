@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import shutil
 import socket
 import subprocess
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,33 +13,13 @@ import pytest
 from tests.e2e.site import Site, one_line, until
 from tests.lab import Host, Lab
 from tests.lab.command import PATH, PROGRAM, AtTerminal
-from tests.lab.keys import HOST_KEY, KEY, generate_keys, public_key
+from tests.lab.keys import HOST_KEY, KEY, generate_keys, public_key, run_agent
 
 
 def sign(authority: Path, key: Path, *options: str) -> Path:
     """A certificate for the public key that lies beside `key`."""
     subprocess.run(["ssh-keygen", "-q", "-s", authority, "-I", "test", *options, f"{key}.pub"], check=True)
     return Path(f"{key}-cert.pub")
-
-
-@contextlib.contextmanager
-def agent(folder: Path, *keys: Path) -> Iterator[str]:
-    """A real agent that holds these keys; its socket."""
-    path = folder / "agent"
-    path.unlink(missing_ok=True)
-    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
-    try:
-        for _ in range(500):
-            if path.exists():
-                break
-            threading.Event().wait(0.01)
-        if keys:
-            env = {"PATH": os.environ["PATH"], "SSH_AUTH_SOCK": str(path)}
-            subprocess.run(["ssh-add", "-q", *keys], check=True, env=env, capture_output=True)
-        yield str(path)
-    finally:
-        process.kill()
-        process.wait()
 
 
 def rewrite(site: Site, old: str, new: str) -> None:
@@ -83,7 +59,7 @@ def test_certificates_of_users(site: Site, lab: Lab, tmp_path: Path) -> None:
 
     moved = tmp_path / "short.pub"
     shutil.move(certificate, moved)
-    with agent(tmp_path, key) as running:  # as Vault and step leave it: the key in the agent alone
+    with run_agent(tmp_path / "agent", key) as running:  # as Vault and step leave it: the key in the agent alone
         shutil.move(key, tmp_path / KEY)
         rewrite(site, f"IdentityFile {key}", f"CertificateFile {moved}\n  IdentityAgent {running}")
         site("ps").ok()
@@ -93,7 +69,7 @@ def test_certificates_of_users(site: Site, lab: Lab, tmp_path: Path) -> None:
     shutil.copy(moved, f"{tmp_path / KEY}-cert.pub")
     rewrite(site, f"CertificateFile {moved}", "IdentitiesOnly no")
     rewrite(site, "IdentitiesOnly yes", "")
-    with agent(tmp_path, tmp_path / KEY) as running:  # ssh-add takes the certificate that lies beside
+    with run_agent(tmp_path / "agent", tmp_path / KEY) as running:  # ssh-add takes the certificate that lies beside
         site("ps", env={"SSH_AUTH_SOCK": running}).ok()
 
     shutil.move(tmp_path / KEY, key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 import subprocess
@@ -20,6 +19,7 @@ from ddpctl.spec.inventory import Host, Inventory
 from ddpctl.transport import agent
 from ddpctl.transport.fleet import open_fleet
 from tests.lab import Lab
+from tests.lab.keys import run_agent
 from tests.transport.support import one_line
 
 
@@ -181,20 +181,14 @@ def test_a_real_agent_signs_for_rsa(lab3: Lab, tmp_path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "rsa", "-b", "2048", "-N", "", "-f", key], check=True)
     before = lab3[0].read("/root/.ssh/authorized_keys")
     lab3[0].write("/root/.ssh/authorized_keys", before + "\n" + Path(f"{key}.pub").read_text(), 0o600)
-    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
     try:
-        env = {"PATH": os.environ["PATH"], "SSH_AUTH_SOCK": str(path)}
-        while subprocess.run(["ssh-add", "-l"], env=env, capture_output=True).returncode == 2:  # its socket comes first
-            time.sleep(0.05)
-        subprocess.run(["ssh-add", "-q", key], check=True, env=env, capture_output=True)
-        for text in (f"IdentityAgent {path}\nIdentityFile none\n", f"IdentityAgent none\nIdentityFile {key}\n"):
-            (tmp_path / "config").write_text(f"User root\n{text}")
-            host = Host(name="node0", address=lab3[0].address)
-            config = str(tmp_path / "config")
-            fleet = open_fleet(Inventory(hosts=(host,), ssh_config=config, known_hosts=str(lab3.known_hosts)))
-            assert fleet.map(lambda transport: transport.call("echo")).ok
-            fleet.close()
+        with run_agent(path, key):
+            for text in (f"IdentityAgent {path}\nIdentityFile none\n", f"IdentityAgent none\nIdentityFile {key}\n"):
+                (tmp_path / "config").write_text(f"User root\n{text}")
+                host = Host(name="node0", address=lab3[0].address)
+                config = str(tmp_path / "config")
+                fleet = open_fleet(Inventory(hosts=(host,), ssh_config=config, known_hosts=str(lab3.known_hosts)))
+                assert fleet.map(lambda transport: transport.call("echo")).ok
+                fleet.close()
     finally:
-        process.kill()
-        process.wait()
         lab3[0].write("/root/.ssh/authorized_keys", before, 0o600)
