@@ -26,6 +26,9 @@ class Person:
         assert self.answers.wait(20)
         return "word"
 
+    def answer(self, question: str) -> str | None:
+        return "code"
+
 
 @pytest.mark.slow  # a process
 def test_the_library_of_the_screen_is_not_for_a_pipe() -> None:
@@ -49,3 +52,4 @@ def test_under_the_screen_nobody_is_asked_and_an_open_question_is_waited_for() -
     question.join(20)
     assert told == ["word"]
     assert asked.password("a@b", "") is None
+    assert asked.answer("Verification code") is None

@@ -71,7 +71,9 @@ def test_old_archives_are_forgotten(folder: Path, cache: Path, packed: Pack) -> 
 
 
 @pytest.mark.slow  # processes
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None, max_examples=30
+)
 @given(
     files=st.dictionaries(
         st.binary(min_size=1, max_size=8).filter(

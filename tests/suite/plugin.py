@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.lab import missing
 from tests.suite import leftovers, limits, schedule, speed, tiers, turns
 
-# A machine with other work to do is no fault of the code, so no example has a deadline.
-settings.register_profile("quick", deadline=None)
-settings.register_profile("thorough", deadline=None, max_examples=400)
+# A machine with other work to do is no fault of the code: no example has a deadline, and slow generation is no failure.
+settings.register_profile("quick", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=400)
 WORKER_INPUT = "ddpctl_turns"
 FOLDER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 _measured: dict[str, float] = defaultdict(float)

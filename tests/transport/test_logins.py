@@ -95,6 +95,9 @@ class Answers:
         self.asked.append(f"{account} ({same_as})" if same_as else account)
         return "" if same_as else self._password
 
+    def answer(self, question: str) -> str | None:
+        raise AssertionError(f"an unexpected question: {question}")
+
 
 def test_a_passphrase_is_asked_once(lab3: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import shutil

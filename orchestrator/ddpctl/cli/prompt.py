@@ -34,6 +34,10 @@ class TerminalPrompter:
         """Ask for the password of an account; ``None`` after Ctrl-D."""
         return _secret(f"password of {account}" + (f" (Enter: the one of {same_as})" if same_as else ""))
 
+    def answer(self, question: str) -> str | None:
+        """Ask a question of OpenSSH's ssh, without showing the answer; ``None`` after Ctrl-D."""
+        return _secret(clean(question))
+
 
 def _secret(question: str) -> str | None:
     with quiet(), _echo_comes_back():

@@ -19,10 +19,10 @@ from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.status import RunStatus
 from ddpctl.transport.bootstrap import quote_interpreter, shell_arguments
 from ddpctl.transport.fleet import routes
+from ddpctl.transport.master import SSH_FAILED
 from ddpctl.transport.openssh import make_ssh_command
 
 _RANK = re.compile(r"(?P<job>.+):(?P<rank>\d{1,9})")
-_SSH_FAILED = 255  # ssh's exit status where it has no connection
 
 
 def ssh(
@@ -66,7 +66,7 @@ def _open(host: Host, inventory: Inventory, arguments: Sequence[str] | None) -> 
         code = subprocess.call(words)
     except FileNotFoundError as error:
         raise DdpctlError(f"there is no {words[0]} on this machine", hint="install the client of OpenSSH") from error
-    if code == _SSH_FAILED and not host.local:
+    if code == SSH_FAILED and not host.local:
         message = f"{host.name}: ssh has no connection; its own message is above"
         raise ConnectError(message, hint="check the login: ddpctl preflight --only ssh.connect,ssh.auth")
     return code if code >= 0 else 128 - code

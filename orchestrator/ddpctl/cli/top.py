@@ -173,6 +173,9 @@ class _Asked:
     def password(self, account: str, same_as: str) -> str | None:
         return self._ask(lambda: self._person.password(account, same_as))
 
+    def answer(self, question: str) -> str | None:
+        return self._ask(lambda: self._person.answer(question))
+
     def hush(self) -> None:
         """Ask no further question; wait for the answer to an open question."""
         with self._lock:

@@ -34,6 +34,7 @@ DEFAULT_PYTHON = "python3"
 _DESTINATION = re.compile(r"((?P<user>[^\s@:/'\"]+)@)?(?P<host>[A-Za-z0-9\[][A-Za-z0-9._,\[\]-]*)(:(?P<port>\d{1,5}))?")
 
 Connection = Literal["ssh", "local"]
+TransportKind = Literal["auto", "openssh", "paramiko"]
 RangeText = Annotated[Filled, WithJsonSchema({"type": "string", "pattern": r"^[A-Za-z0-9\[][A-Za-z0-9._,/\[\]-]*$"})]
 
 
@@ -58,6 +59,11 @@ class HostKeys(Strict):
         description="What the host runs at once: a process takes a slot; auto (default): its GPUs, or 1 without one.",
     )
     connection: Connection | None = Field(default=None, description="ssh (the default) or local: this machine, no SSH.")
+    transport: TransportKind | None = Field(
+        default=None,
+        description="Who carries the connection: ddpctl's own client (paramiko), the ssh program of OpenSSH (openssh), "
+        "or auto (the default): OpenSSH where ddpctl's own client cannot do what ssh_config or the server wants.",
+    )
     python: PathText | None = Field(
         default=None,
         description="The interpreter that runs the worker and, in existing mode, the job; default: python3. "
@@ -83,6 +89,7 @@ class Host(HostKeys):
     address: Address
     slots: AutoCount = "auto"
     connection: Connection = "ssh"
+    transport: TransportKind = "auto"
     python: PathText = DEFAULT_PYTHON
     base_dir: PathText = DEFAULT_BASE_DIR
 

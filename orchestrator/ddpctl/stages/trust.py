@@ -15,7 +15,7 @@ from ddpctl.errors import DdpctlError, Unreachable, UsageError
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.stages.limits import KNOWN_HOSTS_LOCK_S
 from ddpctl.transport import known_hosts
-from ddpctl.transport.fleet import fan_out, open_connector, routes, with_jumps
+from ddpctl.transport.fleet import fan_out, open_connector, routes
 from ddpctl.transport.known_hosts import SSH_PORT, Key, Verdict, entry_name, line_for
 from ddpctl.transport.limits import DIALS
 from ddpctl.transport.prompts import Prompter, Say
@@ -72,9 +72,9 @@ def survey(
         UsageError: ssh_config cannot be read, or jump hosts form a circle.
     """
     hops = routes(inventory, [host.name for host in inventory.hosts if not host.local], say)
-    servers = {each.label: each for hop in hops.values() for each in reversed(with_jumps(hop))}
+    servers = {each.label: each for hop in hops.values() for each in reversed(hop.chain)}
     tell(StageStarted(STAGE, len(servers)))
-    connector = open_connector(list(hops.values()), prompter, say)
+    connector = open_connector(list(hops.values()), inventory, prompter, say)
     try:
         jobs = {label: partial(_shown_key, connector, hop) for label, hop in servers.items()}
         outcome = fan_out(jobs, DIALS, counting(STAGE, len(servers), tell))

@@ -18,10 +18,21 @@ from ddpctl.spec.ranges import fold_names
 from ddpctl.transport import ssh_config
 from ddpctl.transport.base import FleetOutcome, Transport
 from ddpctl.transport.identities import KeyRing
-from ddpctl.transport.limits import CLOSE_S, CONNECT_NEWS_S, DIALS, PROXY_FILES, RESULT_LOOK_S, SPARE_FILES, WORKERS
+from ddpctl.transport.limits import (
+    CLOSE_S,
+    CONNECT_NEWS_S,
+    DIALS,
+    OPENSSH_FILES,
+    PROXY_FILES,
+    RESULT_LOOK_S,
+    SPARE_FILES,
+    WORKERS,
+)
 from ddpctl.transport.local import LocalTransport
+from ddpctl.transport.master import Masters, needs_openssh
+from ddpctl.transport.openssh import config_file
 from ddpctl.transport.prompts import Prompter, Say
-from ddpctl.transport.route import Hop, resolve
+from ddpctl.transport.route import USER_CONFIG, Hop, resolve
 from ddpctl.transport.ssh import Connector, SSHTransport
 
 if TYPE_CHECKING:
@@ -32,7 +43,6 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 OnDone = Callable[[str, T | DdpctlError], None]
 _Done = tuple[str, T | None, DdpctlError | None]
-USER_CONFIG = "~/.ssh/config"
 
 
 class SSHFleet:
@@ -147,7 +157,7 @@ def open_fleet(
     names = inventory.names if hosts is None else tuple(dict.fromkeys(hosts))
     chosen = [inventory.host(name) for name in names]
     hops = routes(inventory, [host.name for host in chosen if not host.local], say)
-    connector = open_connector(hops.values(), prompter, say)
+    connector = open_connector(hops.values(), inventory, prompter, say)
     transports: dict[str, Transport] = {
         host.name: LocalTransport(host) if host.local else SSHTransport(host, hops[host.name], connector)
         for host in chosen
@@ -155,12 +165,15 @@ def open_fleet(
     return SSHFleet(transports, connector.close, say)
 
 
-def open_connector(hops: Collection[Hop], prompter: Prompter | None = None, say: Say = lambda _text: None) -> Connector:
+def open_connector(
+    hops: Collection[Hop], inventory: Inventory, prompter: Prompter | None = None, say: Say = lambda _text: None
+) -> Connector:
     """Return a Connector for ``hops``. Its keys are loaded and unlocked; nothing is connected yet."""
     ring = KeyRing(prompter)
-    ring.unlock(each for hop in hops for each in with_jumps(hop))
-    _allow_files(sum(PROXY_FILES if hop.proxy_command else 1 for hop in hops))
-    return Connector(ring, say)
+    own = [hop for hop in hops if not needs_openssh(hop)]
+    ring.unlock(each for hop in own for each in hop.chain)
+    _allow_files(sum(PROXY_FILES if hop.proxy_command else 1 for hop in own) + OPENSSH_FILES * (len(hops) - len(own)))
+    return Connector(ring, Masters(config_file(inventory), prompter, say), say)
 
 
 def routes(inventory: Inventory, names: Collection[str], say: Say = lambda _text: None) -> dict[str, Hop]:
@@ -173,8 +186,8 @@ def routes(inventory: Inventory, names: Collection[str], say: Say = lambda _text
     else:
         config = ssh_config.load(named)
     hops = {name: resolve(inventory.host(name), inventory, config) for name in names}
-    ignored = [key for hop in hops.values() for each in with_jumps(hop) for key in each.ignored]
-    if left := list(dict.fromkeys((*ignored, *config.unknown))):
+    left = [key for hop in hops.values() if not needs_openssh(hop) for each in hop.chain for key in each.beyond_us]
+    if left := list(dict.fromkeys((*left, *config.unknown))):
         say(f"ssh_config sets options that ddpctl does not follow: {', '.join(left)}; see docs/ssh.md")
     return hops
 
@@ -186,14 +199,6 @@ def config_names() -> tuple[str, ...]:
         UsageError: the file cannot be read.
     """
     return ssh_config.load(USER_CONFIG).names
-
-
-def with_jumps(hop: Hop) -> list[Hop]:
-    """Return a hop and every jump host before it."""
-    chain = [hop]
-    while chain[-1].via is not None:
-        chain.append(chain[-1].via)
-    return chain
 
 
 def _allow_files(connections: int) -> None:

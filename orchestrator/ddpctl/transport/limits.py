@@ -18,6 +18,8 @@ GATE_S = 20.0  # after a longer wait for its turn a login dials again: sshd's Lo
 AGENT_LIST_S = 5.0  # the list of the agent's keys; also the wait for another login's signature before disconnecting
 AGENT_SIGN_S = 60.0  # a signature: a person may have to touch a token or to confirm
 MATCH_EXEC_S = 10.0  # a command of `Match exec`
+OPENSSH_LOGIN_S = 60.0  # a login by OpenSSH's ssh, from its start or from the last answer of a person
+OPENSSH_READ_S = 15.0  # ssh reads its configuration: longer than a command of `Match exec`
 LOGIN_LOOK_S = 0.5  # how often a login checks whether its connection was closed
 PASSWORD_TRIES = 3  # questions for the password of an account
 
@@ -54,6 +56,7 @@ TUNNELS = 64  # tunnels that are being opened through one jump host: waiting is 
 WORKERS = 32  # hosts that ``Fleet.map`` works on
 CHANNELS = 8  # commands on one connection: sshd allows 10 (MaxSessions)
 PROXY_FILES = 4  # descriptors of a host behind a ProxyCommand: two during its start, two for good
+OPENSSH_FILES = 8  # descriptors of a host whose connection OpenSSH holds: three each for the connection and a command
 SPARE_FILES = 64  # descriptors that are not connections
 
 # --- retries ----------------------------------------------------------------------------------------------------------
@@ -69,6 +72,7 @@ AGENT_BYTES = 256 << 10  # an agent's answer
 NOISE_BYTES = 1 << 20  # output of a shell profile before the banner
 BANNER_LINE_BYTES = 256  # the line of the banner itself
 SERVER_BANNER_LETTERS = 4096  # the text of a server before the login
+QUESTION_BYTES = 64 << 10  # a question of OpenSSH's ssh
 PROMPTS = 64  # questions of a server in one message of keyboard-interactive
 PROMPT_BYTES = 4096  # output in which sudo may ask: it asks before the command starts, and its lecture fits in
 OUTPUT_BYTES = 1 << 20  # of each stream of a plain command, its end

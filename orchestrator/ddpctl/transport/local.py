@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 class ProcessPipe:
     """A child process in its own session: Ctrl-C on the terminal does not reach it, closing the pipe ends it."""
 
-    def __init__(self, argv: list[str]) -> None:
+    def __init__(self, argv: list[str], environment: Mapping[str, str] | None = None) -> None:
+        """``environment``: variables that are added to this process's own."""
         self._child = subprocess.Popen(
             argv,
+            env={**os.environ, **environment} if environment else None,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -17,7 +17,7 @@ from ddpctl.transport.identities import Identity, KeyRing
 from ddpctl.transport.known_hosts import SSH_PORT, Key, KnownHosts, Verdict, forget
 from ddpctl.transport.limits import AUTH_S, CHANNEL_S, FIRST_BYTE_S, HANDSHAKE_S
 from ddpctl.transport.link import Connection
-from ddpctl.transport.prompts import PasswordNeeded
+from ddpctl.transport.prompts import PasswordNeeded, SecondFactor
 from ddpctl.transport.route import Hop
 from ddpctl.transport.userauth import AuthReply, NoAnswer, Userauth
 
@@ -224,10 +224,10 @@ class _Login:
         self._allowed = answer.allowed or self._allowed
         return answer.done
 
-    def _second_factor(self, label: str, factor: str) -> AuthRefused:
-        return AuthRefused(
+    def _second_factor(self, label: str, factor: str) -> SecondFactor:
+        return SecondFactor(
             f"{self._hop.where} takes {label} of {self._hop.user}, but also wants {factor}",
-            hint="ddpctl cannot answer a second factor: use an account or a jump host without one",
+            hint="remove `transport: paramiko`: OpenSSH's ssh can ask for a second factor",
         )
 
     def _refused(self) -> AuthRefused:

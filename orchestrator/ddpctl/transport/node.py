@@ -125,7 +125,7 @@ class _Here(_Bounded, Local):
         _refuse(env)
         with self.context.starting:
             self.process = subprocess.Popen(
-                ["/bin/sh", "-c", command],
+                [*self.context.starter, command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -225,6 +225,7 @@ class NodeConnection(fabric.Connection):  # type: ignore[misc]
 class ThisMachine(Context):
     """Commands on this machine (``connection: local``)."""
 
+    starter: Sequence[str] = ("/bin/sh", "-c")  # the words before a command line
     running: set[_Here] = set()  # noqa: RUF012  # see NodeConnection
     starting: threading.Lock = None  # type: ignore[assignment]  # from the start of a process until it is in ``running``
 
@@ -243,6 +244,10 @@ class ThisMachine(Context):
         for runner in runners:
             with suppress(subprocess.TimeoutExpired):
                 runner.process.wait(max(0.0, until - time.monotonic()))
+
+
+class OverOpenSSH(ThisMachine):
+    """Commands on a host whose connection OpenSSH holds: ssh, a process of this machine, runs them there."""
 
 
 def run(node: Context, argv: Sequence[str], timeout: float | None, password: str | None) -> Ran:

@@ -9,12 +9,36 @@ from __future__ import annotations
 import os
 import pwd
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ddpctl.spec.inventory import Inventory
-from ddpctl.transport.fleet import USER_CONFIG
-from ddpctl.transport.route import Hop
+from ddpctl.transport.limits import CONNECT_S, KEEPALIVE_COUNT, KEEPALIVE_IDLE_S
+from ddpctl.transport.route import USER_CONFIG, Hop
+
+if TYPE_CHECKING:
+    from ddpctl.spec.inventory import Inventory
+
+Options = Mapping[str, str]
+_NONE: Options = {}
+
+
+# Options of a connection that carries commands: no question to a terminal that is not there, a dead peer noticed in
+# seconds, nothing forwarded, and nothing written to the user's files.
+_CARRYING = {
+    "ConnectTimeout": f"{CONNECT_S:.0f}",
+    "ServerAliveInterval": f"{KEEPALIVE_IDLE_S}",
+    "ServerAliveCountMax": f"{KEEPALIVE_COUNT}",
+    "LogLevel": "ERROR",
+    "RemoteCommand": "none",
+    "ClearAllForwardings": "yes",
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "PermitLocalCommand": "no",
+    "Tunnel": "no",
+    "UpdateHostKeys": "no",
+}
 
 
 def make_ssh_command(hop: Hop, inventory: Inventory, *, terminal: bool, remote: str | None = None) -> list[str]:
@@ -23,11 +47,44 @@ def make_ssh_command(hop: Hop, inventory: Inventory, *, terminal: bool, remote: 
     ``terminal``: whether the session gets a terminal. ``remote``: the command line for the login shell; ``None``: the
     login shell itself.
     """
-    words = [*_to(hop, _config_file(inventory)), "-t" if terminal else "-T", "--", hop.label]
+    words = [*_to(hop, config_file(inventory), {}), "-t" if terminal else "-T", "--", hop.label]
     return words if remote is None else [*words, remote]
 
 
-def _config_file(inventory: Inventory) -> str | None:
+@dataclass(frozen=True)
+class CommandLines:
+    """The command lines of the connections that OpenSSH holds. ``config``: the file for ``ssh -F``."""
+
+    config: str | None
+
+    def login(self, hop: Hop, jump: Options, *, ask: bool, control: str | None) -> list[str]:
+        """Return the command line that logs in, up to the command for the host.
+
+        ``jump``: the options that reach the jump host. ``ask``: whether ssh may ask. ``control``: the socket over which
+        further commands share the connection; ``None``: as ssh_config says.
+        """
+        options = {**_CARRYING, "BatchMode": "no" if ask else "yes"}
+        if control is not None:
+            options |= {"ControlMaster": "yes", "ControlPath": _escape(control), "ControlPersist": "no"}
+        return self._words(hop, options, jump)
+
+    def command(self, hop: Hop, control: Options) -> list[str]:
+        """Return the command line that runs a command over a connection that stands, up to the command."""
+        return self._words(hop, {**control, **_CARRYING, "BatchMode": "yes"}, {})
+
+    def _words(self, hop: Hop, options: Options, jump: Options) -> list[str]:
+        return [*_to(hop, self.config, options, jump), "-T", "--", hop.label]
+
+
+def share_options(control: str) -> dict[str, str]:
+    """Return the options that use the connection behind a control socket, and never a connection of its own.
+
+    Without the socket, ssh would log in again, and might ask.
+    """
+    return {"ControlMaster": "no", "ControlPath": _escape(control), "ProxyCommand": "false"}
+
+
+def config_file(inventory: Inventory) -> str | None:
     """Return the file for ``ssh -F``; ``None``: the files that ssh reads by itself.
 
     ssh finds the home folder in the password file. If $HOME is another folder, ddpctl has read that folder's file.
@@ -40,8 +97,10 @@ def _config_file(inventory: Inventory) -> str | None:
     return str(own) if own.exists() else "none"
 
 
-def _to(hop: Hop, config: str | None) -> list[str]:
+def _to(hop: Hop, config: str | None, first: Options, jump: Options = _NONE) -> list[str]:
+    """Return ssh's words for a server. ``first``: options that count before all others. ``jump``: of its jump host."""
     options = {
+        **first,
         "HostName": _escape(hop.address),
         "StrictHostKeyChecking": "yes",
         "UserKnownHostsFile": _list_files(hop.user_known_hosts),
@@ -52,9 +111,10 @@ def _to(hop: Hop, config: str | None) -> list[str]:
     if hop.identities_only:
         options["IdentitiesOnly"] = "yes"
     if hop.via is not None:
-        options["ProxyCommand"] = _escape(shlex.join([*_to(hop.via, config), "-W", _target(hop), "--", hop.via.label]))
+        way = [*_to(hop.via, config, jump), "-W", _target(hop), "--", hop.via.label]
+        options.setdefault("ProxyCommand", _escape(shlex.join(way)))
     elif hop.proxy_command is not None:
-        options["ProxyCommand"] = _escape(hop.proxy_command)
+        options.setdefault("ProxyCommand", _escape(hop.proxy_command))
     words = ["ssh", *(["-F", config] if config is not None else [])]
     for name, value in options.items():
         words += ["-o", f"{name}={value}"]

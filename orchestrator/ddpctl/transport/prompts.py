@@ -46,6 +46,14 @@ class Prompter(Protocol):
         """
         ...
 
+    def answer(self, question: str) -> str | None:
+        """Ask a question of OpenSSH's ssh, such as the code of a second factor; the answer stays hidden."""
+        ...
+
+
+class SecondFactor(AuthRefused):
+    """The server accepted a key or a password, and wants another factor, which only OpenSSH can ask for."""
+
 
 class PasswordNeeded(Exception):
     """A login needs a password that has not been typed yet. ``refusal`` is the error if it never is.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddpctl.errors import UsageError
+from ddpctl.spec.host import TransportKind
 from ddpctl.transport.known_hosts import SSH_PORT, entry_name
 from ddpctl.transport.ssh_config import Options, SSHConfig, expand_hostname
 from ddpctl.transport.ssh_words import expand, expand_path, first_value, variable
@@ -16,6 +17,7 @@ from ddpctl.transport.ssh_words import expand, expand_path, first_value, variabl
 if TYPE_CHECKING:
     from ddpctl.spec.inventory import Host, Inventory
 
+USER_CONFIG = "~/.ssh/config"
 USER_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
 GLOBAL_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 METHODS = {
@@ -23,8 +25,8 @@ METHODS = {
     "password": "passwordauthentication",
     "keyboard-interactive": "kbdinteractiveauthentication",
 }
-# Options that change the way but are not supported, with their harmless values.
-_IGNORED = {
+# Options that change the way and that only OpenSSH supports, with their harmless values.
+_BEYOND_US = {
     "KnownHostsCommand": "none",
     "CanonicalizeHostname": "no",
     "RevokedHostKeys": "none",
@@ -60,7 +62,9 @@ class Hop:
     family: str = "any"
     proxy_command: str | None = None
     via: Hop | None = None
-    ignored: tuple[str, ...] = field(default=(), compare=False)  # options that are set but not supported
+    transport: TransportKind = "auto"
+    # options that are set and that only OpenSSH supports
+    beyond_us: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def where(self) -> str:
@@ -76,6 +80,11 @@ class Hop:
     @property
     def known_hosts(self) -> tuple[str, ...]:
         return self.user_known_hosts + self.global_known_hosts
+
+    @property
+    def chain(self) -> list[Hop]:
+        """This server and every jump host before it."""
+        return [self, *(self.via.chain if self.via is not None else [])]
 
     @property
     def known_as(self) -> str:
@@ -133,9 +142,10 @@ class _Resolver:
             family=first_value(options, "addressfamily", "any").lower(),
             proxy_command=command,
             via=via,
-            ignored=tuple(
+            transport=self._transport(label),
+            beyond_us=tuple(
                 key
-                for key, harmless in _IGNORED.items()
+                for key, harmless in _BEYOND_US.items()
                 if first_value(options, key.lower(), harmless).lower() != harmless
             ),
         )
@@ -167,6 +177,9 @@ class _Resolver:
             hop = self.hop(name, options, (*seen, name))
             via = hop if via is None else replace(hop, via=via)
         return via
+
+    def _transport(self, name: str) -> TransportKind:
+        return next((host.transport for host in self.inventory.hosts if host.name == name), "auto")
 
     def _options(self, name: str) -> Options:
         """Return a jump host's options; a jump host in the inventory has the options of its entry."""

@@ -30,14 +30,16 @@ from ddpctl.transport.limits import (
     PROXIES,
     TUNNELS,
 )
-from ddpctl.transport.link import ChannelPipe, HopLogin
+from ddpctl.transport.link import HopLogin
 from ddpctl.transport.login import JudgeKey, authenticate, handshake
-from ddpctl.transport.prompts import Banners, PasswordNeeded, Say
+from ddpctl.transport.master import SSH_FAILED, Master, Masters, needs_openssh
+from ddpctl.transport.pipe import Pipe
+from ddpctl.transport.prompts import Banners, PasswordNeeded, Say, SecondFactor
 from ddpctl.transport.route import Hop
 
 if TYPE_CHECKING:
     from ddpctl.spec.inventory import Host
-    from ddpctl.transport.node import NodeConnection
+    from ddpctl.transport.node import NodeConnection, OverOpenSSH
 
 T = TypeVar("T")
 
@@ -80,8 +82,8 @@ class _Jump:
 class Connector:
     """Opens the connections of a fleet."""
 
-    def __init__(self, ring: KeyRing, say: Say = lambda _text: None) -> None:
-        self._ring = ring
+    def __init__(self, ring: KeyRing, masters: Masters, say: Say = lambda _text: None) -> None:
+        self._ring, self._masters = ring, masters
         self._banners = Banners(say)
         self._gates = Gates()
         self._names = Resolver()
@@ -89,8 +91,23 @@ class Connector:
         self._lock = threading.Lock()
         self.closed = threading.Event()
 
-    def connect(self, hop: Hop) -> HopLogin:
-        """Return a new login on ``hop``, through its jump hosts.
+    def connect(self, hop: Hop) -> HopLogin | Master:
+        """Return a new login on ``hop``, through its jump hosts, held by OpenSSH where only OpenSSH can log in.
+
+        Raises:
+            ConnectError: with the cause and the next step; the caller adds the host.
+        """
+        if needs_openssh(hop):
+            return self._masters.connect(hop)
+        try:
+            return self._connect(hop)
+        except SecondFactor:
+            if hop.transport == "paramiko":
+                raise
+            return self._masters.connect(hop)
+
+    def _connect(self, hop: Hop) -> HopLogin:
+        """Return a new login on ``hop`` by ddpctl's own client.
 
         A person may be asked for a password, or by the agent for a confirmation. No connection is open during the
         question, because sshd gives a login two minutes (LoginGraceTime).
@@ -190,7 +207,7 @@ class Connector:
                 return jump.link
             if jump.error is None or time.monotonic() - jump.failed_at > JUMP_DOWN_S:
                 try:
-                    jump.link, jump.error = self.connect(hop.via), None
+                    jump.link, jump.error = self._connect(hop.via), None
                     return jump.link
                 except ConnectError as failure:
                     jump.error, jump.failed_at = failure, time.monotonic()
@@ -204,6 +221,7 @@ class Connector:
         for jump in jumps:
             if jump.link is not None:
                 jump.link.close()
+        self._masters.close()
         self._ring.close()
 
 
@@ -213,9 +231,9 @@ class SSHTransport(conversation.WorkerTransport):
     def __init__(self, host: Host, hop: Hop, connector: Connector) -> None:
         super().__init__(host)
         self._hop, self._connector = hop, connector
-        self._link: HopLogin | None = None
+        self._link: HopLogin | Master | None = None
         self._line = command_line(host.python)
-        self._node: NodeConnection | None = None
+        self._node: NodeConnection | OverOpenSSH | None = None
 
     @property
     def user(self) -> str:
@@ -224,18 +242,20 @@ class SSHTransport(conversation.WorkerTransport):
     def prepare(self) -> None:
         self._connected()
 
-    def _connected(self) -> tuple[HopLogin, bool]:
+    def _connected(self) -> tuple[HopLogin | Master, bool]:
         """Return the connection, and whether it is new."""
         with self._lock:
-            if self._link is not None and self._link.alive:
-                return self._link, False
+            if self._link is not None:
+                if self._link.alive:
+                    return self._link, False
+                self._link.close()
             try:
                 self._link = self._connector.connect(self._hop)
             except ConnectError as error:
                 raise conversation.with_host(self.host, error) from None
             return self._link, True
 
-    def _worker(self, timeout: float | None) -> ChannelPipe:
+    def _worker(self, timeout: float | None) -> Pipe:
         """Start the worker's command. A connection that died since its last use is opened again, once."""
         patience = CHANNEL_S if timeout is None else timeout
         link, new = self._connected()
@@ -249,20 +269,47 @@ class SSHTransport(conversation.WorkerTransport):
         return link.start(self._line, patience, self._waiting.end)
 
     def run(self, argv: Sequence[str], *, timeout: float | None = 60.0, password: str | None = None) -> Ran:
+        try:
+            link, _ = self._connected()
+            if isinstance(link, Master):
+                return self._run_by_openssh(link, argv, timeout, password)
+            return self._run(argv, timeout, password)
+        except DdpctlError as error:
+            raise conversation.with_host(self.host, error) from None
+
+    def _run(self, argv: Sequence[str], timeout: float | None, password: str | None) -> Ran:
         from ddpctl.transport import node  # fabric loads slowly and only `exec` needs it
 
         with self._lock:
-            if self._node is None:
-                self._node = node.NodeConnection(self._hop, lambda: self._connected()[0], self._waiting.end)
+            if not isinstance(self._node, node.NodeConnection):
+                self._node = node.NodeConnection(self._hop, self._own_login, self._waiting.end)
         try:
             return node.run(self._node, argv, timeout, password)
-        except DdpctlError as error:
+        except RemoteError as error:
             link = self._link
-            if isinstance(error, RemoteError) and error.kind == "no_exit_status" and not (link and link.alive):
-                error = LinkLost(
-                    "the connection was lost while the command ran", hint="check the host and the network to it"
-                )
-            raise conversation.with_host(self.host, error) from None
+            if error.kind == "no_exit_status" and not (link and link.alive):
+                raise _lost_meanwhile() from None
+            raise
+
+    def _own_login(self) -> HopLogin:
+        link, _ = self._connected()
+        if isinstance(link, Master):
+            raise LinkLost("the connection was lost", hint="repeat the command")
+        return link
+
+    def _run_by_openssh(self, link: Master, argv: Sequence[str], timeout: float | None, password: str | None) -> Ran:
+        from ddpctl.transport import node  # as above
+
+        with self._lock:
+            if not isinstance(self._node, node.OverOpenSSH):
+                self._node = node.OverOpenSSH()
+            over = self._node
+        with link.session(CHANNEL_S, self._waiting.end) as words:
+            over.starter = words
+            ran = node.run(over, argv, timeout, password)
+        if ran.exit_code == SSH_FAILED and link.has_died():
+            raise _lost_meanwhile()
+        return ran
 
     def close(self) -> None:
         link = self._link
@@ -272,3 +319,7 @@ class SSHTransport(conversation.WorkerTransport):
                     self._node.close()
                 self._waiting.end()
             link.close()
+
+
+def _lost_meanwhile() -> LinkLost:
+    return LinkLost("the connection was lost while the command ran", hint="check the host and the network to it")

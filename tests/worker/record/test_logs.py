@@ -64,7 +64,9 @@ def test_all_that_was_written_is_read_in_order(tmp_path: Path, limit: int) -> No
     assert numbers(read_all(tmp_path, limit=limit)) == list(range(500))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
+)
 @given(st.integers(0, 199))
 def test_reading_goes_on_from_any_record(tmp_path: Path, at: int) -> None:
     if not logs.segments(str(tmp_path)):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl_worker.machine import proc, processes
@@ -225,7 +225,6 @@ def record_of(end: str | None) -> Iterator[RunPaths]:
 
 
 @pytest.mark.slow  # each example writes a record to the disk
-@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(OPTIONAL), SPOILT, min_size=1), st.sampled_from(sorted(TERMINAL)))
 def test_whatever_is_in_the_lesser_records_an_ended_run_reads_as_ended(spoilt: dict[str, bytes], end: str) -> None:
     with record_of(end) as paths:
@@ -236,7 +235,6 @@ def test_whatever_is_in_the_lesser_records_an_ended_run_reads_as_ended(spoilt: d
 
 
 @pytest.mark.slow  # each example writes a record to the disk
-@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(OPTIONAL), SPOILT, min_size=1))
 def test_whatever_is_in_the_lesser_records_a_run_that_has_not_ended_can_be_asked_for(spoilt: dict[str, bytes]) -> None:
     with record_of(None) as paths:
