@@ -3,7 +3,7 @@
 why       what the machine is, in one line
 base      the machine it is made from; the values here are laid over it, key by key
 targets   as in a case (case.py)
-want      a Want's fields
+want      the fields of a Requirements
 answers   as in a case. A question's name stands for any of its parameters. HOST and RANK are the host's; a list under
           "stdout" is its lines; {"!sub": [[old, new], ...]} changes the text of the base
 faults    name -> what is laid over the machine, with "findings": each [severity, check, host, words of the message,

@@ -37,6 +37,7 @@ host_keys = {
     "identity_file": absolute_paths,
     "slots": counts,
     "connection": st.sampled_from(["ssh", "local"]),
+    "transport": st.sampled_from(["auto", "openssh", "paramiko"]),
     "python": absolute_paths | st.just("python3"),
     "base_dir": absolute_paths | st.just("~/x"),
     "env": envs,

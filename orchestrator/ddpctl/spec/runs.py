@@ -14,7 +14,7 @@ from ddpctl_worker.wire import contract
 def runs_document(
     runs: Sequence[RunStatus], others: Sequence[OtherRun], claims: Sequence[Claim], now: datetime
 ) -> dict[str, Any]:
-    """Return the runs of this account and of ``others``, as the contract fixes it."""
+    """Return the runs of this account and of ``others``, with the keys of docs/json.md."""
     rows: list[dict[str, Any]] = [
         {
             "job": run.job,

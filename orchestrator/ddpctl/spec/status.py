@@ -174,7 +174,7 @@ class RunStatus:
         return [node.host for node in self.nodes if wanted & set(node.ranks) or (missing and not node.ranks)]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of `up --json` and `status --json`, as the contract fixes it."""
+        """Return the document of `up --json` and `status --json`, with the keys of docs/json.md."""
         cause = self.verdict.cause
         return {
             "schema": contract.SCHEMA,

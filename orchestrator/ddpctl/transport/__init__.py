@@ -8,12 +8,13 @@
 - A call of the worker: ``bootstrap`` (start of the worker), ``conversation`` (request and frames), ``pipe`` (framing),
   ``watch`` (deadline and helper threads), ``answers`` and ``shapes/`` (validation of what a host sends).
 - A plain command of the user: ``node`` (fabric) and ``exec_guard`` (a shell that ends the command with its connection).
-- A shell for the user: ``openssh`` (the command line of OpenSSH's ssh).
+- OpenSSH's ssh: ``openssh`` (its command lines, also for a shell of the user), ``master`` (connections that ssh holds
+  because ddpctl's own client cannot open them), ``askpass`` (the questions of ssh).
 
 Threads: a thread for each host of a ``Fleet.map`` (fleet.py), paramiko's reading thread for each connection, and during
 a call a thread that sends the body or ends the input. Processes on this machine: ProxyCommands, commands of
-``Match exec``, and the workers of local hosts. The package owns no file: it reads the user's ssh_config, keys and
-known_hosts and writes nothing. Deadlines and sizes stand in ``limits``.
+``Match exec``, the workers of local hosts, and the ssh processes of ``master``. The package reads the user's ssh_config,
+keys and known_hosts and writes none of them. It owns a temporary folder with the sockets of ``master``. Deadlines and sizes stand in ``limits``.
 """
 
 import sys

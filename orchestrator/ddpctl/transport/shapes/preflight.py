@@ -188,7 +188,8 @@ class AmdGpusDict(TypedDict):
     driver: Short
 
 
-# Answers that plans and environments are made from. Only checks read the other answers: see checks.judge.
+# Answers that plans and environments are made from. Only checks read the other answers, which have
+# no shape: checks.judge turns an answer that a check cannot read into a finding.
 FACTS: Mapping[str, Any] = {
     "network": NetworkDict,
     "versions": VersionsDict,
