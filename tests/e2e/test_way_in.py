@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -158,6 +159,29 @@ def test_a_password_goes_where_it_is_asked_for(site: Site, lab: Lab) -> None:
     assert "Accepted password for guest" in lab[0].read("/run/sshd.log")
 
 
+def test_a_second_factor_is_typed_at_the_terminal(site: Site, lab: Lab) -> None:
+    """PAM asks after the key, as one-time codes are asked for. ddpctl leaves nothing behind, even when it is killed."""
+    site.only(0, 1)
+    lab[0].run("echo 'root:s3cret words' | chpasswd")
+    lab[0].sshd_config("UsePAM yes", "AuthenticationMethods publickey,keyboard-interactive", "PermitRootLogin yes")
+    alone = site("ps")
+    assert alone.rc == 4
+    assert "without a terminal no question could be asked" in one_line(alone)
+    run = site.start("exec", "--", "sh", "-c", "echo $((6 * 7)); sleep 300", terminal=True)
+    assert isinstance(run, AtTerminal)
+    run.wait_for("node0: .*Password: ")
+    run.type("s3cret words\n")
+    until(lambda: sleepers(lab) == 2, 60, lambda: run.stdout)
+    assert "s3cret" not in run.stdout
+    run.signal(signal.SIGKILL)
+    until(lambda: not sleepers(lab), 60, "the command lives on without ddpctl")
+    until(lambda: not logins(lab[0]), 60, "a connection is open after ddpctl was killed")
+
+
+def sleepers(lab: Lab) -> int:
+    return sum(process.argv[:2] == ("sleep", "300") for host in lab.hosts[:2] for process in host.processes())
+
+
 def logins(host: Host) -> list[str]:
     """The connections to the SSH server of a host."""
     assert host.init
@@ -181,7 +205,8 @@ def test_many_hosts_behind_a_proxy_command(site: Site, lab: Lab, tmp_path: Path,
         f"Host *\n  User root\n  IdentityFile {lab.key}\n  HostKeyAlias farm\n  KnownHostsCommand /bin/false\n"
     )
     site.keys |= {"ssh_config": str(config), "known_hosts": str(known)}
-    site.hosts = [{"name": f"n{number}"} for number in range(count)] + [{"name": "silent"}]
+    site.hosts = [{"name": f"n{number}", "transport": "paramiko"} for number in range(count)]
+    site.hosts.append({"name": "silent", "transport": "paramiko"})
     lab[0].sshd_config("MaxStartups 10:30:100")
     inventory = str(site.inventory)
     argv = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", str(PROGRAM), "ps", inventory, "--json"]

@@ -10,6 +10,7 @@ the connection ends.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
@@ -55,7 +56,7 @@ from ddpctl_worker.wire.contract import BUSY
 _KEEPER = "exec cat"
 SSH_FAILED = 255  # ssh's exit status where it has no connection
 _SECURITY_KEYS = ("~/.ssh/id_ecdsa_sk", "~/.ssh/id_ed25519_sk")
-_PARENT_LETTERS = 60  # of the folder for temporary files: a socket's path has 107 at most, and ssh appends a suffix
+_PARENT_LETTERS = 60  # of the folder above the sockets: a socket's path has 107 at most, and ssh appends a suffix
 
 
 def needs_openssh(hop: Hop) -> bool:
@@ -286,9 +287,9 @@ class Masters:
         """Return the folder for the sockets, which only this account can enter."""
         with self._lock:
             if self._folder is None:
-                parent = tempfile.gettempdir()
-                short = len(parent) <= _PARENT_LETTERS
-                self._folder = Path(tempfile.mkdtemp(prefix="ddpctl-", dir=parent if short else "/tmp"))
+                parent = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+                usable = len(parent) <= _PARENT_LETTERS and os.access(parent, os.W_OK)
+                self._folder = Path(tempfile.mkdtemp(prefix="ddpctl-", dir=parent if usable else "/tmp"))
             return self._folder
 
     def close(self) -> None:
