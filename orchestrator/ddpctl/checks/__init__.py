@@ -1,7 +1,7 @@
 """The preflight checks: questions for the hosts, and verdicts on the answers. Pure: nothing here connects or runs.
 
-- ``base`` declares ``Check`` (a question and a verdict), ``Target`` and ``Requirements`` (a host and a job, as the checks see
-  them), and ``View`` (all answers of all hosts).
+- ``base`` declares ``Check`` (a question and a verdict), ``Target`` and ``Requirements`` (a host and a job, as the
+  checks see them), and ``View`` (all answers of all hosts).
 - ``judge`` chooses checks, collects their questions and turns answers into findings. ``report`` builds findings.
 - A check lives in the file that its id names: ``login.kill`` in ``login``, ``host.*`` in ``host``, ``host_disk`` and
   ``host_limits``, ``job.*`` in ``job`` and ``job_imports``, ``fabric.*`` in ``fabric`` and ``fabric_speed``, ``ib.*``

@@ -12,9 +12,10 @@
   because ddpctl's own client cannot open them), ``askpass`` (the questions of ssh).
 
 Threads: a thread for each host of a ``Fleet.map`` (fleet.py), paramiko's reading thread for each connection, and during
-a call a thread that sends the body or ends the input. Processes on this machine: ProxyCommands, commands of
-``Match exec``, the workers of local hosts, and the ssh processes of ``master``. The package reads the user's ssh_config,
-keys and known_hosts and writes none of them. It owns a temporary folder with the sockets of ``master``. Deadlines and sizes stand in ``limits``.
+a call a thread that sends the body or ends the input. Processes on this machine: ProxyCommands, commands of ``Match
+exec``, the workers of local hosts, and the ssh processes of ``master``. The package reads the user's ssh_config, keys
+and known_hosts and writes none of them. It owns a temporary folder with the sockets of ``master``. Deadlines and sizes
+stand in ``limits``.
 """
 
 import sys
