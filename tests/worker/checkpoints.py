@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddpctl.environment.spread import Credentials, new_credentials
 from ddpctl_worker.checkpoint import manifest
-from ddpctl_worker.checkpoint.copy import CheckpointClient
+from ddpctl_worker.checkpoint.client import CheckpointClient
 from ddpctl_worker.checkpoint.folder import list_entries
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.serve import CheckpointServer

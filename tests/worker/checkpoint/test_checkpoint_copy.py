@@ -15,7 +15,8 @@ import pytest
 
 from ddpctl.environment.spread import new_credentials
 from ddpctl_worker.checkpoint import copy, limits, manifest
-from ddpctl_worker.checkpoint.copy import CheckpointClient, Fetching, fetch_entry, put_copy, put_own
+from ddpctl_worker.checkpoint.client import CheckpointClient
+from ddpctl_worker.checkpoint.copy import Fetching, fetch_entry, put_copy, put_own
 from ddpctl_worker.checkpoint.fencing import begin
 from ddpctl_worker.checkpoint.folder import list_entries
 from ddpctl_worker.checkpoint.restore import list_kept, restore_entries

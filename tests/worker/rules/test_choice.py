@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddpctl_worker.checkpoint import copy
+from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.manifest import version_of
 from ddpctl_worker.rules.choice import Kept, all_have, newest_of_series, plan_restore
 from ddpctl_worker.rules.complete import (
@@ -181,7 +181,7 @@ class World:
                     found = self.kept[at, writer, one.chosen.entry]["files"]
                     assert found[path]["sha256"] == one.chosen.files[path]["sha256"]
             for host in one.hosts:
-                self.kept[host, host, one.chosen.entry] = copy.own_manifest(one.chosen, host)
+                self.kept[host, host, one.chosen.entry] = manifest.own_manifest(one.chosen, host)
                 self.disks[host, one.chosen.entry] = dict(one.chosen.files)
         self.disks = {
             key: {path: {**one, "save": 0} for path, one in files.items()} for key, files in self.disks.items()

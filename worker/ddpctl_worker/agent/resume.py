@@ -22,7 +22,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 from ddpctl_worker.agent.limits import PAUSE_S, SILENT_S, TRIES
 from ddpctl_worker.agent.part import LocalPart
 from ddpctl_worker.agent.talk import PeerLine, Unanswered
-from ddpctl_worker.checkpoint.copy import CheckpointClient
+from ddpctl_worker.checkpoint.client import CheckpointClient
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.keeper import Keeper
 from ddpctl_worker.checkpoint.restore import Order, clients, list_kept, restore_entries

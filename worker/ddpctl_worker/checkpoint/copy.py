@@ -1,157 +1,42 @@
 """Fetches the files of checkpoints from other hosts, and puts an entry in place once all its files are verified.
 
 Files arrive below ``.ddpctl/incoming`` and stay there until the entry is complete. A transfer that was cut continues
-where it ended. Every answer of a peer is checked: the peer may be broken or hostile.
+where it ended.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import ssl
 import stat
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, cast
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from ddpctl_worker.checkpoint import manifest
+from ddpctl_worker.checkpoint.client import CheckpointClient
 from ddpctl_worker.checkpoint.fencing import read_begun
 from ddpctl_worker.checkpoint.folder import list_entries
 from ddpctl_worker.checkpoint.jobfolder import INCOMING, JobFolder, inside
-from ddpctl_worker.checkpoint.limits import INCOMING_S, MOST_ANSWER_BYTES
+from ddpctl_worker.checkpoint.limits import INCOMING_S
 from ddpctl_worker.checkpoint.pins import find_pin, pinned_path, unpin
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.checkpoint.whole import is_complete, is_damaged
 from ddpctl_worker.machine import fs
-from ddpctl_worker.rules.attempts import BEFORE_ANY, BegunAttempt, attempt_of
+from ddpctl_worker.rules.attempts import BEFORE_ANY, BegunAttempt
 from ddpctl_worker.rules.choice import newest_of_series
 from ddpctl_worker.rules.complete import Chosen, Manifest, SavedFile, content
 from ddpctl_worker.rules.complete import when as when_chosen
 from ddpctl_worker.rules.entries import FOLDER, METADATA, Files, series_of
-from ddpctl_worker.rules.order import When, moment_of, when_of
+from ddpctl_worker.rules.order import When, when_of
 from ddpctl_worker.store.blobs import Part, require_space
 from ddpctl_worker.store.limits import CHUNK_BYTES
-from ddpctl_worker.store.relay import ChunkReader, LeastRate, PeerGone, connect, read_line, send_line
+from ddpctl_worker.store.relay import PeerGone
 from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import CORRUPT, UNSAFE_PATH
 
 _FILE = "file"  # the name of an entry that is a file, before it is in place
 
 Get = Callable[[str, SavedFile], str]  # a file's path and description -> the path of the verified file
-
-
-class CheckpointClient:
-    """A client of another host's CheckpointServer. It connects when needed. Every method raises PeerGone."""
-
-    def __init__(self, host: str, addresses: Sequence[Tuple[str, int]], tls: ssl.SSLContext) -> None:
-        self.host, self.addresses, self._tls = host, tuple(addresses), tls
-        self._in_turn = list(addresses)
-        self._sock: Optional[ssl.SSLSocket] = None
-
-    def list(self, by: Optional[str] = None, have: Optional[Dict[str, str]] = None) -> Dict[str, Any]:
-        """Return the manifests of the peer, in short; ``serve.py`` describes the form.
-
-        ``by``: the host that asks. ``have``: its copies of the peer's own entries, as entry -> version.
-        """
-        found = self._value({"k": "list", "by": by, "have": have or {}})
-        rows, removed, mark = found.get("entries"), found.get("removed"), found.get("mark")
-        plain = isinstance(rows, list) and all(isinstance(row, dict) and _is_row(row) for row in rows)
-        if not plain or not isinstance(removed, list) or not isinstance(mark, str):
-            raise self._not_understood()
-        if not isinstance(found.get("final"), bool):
-            raise self._not_understood()
-        return found
-
-    def manifest(self, writer: str, entry: str) -> Manifest:
-        """Return the manifest of an entry of ``writer``. All its paths stay in the entry's folder."""
-        found = self._value({"k": "manifest", "writer": writer, "entry": entry})
-        if not manifest.is_well_formed(found) or (found["host"], found["entry"]) != (writer, entry):
-            raise self._not_understood()
-        of_peer = cast(Manifest, found)
-        if not _stays_inside(of_peer):
-            raise self._not_understood()
-        return of_peer
-
-    def orders(self, host: str, digest: str) -> Optional[List[Mapping[str, Any]]]:
-        """Return the orders of ``host`` for the choice with that digest; ``None``: the peer has not chosen yet."""
-        found: Optional[List[Mapping[str, Any]]] = self._value({"k": "orders", "for": host, "digest": digest})["orders"]
-        if found is not None and not (isinstance(found, list) and all(map(_is_order, found))):
-            raise self._not_understood()
-        return found
-
-    def file(self, writer: str, entry: str, path: str, part: Part, throttle: Throttle) -> None:
-        """Fetch the rest of ``part``."""
-        ask = {"k": "file", "writer": writer, "entry": entry, "path": path, "sha256": part.sha256, "offset": part.done}
-        left = part.size - part.done
-        if self._ask(ask) != left:
-            raise PeerGone("%s has changed there, or is gone" % (path or entry))
-        for data in self._pieces(left):
-            part.write(data)
-            throttle.count(len(data))
-
-    def close(self) -> None:
-        if self._sock is not None:
-            self._sock.close()
-        self._sock = None
-
-    def _value(self, request: Dict[str, Any]) -> Dict[str, Any]:
-        size = self._ask(request)
-        if not 0 <= size <= MOST_ANSWER_BYTES:
-            raise self._not_understood()
-        try:
-            value = json.loads(b"".join(self._pieces(size)))
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            raise self._not_understood()
-        return value
-
-    def _ask(self, request: Dict[str, Any]) -> int:
-        """Send a request and return the size of the answer; -1: the peer does not have it."""
-        if self._sock is None:
-            self._sock = self._connected()
-        try:
-            send_line(self._sock, {"to": self.host, **request})
-            size = read_line(self._sock).get("size")
-        except OSError as error:
-            self.close()
-            raise PeerGone("the connection broke: %s" % error) from None
-        except PeerGone:
-            self.close()
-            raise
-        return size if isinstance(size, int) else -1
-
-    def _pieces(self, size: int) -> Iterator[bytes]:
-        assert self._sock is not None
-        reader, left = ChunkReader(self._sock, LeastRate()), size
-        try:
-            while left:
-                data, _ = reader.read()
-                if data is None:
-                    raise PeerGone("the file has become shorter there")
-                if len(data) > left:
-                    raise self._not_understood()
-                left -= len(data)
-                yield data
-        finally:
-            if left:  # the rest of the answer would be taken for the next answer
-                self.close()
-
-    def _connected(self) -> ssl.SSLSocket:
-        why = "it has no address"
-        for address in self._in_turn:
-            try:
-                sock = connect(address, self._tls)
-            except OSError as error:
-                why = "%s port %d: %s" % (address[0], address[1], error)
-                continue
-            self._in_turn.sort(key=lambda other: other != address)  # from now on this address is tried first
-            return sock
-        raise PeerGone(why)
-
-    def _not_understood(self) -> PeerGone:
-        self.close()
-        return PeerGone("its answer is not understood")
 
 
 class Fetching:
@@ -290,7 +175,7 @@ def put_own(folder: JobFolder, chosen: Chosen, get: Get) -> None:
             elif not older and os.path.lexists(target):
                 _set_aside(target)
             _move(gathered, target, chosen.files)
-        manifest.write(own, own_manifest(chosen, folder.host))
+        manifest.write(own, manifest.own_manifest(chosen, folder.host))
     finally:
         for path in (gathered, old):
             if os.path.lexists(path):
@@ -381,25 +266,6 @@ def _usable(own: str, entry: str, files: Files, made: Optional[Manifest]) -> boo
         return False
 
 
-def own_manifest(chosen: Chosen, host: str) -> Manifest:
-    """Return the manifest of a complete checkpoint in the own folder of ``host``."""
-    return {
-        "schema": manifest.SCHEMA,
-        "entry": chosen.entry,
-        "host": host,
-        "step": chosen.step,
-        "time": chosen.time,
-        "size": sum(file["size"] for file in chosen.files.values()),
-        "files": chosen.files,
-        "references": chosen.references,
-        "version": manifest.version_of(chosen.files),
-        "serial": chosen.serial,
-        "run": chosen.run,
-        "attempt": chosen.attempt,
-        "clock": chosen.clock,
-    }
-
-
 def remove_abandoned_transfers(folder: JobFolder) -> None:
     """Remove the files of transfers that were interrupted and not continued for INCOMING_S."""
     for writer in folder.writers():
@@ -471,34 +337,3 @@ def _name_aside(target: str) -> str:
 def _is_file(path: str) -> bool:
     """Whether the path is not a folder. A symbolic link counts as a file."""
     return not stat.S_ISDIR(os.lstat(path).st_mode)
-
-
-def _stays_inside(found: Manifest) -> bool:
-    """Whether a valid manifest names only files in its entry's folder, with times that a file can have."""
-    try:
-        for path in found["files"]:
-            inside(found["entry"], path)
-    except WorkerError:
-        return False
-    return all(0 <= file["mtime_ns"] < 1 << 63 for file in found["files"].values())
-
-
-def _is_order(order: Mapping[str, Any]) -> bool:
-    try:
-        made = own_manifest(Chosen(**{name: order[name] for name in Chosen._fields}), "")
-        sources = order["sources"]
-        pairs = [(host, writer) for path in made["files"] for host, writer in sources[path]]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return False
-    texts = [text for pair in pairs for text in pair]
-    return manifest.is_well_formed(made) and _stays_inside(made) and all(isinstance(text, str) for text in texts)
-
-
-def _is_row(row: Dict[str, Any]) -> bool:
-    try:
-        moment_of(row["time"])
-        return attempt_of(row) >= BEFORE_ANY and all(
-            isinstance(row[key], str) for key in ("writer", "entry", "version")
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return False

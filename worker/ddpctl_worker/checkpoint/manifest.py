@@ -33,7 +33,7 @@ from ddpctl_worker.checkpoint.limits import BLOCK_BYTES, MOST_INDEX_BYTES
 from ddpctl_worker.machine import fs
 from ddpctl_worker.machine.notes import iso
 from ddpctl_worker.rules.attempts import BEFORE_ANY, AttemptId, attempt_of
-from ddpctl_worker.rules.complete import Manifest, SavedFile
+from ddpctl_worker.rules.complete import Chosen, Manifest, SavedFile
 from ddpctl_worker.rules.entries import FOLDER, METADATA, Files, Stamp, step_of
 from ddpctl_worker.rules.order import moment_of
 from ddpctl_worker.wire.channel import WorkerError
@@ -241,3 +241,22 @@ def is_well_formed(found: Any) -> bool:
 def _inside(names: Set[str]) -> bool:
     """Whether every name stays in its folder and outside of the folders of ddpctl."""
     return not any(part in ("", ".", "..", FOLDER) or "\0" in part for name in names for part in name.split("/"))
+
+
+def own_manifest(chosen: Chosen, host: str) -> Manifest:
+    """Return the manifest of a complete checkpoint in the own folder of ``host``."""
+    return {
+        "schema": SCHEMA,
+        "entry": chosen.entry,
+        "host": host,
+        "step": chosen.step,
+        "time": chosen.time,
+        "size": sum(file["size"] for file in chosen.files.values()),
+        "files": chosen.files,
+        "references": chosen.references,
+        "version": version_of(chosen.files),
+        "serial": chosen.serial,
+        "run": chosen.run,
+        "attempt": chosen.attempt,
+        "clock": chosen.clock,
+    }

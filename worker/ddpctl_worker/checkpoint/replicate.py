@@ -22,8 +22,8 @@ import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ddpctl_worker.checkpoint import manifest
+from ddpctl_worker.checkpoint.client import CheckpointClient
 from ddpctl_worker.checkpoint.copy import (
-    CheckpointClient,
     Fetching,
     fetch_entry,
     put_copy,

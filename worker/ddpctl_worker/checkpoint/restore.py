@@ -20,8 +20,8 @@ import ssl
 import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+from ddpctl_worker.checkpoint.client import CheckpointClient
 from ddpctl_worker.checkpoint.copy import (
-    CheckpointClient,
     Fetching,
     put_back,
     put_own,

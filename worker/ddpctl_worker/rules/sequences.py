@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
+from ddpctl_worker.rules import phrases
 from ddpctl_worker.rules.rank_view import RankView
 
 SKIPPED, REPEATED, EITHER, SIZE, OTHER = "skipped", "repeated", "either", "size", "other"
@@ -117,3 +118,63 @@ def _usually_after(most: Signatures, seq: int) -> Optional[str]:
         if at + 1 in most and all(at - back in most and most[at - back] == most.get(seq - back) for back in (0, 1)):
             return most[at + 1]
     return None
+
+
+def difference_text(found: Difference) -> str:
+    """Return which ranks called a collective that differs from the majority's."""
+    most, others = found.sides[0], found.sides[1:]
+    if not found.has_majority:
+        return "%s: they do not match" % " and ".join(_in(found, side) for side in found.sides)
+    return "; ".join(_odd(found, side, most) for side in others)
+
+
+def _odd(found: Difference, side: Side, most: Side) -> str:
+    how, seq, theirs = found.how(side), found.seq, _op(most)
+    if how == SKIPPED:
+        place = _line(found, most)
+        skipped = phrases.call_text(theirs, seq, found.group)
+        text = "%s skipped %s, which %s called%s" % (
+            phrases.have(side.ranks),
+            skipped,
+            phrases.who(most.ranks),
+            " at %s" % place if place else "",
+        )
+        return "%s; %s" % (text, _now(side))
+    if how in (REPEATED, EITHER):
+        skipped = "skipped %s or " % phrases.call_text(theirs, seq, found.group) if how == EITHER else ""
+        twice = phrases.call_text(_op(side), seq - 1, found.group)
+        text = "%s %scalled %s twice" % (phrases.have(side.ranks), skipped, twice)
+        return "%s; %s, %s" % (text, _now(side), _in(found, most))
+    if how == SIZE:
+        mine, other = side.signature.partition(" ")[2], most.signature.partition(" ")[2]
+        verb = "calls" if len(side.ranks) == 1 else "call"
+        place = phrases.in_brackets(_line(found, side))
+        text = "%s %s %s%s" % (phrases.who(side.ranks), verb, phrases.call_text(theirs, seq, found.group), place)
+        return "%s with %s, %s with %s" % (text, _elements(mine), phrases.who(most.ranks), other)
+    return "%s, %s: they do not match" % (_in(found, side), _in(found, most))
+
+
+def _now(side: Side) -> str:
+    return "it is %s" % phrases.place_text(side.ranks[0]) if len(side.ranks) == 1 else phrases.standing_text(side.ranks)
+
+
+def _op(side: Side) -> str:
+    return side.signature.partition(" ")[0]
+
+
+def _elements(text: str) -> str:
+    return "1 element" if text == "1" else "%s elements" % text
+
+
+def _in(found: Difference, side: Side) -> str:
+    """Return ``ranks 0-1 are in broadcast #7 (train.py:18)``."""
+    label = phrases.call_text(_op(side), found.seq, found.group)
+    return "%s in %s%s" % (phrases.are(side.ranks), label, phrases.in_brackets(_line(found, side)))
+
+
+def _line(found: Difference, side: Side) -> str:
+    """Return the place of a rank of this side that still waits there; the other ranks of the side have moved on."""
+    for rank in side.ranks:
+        if rank.pending is not None and (rank.pending.group, rank.pending.seq) == (found.group, found.seq):
+            return rank.place
+    return ""

@@ -26,7 +26,6 @@ from ddpctl_worker.rules.limits import (
 )
 from ddpctl_worker.rules.phrases import numbers
 from ddpctl_worker.rules.rank_view import DEFAULT_GROUPS, RankView
-from ddpctl_worker.rules.sequences import Difference, Side
 
 __all__ = ["Diagnosis", "diagnose", "numbers"]
 
@@ -154,7 +153,7 @@ class _Judge:
             return None
         others = found.sides[1:]
         odd = [rank for side in (others if found.has_majority else found.sides) for rank in side.ranks]
-        return self._say(_parted(found), odd, stuck=True)
+        return self._say(sequences.difference_text(found), odd, stuck=True)
 
     def _stopped(self) -> Optional[Diagnosis]:
         odd = [rank for rank in self._ranks if rank.state in ("stopped", "traced")]
@@ -467,63 +466,3 @@ def _minority(cycle: List[RankView]) -> List[RankView]:
     count = Counter(phrases.rank_label(rank) for rank in cycle)
     few = [label for label in count if count[label] == min(count.values())]
     return [rank for rank in cycle if phrases.rank_label(rank) == few[0]] if len(few) == 1 < len(count) else cycle
-
-
-def _parted(found: Difference) -> str:
-    """Return which ranks called a collective that differs from the majority's."""
-    most, others = found.sides[0], found.sides[1:]
-    if not found.has_majority:
-        return "%s: they do not match" % " and ".join(_in(found, side) for side in found.sides)
-    return "; ".join(_odd(found, side, most) for side in others)
-
-
-def _odd(found: Difference, side: Side, most: Side) -> str:
-    how, seq, theirs = found.how(side), found.seq, _op(most)
-    if how == sequences.SKIPPED:
-        place = _line(found, most)
-        skipped = phrases.call_text(theirs, seq, found.group)
-        text = "%s skipped %s, which %s called%s" % (
-            phrases.have(side.ranks),
-            skipped,
-            phrases.who(most.ranks),
-            " at %s" % place if place else "",
-        )
-        return "%s; %s" % (text, _now(side))
-    if how in (sequences.REPEATED, sequences.EITHER):
-        skipped = "skipped %s or " % phrases.call_text(theirs, seq, found.group) if how == sequences.EITHER else ""
-        twice = phrases.call_text(_op(side), seq - 1, found.group)
-        text = "%s %scalled %s twice" % (phrases.have(side.ranks), skipped, twice)
-        return "%s; %s, %s" % (text, _now(side), _in(found, most))
-    if how == sequences.SIZE:
-        mine, other = side.signature.partition(" ")[2], most.signature.partition(" ")[2]
-        verb = "calls" if len(side.ranks) == 1 else "call"
-        place = phrases.in_brackets(_line(found, side))
-        text = "%s %s %s%s" % (phrases.who(side.ranks), verb, phrases.call_text(theirs, seq, found.group), place)
-        return "%s with %s, %s with %s" % (text, _elements(mine), phrases.who(most.ranks), other)
-    return "%s, %s: they do not match" % (_in(found, side), _in(found, most))
-
-
-def _now(side: Side) -> str:
-    return "it is %s" % phrases.place_text(side.ranks[0]) if len(side.ranks) == 1 else phrases.standing_text(side.ranks)
-
-
-def _op(side: Side) -> str:
-    return side.signature.partition(" ")[0]
-
-
-def _elements(text: str) -> str:
-    return "1 element" if text == "1" else "%s elements" % text
-
-
-def _in(found: Difference, side: Side) -> str:
-    """Return ``ranks 0-1 are in broadcast #7 (train.py:18)``."""
-    label = phrases.call_text(_op(side), found.seq, found.group)
-    return "%s in %s%s" % (phrases.are(side.ranks), label, phrases.in_brackets(_line(found, side)))
-
-
-def _line(found: Difference, side: Side) -> str:
-    """Return the place of a rank of this side that still waits there; the other ranks of the side have moved on."""
-    for rank in side.ranks:
-        if rank.pending is not None and (rank.pending.group, rank.pending.seq) == (found.group, found.seq):
-            return rank.place
-    return ""
