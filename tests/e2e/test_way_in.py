@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -167,15 +168,17 @@ def test_a_second_factor_is_typed_at_the_terminal(site: Site, lab: Lab) -> None:
     alone = site("ps")
     assert alone.rc == 4
     assert "without a terminal no question could be asked" in one_line(alone)
-    run = site.start("exec", "--", "sh", "-c", "echo $((6 * 7)); sleep 300", terminal=True)
-    assert isinstance(run, AtTerminal)
-    run.wait_for("node0: .*Password: ")
-    run.type("s3cret words\n")
-    until(lambda: sleepers(lab) == 2, 60, lambda: run.stdout)
-    assert "s3cret" not in run.stdout
-    run.signal(signal.SIGKILL)
-    until(lambda: not sleepers(lab), 60, "the command lives on without ddpctl")
-    until(lambda: not logins(lab[0]), 60, "a connection is open after ddpctl was killed")
+    with tempfile.TemporaryDirectory(dir="/tmp") as sockets:  # a killed ddpctl does not remove its folder
+        command = ("exec", "--", "sh", "-c", "sleep 300")
+        run = site.start(*command, terminal=True, env={"XDG_RUNTIME_DIR": sockets})
+        assert isinstance(run, AtTerminal)
+        run.wait_for("node0: .*Password: ")
+        run.type("s3cret words\n")
+        until(lambda: sleepers(lab) == 2, 60, lambda: run.stdout)
+        assert "s3cret" not in run.stdout
+        run.signal(signal.SIGKILL)
+        until(lambda: not sleepers(lab), 60, "the command lives on without ddpctl")
+        until(lambda: not logins(lab[0]), 60, "a connection is open after ddpctl was killed")
 
 
 def sleepers(lab: Lab) -> int:
