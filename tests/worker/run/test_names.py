@@ -61,7 +61,7 @@ def test_without_being_asked_the_others_of_that_name_are_told(node: Node) -> Non
     put(node.base, "names-0")
     request = node.request(SLEEP, node.record("names-2"))
     node.started.append("names-2")
-    assert node.call("start", **request)["beside"] == ["names-1"]
+    assert node.call("start", **request)["beside"] == ["names-1"], node.call("status", run="names-1")
 
 
 def test_the_beginning_of_ids_where_no_name_is_that_word(node: Node) -> None:
