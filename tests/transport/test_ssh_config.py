@@ -198,15 +198,15 @@ def test_the_machines_own_file_comes_second(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(ssh_config, "SYSTEM_CONFIG", str(tmp_path / "system"))
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Host a\n  Port 1\n  UserKnownHostsFile ~/mine\n")
-    (tmp_path / "system").write_text("Host *\n  Port 2\n  User s\n  BindAddress 10.0.0.9\nMatch localnetwork 10/8\n")
-    hosts = (Host(name="a", address="a"), Host(name="b", address="b"))
+    (tmp_path / "system").write_text("Host *\n  Port 2\n  User s\n  BindAddress 10.0.0.9\n")
+    hosts = (Host(name="a", address="a"), Host(name="b", address="b", transport="paramiko"))
     said: list[str] = []
     hops = routes(Inventory(hosts=hosts), ("a", "b"), said.append)
     assert [(hop.port, hop.user) for hop in hops.values()] == [(1, "s"), (2, "s")]
     assert hops["a"].user_known_hosts == (f"{tmp_path}/mine",)
     assert hops["b"].user_known_hosts == (f"{tmp_path}/.ssh/known_hosts", f"{tmp_path}/.ssh/known_hosts2")
     assert len(said) == 1
-    assert "does not follow: Match localnetwork;" in said[0]
+    assert "does not follow: BindAddress;" in said[0]
     (tmp_path / "other").write_text("")
     assert routes(Inventory(hosts=hosts, ssh_config=str(tmp_path / "other")), ("b",))["b"].port == 22
     assert routes(Inventory(hosts=hosts, ssh_config="~/.ssh/config"), ("b",))["b"].port == 2  # the value without it

@@ -1,4 +1,7 @@
-"""200 generated configurations, each read by us and by ``ssh -G``: no difference in the keys that ddpctl honours."""
+"""200 generated configurations, each read by us and by ``ssh -G``: no difference in the keys that ddpctl honours.
+
+The way to the host is the same by both readings.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from ddpctl.errors import UsageError
 from ddpctl.spec.inventory import Host, Inventory
-from ddpctl.transport.route import resolve
+from ddpctl.transport.asked_config import AskedConfig
+from ddpctl.transport.fleet import routes
+from ddpctl.transport.route import ConfigReader, Hop, resolve
 from ddpctl.transport.ssh_config import SSHConfig, load
 
 pytestmark = pytest.mark.slow
@@ -49,7 +55,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "HostKeyAlias": ("Real", "'alias one'"),
     "IdentitiesOnly": ("yes", "no"),
     "IdentityAgent": ("/run/agent", "none", "SSH_AUTH_SOCK", '"/run/an agent"'),
-    "UserKnownHostsFile": ("/u/one", "/u/one '/u/two x'", "none"),
+    "UserKnownHostsFile": ("/u/one", "/u/one '/u/two'", "none"),  # `ssh -G` prints blanks in names unquoted
     "GlobalKnownHostsFile": ("/g/one /g/two", "/dev/null"),
     "AddressFamily": ("inet", "any", "inet6"),
     "PubkeyAuthentication": ("yes", "no"),
@@ -145,6 +151,14 @@ def ours(read: SSHConfig, name: str) -> dict[str, list[str]]:
     return found
 
 
+def way(host: Host, config: ConfigReader) -> Hop | str:
+    """The way to a host; a refusal's text."""
+    try:
+        return resolve(host, Inventory(hosts=(host,)), config)
+    except UsageError as error:
+        return str(error)
+
+
 @pytest.mark.skipif(not shutil.which("ssh"), reason="needs ssh")
 def test_no_difference(tmp_path: Path) -> None:
     differences = []
@@ -159,9 +173,38 @@ def test_no_difference(tmp_path: Path) -> None:
         file = folder / "config"
         file.write_text(f"Match originalhost gate\nProxyJump none\n{config(dice, folder)}")
         name = dice.choice(NAMES)
-        want, mine = theirs(file, name), ours(load(str(file)), name)
+        read_by_us = load(str(file))
+        want, mine = theirs(file, name), ours(read_by_us, name)
+        host = Host(name=name, address=name)
+        ways = [way(host, read_by_us), way(host, AskedConfig(str(file)))]
+        if ways[0] != ways[1]:
+            differences.append(f"{file} {name}: the way is {ways[0]}, by `ssh -G` {ways[1]}")
         for key in COMPARED:
             said, read = want.get(key, []), mine.get(key, defaults[key])
             if said != read:
                 differences.append(f"{file} {name}: {key}: ssh {said}, ddpctl {read}")
     assert not differences, "\n".join(differences)
+
+
+@pytest.mark.skipif(not subprocess.run(["ssh", "-G", "-o", "Tag=x", "x"], capture_output=True).stdout, reason="old ssh")
+def test_criteria_that_only_openssh_knows(tmp_path: Path) -> None:
+    """ssh reads such a configuration, with the inventory's keys first."""
+    config = tmp_path / "config"
+    config.write_text(
+        "Match tagged gpu\n  User tagged\nHost node*\n  Tag gpu\n  IdentityFile ~/.ssh/of_%h\n  Port 2201\n"
+        "Host gate\n  User ann\nMatch localnetwork 127.0.0.0/8\n  ProxyJump gate\nHost *\n  User other\n"
+    )
+    hosts = (Host(name="node1", address="10.0.0.7", port=2299), Host(name="far", address="far"))
+    hops = routes(Inventory(hosts=hosts, ssh_config=str(config)), ["node1", "far"])
+    assert (hops["node1"].address, hops["node1"].port, hops["node1"].user) == ("10.0.0.7", 2299, "other")
+    assert hops["far"].via is not None
+    assert (hops["far"].via.label, hops["far"].via.user) == ("gate", "ann")
+    assert hops["far"].identities == ()
+
+
+def test_criteria_that_nobody_knows(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("Match moon full\n  User wolf\n")
+    inventory = Inventory(hosts=(Host(name="node1", address="node1"),), ssh_config=str(config))
+    with pytest.raises(UsageError, match=rf"Unsupported Match attribute moon; {config} line 1: "):
+        routes(inventory, ["node1"])

@@ -1,7 +1,8 @@
 """Connections to hosts, and the calls of the worker that go over them. No other package opens a connection.
 
 - ``base`` declares ``Transport`` (one host) and ``Fleet`` (many hosts). ``ssh``, ``local`` and ``fleet`` are theirs.
-- The way to a host: ``ssh_config`` and ``ssh_words`` (OpenSSH's client configuration), ``route`` (the chain of hops).
+- The way to a host: ``ssh_config`` and ``ssh_words`` (OpenSSH's client configuration), ``asked_config`` (what only
+  OpenSSH reads), ``route`` (the chain of hops).
 - The connection: ``dial`` (name, TCP), ``proxy`` (ProxyCommand), ``login`` and ``userauth`` (key exchange, login),
   ``known_hosts`` and ``certificates`` (host keys), ``identities``, ``agent`` and ``prompts`` (the user's keys, the
   ssh-agent, passwords), ``link`` (commands and tunnels over the connection).

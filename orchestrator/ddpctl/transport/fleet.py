@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ddpctl.errors import DdpctlError, InternalFault, Interrupted, UsageError, to_ddpctl_error
 from ddpctl.spec.ranges import fold_names
 from ddpctl.transport import ssh_config
+from ddpctl.transport.asked_config import AskedConfig
 from ddpctl.transport.base import FleetOutcome, Transport
 from ddpctl.transport.identities import KeyRing
 from ddpctl.transport.limits import (
@@ -32,7 +33,7 @@ from ddpctl.transport.local import LocalTransport
 from ddpctl.transport.master import Masters, needs_openssh
 from ddpctl.transport.openssh import config_file
 from ddpctl.transport.prompts import Prompter, Say
-from ddpctl.transport.route import USER_CONFIG, Hop, resolve
+from ddpctl.transport.route import USER_CONFIG, ConfigReader, Hop, resolve
 from ddpctl.transport.ssh import Connector, SSHTransport
 
 if TYPE_CHECKING:
@@ -177,19 +178,29 @@ def open_connector(
 
 
 def routes(inventory: Inventory, names: Collection[str], say: Say = lambda _text: None) -> dict[str, Hop]:
-    """Return the way to each host. ssh_config is read once for all hosts, and warnings about it appear once."""
+    """Return the way to each host. ssh_config is read once for all hosts, and warnings about it appear once.
+
+    Raises:
+        UsageError: an unreadable ssh_config, or jump hosts in a circle.
+    """
     if not names:
         return {}
+    config = _read_config(inventory)
+    hops = {name: resolve(inventory.host(name), inventory, config) for name in names}
+    left = [key for hop in hops.values() if not needs_openssh(hop) for each in hop.chain for key in each.beyond_us]
+    if left:
+        text = ", ".join(dict.fromkeys(left))
+        say(f"ssh_config sets options that `transport: paramiko` does not follow: {text}; see docs/ssh.md")
+    return hops
+
+
+def _read_config(inventory: Inventory) -> ConfigReader:
     named = inventory.ssh_config
     if named is None or Path(named).expanduser() == Path(USER_CONFIG).expanduser():
         config = ssh_config.load(USER_CONFIG, system=ssh_config.SYSTEM_CONFIG)
     else:
         config = ssh_config.load(named)
-    hops = {name: resolve(inventory.host(name), inventory, config) for name in names}
-    left = [key for hop in hops.values() if not needs_openssh(hop) for each in hop.chain for key in each.beyond_us]
-    if left := list(dict.fromkeys((*left, *config.unknown))):
-        say(f"ssh_config sets options that ddpctl does not follow: {', '.join(left)}; see docs/ssh.md")
-    return hops
+    return AskedConfig(config_file(inventory)) if config.unknown else config
 
 
 def config_names() -> tuple[str, ...]:

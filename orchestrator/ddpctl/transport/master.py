@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import shutil
-import subprocess
 import tempfile
 import threading
 import time
@@ -33,6 +32,7 @@ from ddpctl.errors import (
     RemoteError,
     Unreachable,
 )
+from ddpctl.transport.asked_config import no_ssh_error, read_options, run_ssh
 from ddpctl.transport.askpass import Askpass
 from ddpctl.transport.bootstrap import last_line
 from ddpctl.transport.identities import DEFAULT_KEYS
@@ -42,7 +42,6 @@ from ddpctl.transport.limits import (
     EXIT_CODE_S,
     NOISE_BYTES,
     OPENSSH_LOGIN_S,
-    OPENSSH_READ_S,
     POLL_S,
     PROXIES,
 )
@@ -51,6 +50,7 @@ from ddpctl.transport.local import ProcessPipe
 from ddpctl.transport.openssh import CommandLines, Options, share_options
 from ddpctl.transport.prompts import Prompter, Say
 from ddpctl.transport.route import Hop
+from ddpctl.transport.ssh_words import first_value
 from ddpctl_worker.wire.contract import BUSY
 
 _KEEPER = "exec cat"
@@ -262,12 +262,12 @@ class Masters:
     def _shares_by_itself(self, hop: Hop, jump: Options) -> bool:
         """Return whether ssh_config shares connections to this server (ControlMaster), or such a connection stands."""
         words = self._lines.login(hop, jump, ask=False, control=None)
-        shown = dict(line.split(" ", 1) for line in _output([words[0], "-G", *words[1:]]).splitlines() if " " in line)
-        if shown.get("controlpath", "none") == "none":
+        shown = read_options(words)
+        if first_value(shown, "controlpath", "none") == "none":
             return False
-        if shown.get("controlmaster", "false") not in ("false", "no"):
+        if first_value(shown, "controlmaster", "no") != "no":
             return True
-        return _run([words[0], "-O", "check", *words[1:]]).returncode == 0
+        return run_ssh([words[0], "-O", "check", *words[1:]]).returncode == 0
 
     def _socket(self) -> str:
         folder = self._own_folder()
@@ -310,43 +310,7 @@ def _start(words: list[str], environment: dict[str, str]) -> ProcessPipe:
     try:
         return ProcessPipe(words, environment)
     except FileNotFoundError:
-        raise _no_ssh() from None
-
-
-def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run ssh where it opens no connection.
-
-    Raises:
-        ConnectError: there is no ssh, or it does not end: a command of ``Match exec`` may hang.
-    """
-    try:
-        return subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=OPENSSH_READ_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise _no_ssh() from None
-    except subprocess.TimeoutExpired:
-        raise Unreachable(
-            f"ssh does not read its configuration within {OPENSSH_READ_S:g} s",
-            hint="see which command of `Match exec` in ssh_config does not end",
-        ) from None
-
-
-def _output(words: list[str]) -> str:
-    done = _run(words)
-    if done.returncode:
-        raise Unreachable(f"ssh cannot read its configuration: {last_line(done.stderr.encode())}")
-    return done.stdout
-
-
-def _no_ssh() -> ConnectError:
-    return Unreachable("there is no ssh on this machine", hint="install the client of OpenSSH")
+        raise no_ssh_error() from None
 
 
 # What ssh prints -> the error that it means, the first match first (sshconnect.c and ssh.c of OpenSSH 7.6 to 10).

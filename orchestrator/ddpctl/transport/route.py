@@ -5,13 +5,14 @@ from __future__ import annotations
 import getpass
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ddpctl.errors import UsageError
 from ddpctl.spec.host import TransportKind
 from ddpctl.transport.known_hosts import SSH_PORT, entry_name
-from ddpctl.transport.ssh_config import Options, SSHConfig, expand_hostname
+from ddpctl.transport.ssh_config import Options, expand_hostname
 from ddpctl.transport.ssh_words import expand, expand_path, first_value, variable
 
 if TYPE_CHECKING:
@@ -39,6 +40,14 @@ _BEYOND_US = {
 _JUMP = re.compile(
     r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:@]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:]*)(?::(?P<port>\d+))?"
 )
+
+
+class ConfigReader(Protocol):
+    """A reading of ssh_config."""
+
+    def lookup(self, *names: str, given: Mapping[str, str] | None = None) -> Options:
+        """Return every option for a host: see ``SSHConfig.lookup``."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,7 @@ class Hop:
         return entry_name(self.key_name, self.key_port)
 
 
-def resolve(host: Host, inventory: Inventory, config: SSHConfig) -> Hop:
+def resolve(host: Host, inventory: Inventory, config: ConfigReader) -> Hop:
     """Return the way to ``host``: the inventory's keys count first, then ssh_config's options.
 
     Raises:
@@ -103,7 +112,7 @@ def resolve(host: Host, inventory: Inventory, config: SSHConfig) -> Hop:
     return _Resolver(inventory, config, fallback).hop(host.name, options, (host.name,))
 
 
-def _options_of(host: Host, config: SSHConfig) -> Options:
+def _options_of(host: Host, config: ConfigReader) -> Options:
     """Return the options of a host of the inventory, whose keys count like options on ssh's command line."""
     given = {"user": host.user, "port": host.port, "identityfile": host.identity_file, "proxyjump": host.jump}
     if host.address != host.name:
@@ -115,7 +124,7 @@ def _options_of(host: Host, config: SSHConfig) -> Options:
 @dataclass(frozen=True)
 class _Resolver:
     inventory: Inventory
-    config: SSHConfig
+    config: ConfigReader
     fallback: tuple[str, ...]  # key files of the target, for a jump host without key files
 
     def hop(self, label: str, options: Options, seen: tuple[str, ...]) -> Hop:

@@ -25,7 +25,7 @@ from ddpctl.transport.ssh_words import Patterns, expand, first_value, keyword, w
 
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 _MANY = frozenset({"identityfile", "certificatefile"})  # every value counts, not only the first
-_WHOLE_LINE = frozenset({"userknownhostsfile", "globalknownhostsfile"})  # several files, separated by line ends
+WHOLE_LINE = frozenset({"userknownhostsfile", "globalknownhostsfile"})  # several files, separated by line ends
 _COMMANDS = frozenset({"proxycommand", "proxyjump", "knownhostscommand", "localcommand", "remotecommand"})
 _PATTERN = re.compile(r"[*?!]")
 
@@ -84,7 +84,7 @@ class SSHConfig:
         self._blocks = tuple(blocks)
         self._final = final
         self.names = tuple(dict.fromkeys(names))  # names without wildcards of the Host lines
-        self.unknown = tuple(unknown)  # unsupported criteria of Match, which are never true
+        self.unknown = tuple(unknown)  # unknown criteria of Match, which are never true: see asked_config
 
     def __add__(self, other: SSHConfig) -> SSHConfig:
         return SSHConfig(
@@ -220,7 +220,7 @@ class _Parser:
                 for name, content in self._read(pattern):
                     found[-1].items.append(self.blocks(content, name, depth + 1))
         elif arguments:
-            found[-1].items.append((key, "\n".join(arguments) if key in _WHOLE_LINE else arguments[0]))
+            found[-1].items.append((key, "\n".join(arguments) if key in WHOLE_LINE else arguments[0]))
 
     def _match(self, arguments: list[str], where: str) -> Condition:
         """Return a Match line as one condition: all of its criteria must hold."""
