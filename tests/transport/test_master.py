@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from ddpctl.errors import AuthRefused, HostKeyChanged, HostKeyUnknown, LinkLost, NameUnknown, Unreachable
 from ddpctl.spec.inventory import Host
+from ddpctl.stages.trust import survey
 from ddpctl.transport.base import Frame
 from ddpctl.transport.fleet import SSHFleet, open_fleet
 from ddpctl_worker.wire import contract
@@ -135,6 +137,21 @@ def test_a_jump_host_with_a_second_factor(lab3: Lab) -> None:
     finally:
         fleet.close()
     assert [question.partition(":")[0] for question in person.asked] == ["node0"]
+
+
+def test_host_keys_behind_a_second_factor(lab3: Lab, tmp_path: Path) -> None:
+    want_second_factor(lab3[0])
+    known = tmp_path / "known_hosts"
+    known.write_text(f"{lab3[0].address} {lab3[0].public_key()}\n")
+    config = tmp_path / "config"
+    config.write_text(lab3.ssh_config.read_text().replace(str(lab3.known_hosts), "none"))
+    gate, far = (Host(name=f"node{n}", address=lab3[n].address, jump="node0" if n else None) for n in range(2))
+    person = Person()
+    inventory = of_lab(lab3, gate, far, ssh_config=str(config), known_hosts=str(known))
+    found = {report.host: report for report in survey(inventory, prompter=person)}
+    assert (found["node0"].state, found["node1"].state) == ("known", "unknown"), found
+    assert base64.b64encode(found["node1"].blob).decode() in lab3[1].public_key()
+    assert len(person.asked) == 1
 
 
 def test_the_users_own_control_master(lab3: Lab, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from ddpctl.errors import (
@@ -201,6 +202,16 @@ class Masters:
         jump = self._jump(hop.via).shared if hop.via is not None else {}
         with self._turn:
             return self._login(hop, jump)
+
+    def through_jump(self, hop: Hop) -> Hop:
+        """Return the way to ``hop`` by a ProxyCommand, over a connection to its jump host that OpenSSH holds.
+
+        Raises:
+            ConnectError: as ``connect``, about the jump host.
+        """
+        assert hop.via is not None
+        command = self._lines.tunnel(hop, self._jump(hop.via).shared)
+        return replace(hop, via=None, proxy_command=command)
 
     def _jump(self, hop: Hop) -> Master:
         with self._lock:

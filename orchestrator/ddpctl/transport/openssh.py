@@ -72,6 +72,11 @@ class CommandLines:
         """Return the command line that runs a command over a connection that stands, up to the command."""
         return self._words(hop, {**control, **_CARRYING, "BatchMode": "yes"}, {})
 
+    def tunnel(self, hop: Hop, jump: Options) -> str:
+        """Return the ProxyCommand that reaches ``hop`` through its jump host. ``jump``: as for ``login``."""
+        assert hop.via is not None
+        return _make_proxy_command(hop, hop.via, self.config, jump)
+
     def _words(self, hop: Hop, options: Options, jump: Options) -> list[str]:
         return [*_to(hop, self.config, options, jump), "-T", "--", hop.label]
 
@@ -111,8 +116,7 @@ def _to(hop: Hop, config: str | None, first: Options, jump: Options = _NONE) -> 
     if hop.identities_only:
         options["IdentitiesOnly"] = "yes"
     if hop.via is not None:
-        way = [*_to(hop.via, config, jump), "-W", _target(hop), "--", hop.via.label]
-        options.setdefault("ProxyCommand", _escape(shlex.join(way)))
+        options.setdefault("ProxyCommand", _escape(_make_proxy_command(hop, hop.via, config, jump)))
     elif hop.proxy_command is not None:
         options.setdefault("ProxyCommand", _escape(hop.proxy_command))
     words = ["ssh", *(["-F", config] if config is not None else [])]
@@ -123,6 +127,10 @@ def _to(hop: Hop, config: str | None, first: Options, jump: Options = _NONE) -> 
     for identity in dict.fromkeys((*hop.identities, *hop.fallback_identities)):
         words += ["-o", f"IdentityFile={_list_files([identity])}"]  # -i takes no % in a name
     return [*words, "-p", str(hop.port), "-l", hop.user]
+
+
+def _make_proxy_command(hop: Hop, via: Hop, config: str | None, jump: Options) -> str:
+    return shlex.join([*_to(via, config, jump), "-W", _target(hop), "--", via.label])
 
 
 def _target(hop: Hop) -> str:

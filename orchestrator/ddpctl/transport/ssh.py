@@ -128,6 +128,16 @@ class Connector:
 
     def ask_key(self, hop: Hop, judge: JudgeKey) -> None:
         """Exchange keys without a login, to see the host key alone. Jump hosts are logged in to."""
+        if hop.via is not None and needs_openssh(hop.via):
+            hop = self._masters.through_jump(hop)
+        try:
+            self._show_key(hop, judge)
+        except SecondFactor:  # of the jump host
+            if hop.via is None or hop.via.transport == "paramiko":
+                raise
+            self._show_key(self._masters.through_jump(hop), judge)
+
+    def _show_key(self, hop: Hop, judge: JudgeKey) -> None:
         self._attempt(hop, lambda via: self._key_exchange(hop, via, judge))
 
     def _attempt(self, hop: Hop, once: Callable[[HopLogin | None], T]) -> T:
