@@ -181,6 +181,21 @@ def test_a_second_factor_is_typed_at_the_terminal(site: Site, lab: Lab) -> None:
         until(lambda: not logins(lab[0]), 60, "a connection is open after ddpctl was killed")
 
 
+def test_a_job_over_connections_that_openssh_holds(site: Site, lab: Lab) -> None:
+    site.only(0, 1)
+    for host in site.hosts:
+        host["transport"] = "openssh"
+    job = site.job("carried", "import time; print('here', flush=True); time.sleep(300)")
+    run = site.up(job)
+    tail = site.start("tail", job, "-f")
+    until(lambda: "node[0-1]:0-1 | here" in tail.stdout or tail.stdout.count("here") == 2, 60, lambda: tail.stdout)
+    killed = site("kill", job, "--json").ok().json()
+    assert [node["survivors"] for node in killed["nodes"]] == [[], []], killed
+    tail.wait(60).ok()
+    ended = site("status", run["run"], "--json").ok().json()
+    assert ended["state"] == "killed"
+
+
 def sleepers(lab: Lab) -> int:
     return sum(process.argv[:2] == ("sleep", "300") for host in lab.hosts[:2] for process in host.processes())
 
