@@ -28,7 +28,7 @@ def refused(done: Done, *words: str) -> None:
         assert word in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("name", ["slots that are none", "an open quote", "hosts as a list", "machines that are none"])
+@pytest.mark.parametrize("name", ["slots that are none", "a section", "groups of hosts", "machines that are none"])
 def test_a_broken_file_is_refused_with_line_and_column(name: str, run_command: InProcess, folder: Path) -> None:
     text, (line, column), word = BROKEN[name]
     (folder / "hosts").write_text(text)
@@ -48,8 +48,8 @@ def test_what_is_missing_has_an_option(run_command: InProcess, folder: Path) -> 
     refused(run_command("init", "--host", "a", "--cluster", "no such", cwd=folder), "--cluster 'no such'")
     words = ("--host", "a", "--script", "main.py", "--python", "venv/bin/python")
     refused(run_command("init", *words, cwd=folder), "python", "relative")
-    (folder / "hosts").write_text("[gpus]\na\nb\n")
-    refused(run_command("init", "--from", "hosts", "--host", "c", cwd=folder), "no such host or group", "groups gpus")
+    (folder / "hosts").write_text("a\nb\n")
+    refused(run_command("init", "--from", "hosts", "--host", "c", cwd=folder), "no such host", "its hosts are a,b")
 
 
 def test_a_file_that_is_there_stays(run_command: InProcess, folder: Path) -> None:
@@ -62,21 +62,16 @@ def test_a_file_that_is_there_stays(run_command: InProcess, folder: Path) -> Non
 
 
 @pytest.mark.slow  # a terminal
-def test_a_group_and_a_script_are_chosen_by_number(ddpctl: Ddpctl, folder: Path) -> None:
+def test_a_script_is_chosen_by_number(ddpctl: Ddpctl, folder: Path) -> None:
     """No process listens on port 1 of this machine: the host that was chosen is named."""
     (folder / "main.py").write_text(TRAIN)
-    nowhere = "ansible_host=127.0.0.1 ansible_port=1"
-    (folder / "hosts").write_text(f"[web]\nw1 {nowhere}\n[gpu]\ng1 {nowhere}\n")
-    run = ddpctl.start("init", "--from", "hosts", cwd=folder, terminal=True)
+    run = ddpctl.start("init", "--host", "127.0.0.1:1", cwd=folder, terminal=True)
     assert isinstance(run, AtTerminal)
-    run.wait_for(r"1  all 2 hosts\s+2  web: w1\s+3  gpu: g1\s+Which hosts\? \[1\]: ")
-    run.type("4\n3\n")
     run.wait_for(r"1  main.py\s+2  train.py\s+Which script is to run\? \[1\]: ")
-    run.type("\n")
+    run.type("4\n1\n")
     done = run.wait()
     assert done.rc == 4, done.stdout
-    assert "g1: 127.0.0.1:1 refuses the connection" in done.stdout
-    assert "w1: 127" not in done.stdout
+    assert "127.0.0.1:1 refuses the connection" in done.stdout
     assert not (folder / "inventory.yaml").exists()
 
 

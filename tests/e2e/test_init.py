@@ -245,19 +245,12 @@ def test_ctrl_c_leaves_no_file(desk: Desk) -> None:
 def test_hosts_that_other_tools_know(desk: Desk, lab: Lab) -> None:
     """Each kind of file, through the command: the inventory has the hosts, and they are fine."""
     desk.ssh_config()
-    ini = "".join(f"gpu{n} ansible_host={lab[n].address}\n" for n in (0, 1))
-    login = "ansible_user=root\nansible_ssh_private_key_file=~/.ssh/id_ed25519\n"
-    yaml = "".join(f"    gpu{n}:\n      ansible_host: {lab[n].address}\n" for n in (0, 1))
     accelerate = ACCELERATE.replace("192.168.20.1", lab[0].address).replace("num_processes: 8", "num_processes: 2")
     (desk.code / "hostfile").write_text("# two hosts\nnode0 slots=1\nnode1 slots=1\nnode2 slots=1\n")
-    (desk.code / "hosts.ini").write_text(f"[web]\nwww.example.com\n\n[gpus]\n{ini}\n[gpus:vars]\n{login}")
-    (desk.code / "hosts.yml").write_text(f"---\ngpus:\n  hosts:\n{yaml}  vars: {{ansible_user: root}}\n")
     (desk.code / "accelerate.yaml").write_text(accelerate)
     deepspeed = ("--", "deepspeed", "--hostfile", "hostfile", "--include", "node0:0@node1", "train.py", "--lr", "1")
     ways: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         "hostfile": (("--from", "hostfile", "--host", "node[0-1]"), ("node0", "node1")),
-        "ini": (("--from", "hosts.ini", "--host", "gpus"), ("gpu0", "gpu1")),
-        "yaml": (("--from", "hosts.yml"), ("gpu0", "gpu1")),
         "accelerate": (("--from", "accelerate.yaml", "--host", "node1"), (lab[0].address, "node1")),
         "deepspeed": (deepspeed, ("node0", "node1")),
     }

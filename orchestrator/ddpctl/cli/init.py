@@ -73,15 +73,13 @@ def init(
         None,
         "--from",
         metavar="FILE",
-        help="Take the hosts from a hostfile (DeepSpeed, Open MPI, MPICH), an Ansible inventory, or an accelerate "
-        "configuration.",
+        help="Take the hosts from a hostfile (DeepSpeed, Open MPI, MPICH) or an accelerate configuration.",
     ),
     host: list[str] = typer.Option(
         [],
         "--host",
         metavar="HOST",
-        help="A host: gpu1, gpu[2-4], alice@gpu5, gpu6:2201. May be repeated. With --from: which of its hosts or "
-        "Ansible groups.",
+        help="A host: gpu1, gpu[2-4], alice@gpu5, gpu6:2201. May be repeated. With --from: which of its hosts.",
     ),
     job: str = typer.Option(None, "--job", help="Name of the job; default: that of the script."),
     script: str = typer.Option(None, "--script", metavar="FILE", help="The training script."),
@@ -179,7 +177,7 @@ def _hosts(wishes: Wishes, source: Imported) -> tuple[HostEntry, ...]:
     """
     try:
         if source.hosts:
-            return _chosen(wishes.hosts, source, wishes.asks)
+            return _chosen(wishes.hosts, source)
         hosts = with_master(source, typed_hosts(" ".join(wishes.hosts)))
     except HostFault as error:
         raise UsageError(f"--host: {error}", hint=error.hint) from None
@@ -194,24 +192,17 @@ def _hosts(wishes: Wishes, source: Imported) -> tuple[HostEntry, ...]:
     return _asked_hosts(hosts, wanted)
 
 
-def _chosen(typed: tuple[str, ...], source: Imported, asks: bool) -> tuple[HostEntry, ...]:
-    """Return the file's hosts that --host names by name, range or Ansible group; without --host, all hosts."""
-    if not typed and len(source.groups) > 1 and asks:
-        groups = {name: names for name, names in source.groups.items() if names}
-        listed = [f"{name}: {fold_names(names)}" for name, names in groups.items()]
-        number = _pick("Which hosts?", [f"all {len(source.hosts)} hosts", *listed])
-        typed = (list(groups)[number - 1],) if number else ()
+def _chosen(typed: tuple[str, ...], source: Imported) -> tuple[HostEntry, ...]:
+    """Return the file's hosts that --host names by name or range; without --host, all hosts."""
     if not typed:
         return source.hosts
     by_name = {host.name: host for host in source.hosts}
     found: dict[str, HostEntry] = {}
     for text in typed:
-        names = source.groups[text] if text in source.groups else session.host_names(text)
-        for name in names:
+        for name in session.host_names(text):
             if name not in by_name:
-                known = f"; its groups {', '.join(source.groups)}" if source.groups else ""
-                hint = f"its hosts are {fold_names(by_name)}{known}"
-                raise UsageError(f"--host {name}: the {source.kind} has no such host or group", hint=hint)
+                hint = f"its hosts are {fold_names(by_name)}"
+                raise UsageError(f"--host {name}: the {source.kind} has no such host", hint=hint)
             found[name] = by_name[name]
     return tuple(found.values())
 

@@ -6,7 +6,7 @@ No other package reads or writes these files.
   (positions of faults, ``--set``), ``program`` (``-- SCRIPT ARGS``), ``resolve`` (absolute paths), ``inventory`` (all
   steps).
 - ``env_file`` reads a job's secrets. ``glance`` reads names for completion. ``scripts`` and ``drafts`` serve
-  ``ddpctl init``, and ``foreign/`` reads hostfiles, Ansible inventories, accelerate's configuration and launchers'
+  ``ddpctl init``, and ``foreign/`` reads hostfiles, accelerate's configuration and launchers'
   command lines.
 - ``records`` and ``positions`` keep hints about runs below ``$XDG_STATE_HOME/ddpctl/controller``: run.json, end.json
   and positions of each run, the last run of each job, clean preflights. The nodes hold the truth.

@@ -10,7 +10,6 @@ YAML_BYTES = 1 << 20  # an inventory, or a foreign file with hosts
 YAML_DEPTH = 16  # nesting of lists and mappings; deeper files are a mistake or an attack on the parser
 ENV_FILE_BYTES = 1 << 20
 SCRIPT_BYTES = 8 << 20  # of a job's script: the rest is not read
-ANSIBLE_STEPS = 20_000  # groups visited for one Ansible file: groups of groups can multiply
 COMPLETED_HOSTS = 4096  # that completion offers: a short line with ranges can name millions
 
 # --- the search of `ddpctl init` for scripts --------------------------------------------------------------------------

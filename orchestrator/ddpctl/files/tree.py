@@ -35,8 +35,6 @@ from ddpctl.spec.values import Number
 _TAB_INDENT = re.compile(r"(?m)^ *\t")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x84\x86-\x9f\ufeff\ufffe\uffff]")
 
-_MERGE = "<<"
-
 Scalar = str | int | bool | Number | None
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
@@ -157,8 +155,7 @@ def decode(data: bytes, file: str, *, tabs: bool = False) -> str:
 def parse(text: str, file: str, *, placed: bool = True, foreign: bool = False) -> Node:
     """Return the only document in ``text``; without ``placed`` (a value from the command line) it has no positions.
 
-    ``foreign``: the file belongs to another tool. Its scalars are text or empty, its tags are ignored, its aliases are
-    followed.
+    ``foreign``: the file belongs to another tool. Its scalars are text or empty.
 
     Raises:
         InventoryError: not YAML, or YAML that readers read differently.
@@ -188,7 +185,6 @@ class _Reader:
         self._file = file
         self._placed = placed
         self._foreign = foreign
-        self._anchors: dict[str, Node] = {}  # of a foreign file, each after its value has been read
         self._events = YAML(typ="safe", pure=True).parse(text)
 
     def document(self) -> Node:
@@ -217,20 +213,8 @@ class _Reader:
         raise self._error(path, message, place)
 
     def _node(self, event: Any, path: Path) -> Node:
-        if self._foreign:
-            return self._foreign_node(event, path)
         self._refuse_references(event, path)
         return self._value(event, path)
-
-    def _foreign_node(self, event: Any, path: Path) -> Node:
-        if isinstance(event, AliasEvent):
-            if event.anchor not in self._anchors:
-                raise self._fault(path, f"there is no value &{event.anchor} before this", event, "write the value out")
-            return self._anchors[event.anchor]
-        node = self._value(event, path)
-        if event.anchor is not None:
-            self._anchors[event.anchor] = node
-        return node
 
     def _value(self, event: Any, path: Path) -> Node:
         node = Node(self._file, *self._at(event.start_mark))
@@ -262,21 +246,10 @@ class _Reader:
                 raise self._fault(inner, f"is given twice{where}", event, "remove one of the two")
             key_at[key] = self._at(event.start_mark)
             items[key] = self._node(self._next(inner), inner)
-            if self._foreign and key == _MERGE:
-                self._merge(items, key_at)
         return items
 
-    def _merge(self, items: dict[str, Node], key_at: dict[str, Place]) -> None:
-        """Add the keys that ``<<`` brings; keys that are written here have precedence."""
-        value = items.pop(_MERGE).value
-        del key_at[_MERGE]
-        for part in value if isinstance(value, list) else [Node(self._file, None, None, value)]:
-            for key, node in part.value.items() if isinstance(part.value, dict) else ():
-                items.setdefault(key, node)
-
     def _key(self, event: Any, path: Path) -> str:
-        if not self._foreign:
-            self._refuse_references(event, path)
+        self._refuse_references(event, path)
         if not isinstance(event, ScalarEvent):
             raise self._fault(path, "a key must be text", event)
         key = self._scalar(event, path, repeat=True)

@@ -45,7 +45,6 @@ class Imported:
 
     kind: str
     hosts: tuple[HostEntry, ...] = ()
-    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     master: str | None = None
     port: int | None = None
     nodes: int | None = None

@@ -34,63 +34,6 @@ terra:2 user=alice
 # As PBS writes $PBS_NODEFILE: a line for every process.
 PBS = "gpu07\ngpu07\ngpu07\ngpu07\ngpu08\ngpu08\ngpu08\ngpu08\n"
 
-# As in Ansible's user guide: ungrouped hosts first, ranges, variables of a host, of a group, groups of groups.
-ANSIBLE_INI = """\
-# ungrouped
-mail.example.com ansible_port=5555 ansible_host=192.0.2.50
-
-[webservers]
-www[01:03].example.com
-
-[gpu:children]
-atlanta
-raleigh
-
-[atlanta]
-jumper ansible_port=5556 ansible_host=192.0.2.51
-db-[a:c].example.com:2222
-
-; the other site
-[raleigh]
-node[1:2] ansible_user=admin ansible_ssh_private_key_file="~/.ssh/raleigh key"
-
-[atlanta:vars]
-ntp_server=ntp.atlanta.example.com
-ansible_user=deploy
-ansible_ssh_common_args='-o ProxyJump=bastion.example.com'
-
-[all:vars]
-ansible_user=ubuntu
-ansible_python_interpreter=/usr/bin/python3
-"""
-
-ANSIBLE_YAML = """\
----
-all:
-  hosts:
-    mail.example.com:
-  children:
-    webservers:
-      hosts:
-        foo.example.com:
-          ansible_host: 192.0.2.50
-          ansible_port: 2222
-          become: no
-        bar[1:2].example.com:
-    gpu:
-      hosts:
-        gpu1: {ansible_ssh_private_key_file: ~/.ssh/gpu}
-        gpu2:
-      vars: &login
-        ansible_user: ubuntu
-        groups_of_it: [a, b]
-    spare:
-      hosts: {spare1: }
-      vars:
-        <<: *login
-        ansible_port: 2200
-"""
-
 # As `accelerate config` writes ~/.cache/huggingface/accelerate/default_config.yaml.
 ACCELERATE = """\
 compute_environment: LOCAL_MACHINE

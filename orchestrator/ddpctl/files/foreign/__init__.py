@@ -1,1 +1,1 @@
-"""Readers of other tools' files with hosts: hostfiles, Ansible inventories, accelerate's configuration."""
+"""Readers of other tools' files with hosts: hostfiles and accelerate's configuration."""

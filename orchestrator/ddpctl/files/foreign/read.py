@@ -7,21 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddpctl.errors import InventoryError
-from ddpctl.files.foreign.ansible_ini import read_ini
-from ddpctl.files.foreign.documents import read_document
+from ddpctl.files.foreign.accelerate import read_document
 from ddpctl.files.foreign.hostfile import read_hostfile
 from ddpctl.files.foreign.place import Word, rows
 from ddpctl.files.limits import YAML_BYTES
 from ddpctl.files.tree import decode
 from ddpctl.spec.draft import HostFault, Imported, filter_hosts, host_entry
 
-_EXPECTED = (
-    "expected: a hostfile (node1 slots=8), an Ansible inventory (INI or YAML), or what `accelerate config` writes"
-)
+_EXPECTED = "expected: a hostfile (node1 slots=8), or what `accelerate config` writes"
 _KEY = re.compile(r"(?:[A-Za-z_][\w.-]*|\"[^\"]*\"|'[^']*'|[\w.-]+)\s*:(?:\s.*)?")
 _SECTION = re.compile(r"\[[^\]\s]*\](\s*#.*)?")
-_ANSIBLE = re.compile(r"\sansible_\w+\s*=|^[^\s=]*\[[^\]]*:[^\]]*\]")
-_SLOTS = re.compile(r"\s(slots|max[-_]slots|slots[-_]max)\s*=")
 
 
 def read_foreign(path: Path) -> Imported:
@@ -67,22 +62,12 @@ def read_text(text: str, file: str) -> Imported:
     first = lines[0]
     if text.startswith("#!"):
         raise Word("", file, 1, 1).fault("is a program", "give the file that it writes, or the hosts with --host")
-    if _SECTION.fullmatch(first.text) or any(_SECTION.fullmatch(line.text) for line in lines[1:]):
-        return read_ini(text, file)
+    section = next((line for line in lines if _SECTION.fullmatch(line.text)), None)
+    if section is not None:
+        raise section.fault("is a section of an INI file", f"{_EXPECTED}; or name the hosts: --host gpu[1-8]")
     if first.text.startswith(("---", "{", "- ", "%")) or _KEY.fullmatch(first.text):
         # Only YAML forbids tabs.
         return read_document(decode(text.encode("utf-8", "surrogatepass"), file), file)
-    ansible = next((line for line in lines if _ANSIBLE.search(line.text)), None)
-    slots = next((line for line in lines if _SLOTS.search(line.text)), None)
-    if ansible and slots:
-        second = max(ansible, slots, key=lambda line: line.line)
-        raise second.fault(
-            f"this line is of {'an Ansible inventory' if second is ansible else 'a hostfile'}, and line "
-            f"{min(ansible.line, slots.line)} is not",
-            "write all hosts in one of the two ways",
-        )
-    if ansible:
-        return read_ini(text, file)
     return read_hostfile(text, file)
 
 
