@@ -279,14 +279,22 @@ def test_a_red_preflight_is_shown_and_the_file_is_there(desk: Desk, lab: Lab) ->
     assert load_inventory(desk.inventory).names == ("node0", "node1")
 
 
-def test_the_fast_network_is_found(make_lab: MakeLab, tmp_path: Path, site: Site, ddpctl: Ddpctl) -> None:
-    """SSH comes in over a tunnel, and all hosts share another network."""
+@pytest.mark.parametrize("link_local", [False, True], ids=["network", "link-local"])
+def test_the_fast_network_is_found(
+    make_lab: MakeLab, tmp_path: Path, site: Site, ddpctl: Ddpctl, link_local: bool
+) -> None:
+    """SSH comes in over a tunnel, and all hosts share another network: two DGX Sparks have a cable between them."""
     lab = make_lab(2, fabric=True)
-    for host in lab:
+    for number, host in enumerate(lab):
         host.run("ip link set eth0 down && ip link set eth0 name tun0 && ip link set tun0 up")
+        if link_local:
+            host.run(f"ip addr flush dev eth1 && ip addr add 169.254.40.{number + 1}/16 dev eth1 scope link")
     desk = Desk(lab, tmp_path, ddpctl)
     desk.ssh_config()
     done = desk("init", "--host", "node[0-1]", "--python", site.python, "--yes").ok()
     assert "network: eth1" in done.stdout
     assert "all of them have" not in done.stdout, "the second look has nothing to say"
     assert {host.interface for host in load_inventory(desk.inventory).hosts} == {"eth1"}
+    if link_local:
+        (desk.code / "train.py").write_text("import os\nprint('master', os.environ['MASTER_ADDR'])\n")
+        assert "node[0-1]:0-1 | master 169.254.40.1\n" in desk("up").ok().stdout

@@ -15,6 +15,7 @@ from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.nvidia import KERNEL, SMI, numbers
 from ddpctl.spec.values import plural
 
+NO_GPUDIRECT = ("GeForce", "GB10")  # NVIDIA supports no GPUDirect RDMA for them; GB10 is the GPU of a DGX Spark
 BOTH_PEERMEM = (2, 23)  # from this version on NCCL also knows the new name nvidia_peermem
 # from these versions of Linux and NCCL on, GPU memory is reached without a module, with NVIDIA's open driver
 DMABUF = ((5, 12), (2, 13))
@@ -173,8 +174,8 @@ def _without_gpudirect(view: View) -> Mapping[str, str]:
             why[host] = "no GPU found"
         elif all(map(hca.is_efa, ports)):
             why[host] = "EFA reaches GPU memory by its own driver"
-        elif names and all("GeForce" in name for name in names):
-            why[host] = "GeForce has no GPUDirect RDMA"
+        elif names and all(any(model in name for model in NO_GPUDIRECT) for name in names):
+            why[host] = f"{' and '.join(NO_GPUDIRECT)} have no GPUDirect RDMA"
     return why
 
 
