@@ -215,8 +215,8 @@ def _of_host(view: View, host: str, names: tuple[str, ...], lines: Sequence[str]
             host,
             f"NCCL copies through host memory: {next(line for line in lines if _GDR.search(line))}",
             fix="GPU Direct RDMA needs the module nvidia_peermem, or DMA-BUF (Linux 5.12, the open GPU kernel "
-            "modules, NCCL 2.12), and a GPU that supports it (not GeForce, not GB10); a distance in the line means that the GPU "
-            "and the HCA are too far apart for it",
+            "modules, NCCL 2.12), and a GPU that supports it (not GeForce, not GB10); a distance in the line means "
+            "that the GPU and the HCA are too far apart for it",
             command="lsmod | grep -e nvidia_peermem -e nv_peer_mem; nvidia-smi topo -m",
             evidence={"nccl": list(lines)},
         )
