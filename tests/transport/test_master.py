@@ -139,6 +139,21 @@ def test_a_jump_host_with_a_second_factor(lab3: Lab) -> None:
     assert [question.partition(":")[0] for question in person.asked] == ["node0"]
 
 
+def test_a_jump_host_that_refuses_is_asked_once(lab3: Lab) -> None:
+    """A person does not answer again for each host behind it."""
+    want_second_factor(lab3[0])
+    person = Person("wrong")
+    far = {"user": "root", "identity_file": str(lab3.key), "jump": "node0"}
+    hosts = [Host(name=f"far{n}", address=lab3[n].address, **far) for n in (1, 2)]  # type: ignore[arg-type]
+    gate = Host(name="node0", address=lab3[0].address)
+    fleet = open_fleet(of_lab(lab3, gate, *hosts), ["far1", "far2"], prompter=person)
+    errors = fleet.map(lambda transport: transport.call("echo")).errors
+    fleet.close()
+    for name in ("far1", "far2"):
+        one_line(errors[name], f"{name}: ", "jump host node0: ", "refuses the login")
+    assert len(person.asked) == 3, "ssh asks three times (NumberOfPasswordPrompts)"
+
+
 def test_host_keys_behind_a_second_factor(lab3: Lab, tmp_path: Path) -> None:
     want_second_factor(lab3[0])
     known = tmp_path / "known_hosts"

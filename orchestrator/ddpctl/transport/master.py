@@ -41,6 +41,7 @@ from ddpctl.transport.limits import (
     CHANNELS,
     DYING_S,
     EXIT_CODE_S,
+    JUMP_DOWN_S,
     NOISE_BYTES,
     OPENSSH_LOGIN_S,
     POLL_S,
@@ -173,11 +174,13 @@ class SessionPipe(ProcessPipe):
 
 
 class _Jump:
-    """The connection to a jump host, shared by all hosts behind it."""
+    """The connection to a jump host, shared by all hosts behind it, or the error of the last try."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.master: Master | None = None
+        self.error: ConnectError | None = None
+        self.failed_at = 0.0
 
 
 class Masters:
@@ -217,14 +220,18 @@ class Masters:
         with self._lock:
             jump = self._jumps[hop]
         with jump.lock:
-            if jump.master is None or not jump.master.alive:
-                if jump.master is not None:
-                    jump.master.close()
+            if jump.master is not None:
+                if jump.master.alive:
+                    return jump.master
+                jump.master.close()
+                jump.master = None
+            if jump.error is None or time.monotonic() - jump.failed_at > JUMP_DOWN_S:
                 try:
-                    jump.master = self.connect(hop)
-                except ConnectError as error:
-                    raise type(error)(f"jump host {hop.label}: {error.message}", hint=error.hint) from None
-            return jump.master
+                    jump.master, jump.error = self.connect(hop), None
+                    return jump.master
+                except ConnectError as failure:
+                    jump.error, jump.failed_at = failure, time.monotonic()
+            raise type(jump.error)(f"jump host {hop.label}: {jump.error.message}", hint=jump.error.hint)
 
     def _login(self, hop: Hop, jump: Options) -> Master:
         asked = self._prompter is not None
