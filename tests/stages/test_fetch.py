@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddpctl.errors import DdpctlError, RemoteError
-from ddpctl.stages.fetch import Fetched, KeptFiles, fetch_run, missing_outputs
+from ddpctl.stages.fetch import Fetched, KeptFiles, fetch_run, missing_outputs, require_room
 from ddpctl.transport.base import FleetOutcome, Frame
 from tests.transport.dry import Asked, DryFleet, DryTransport, Stream
 
@@ -187,3 +188,26 @@ def test_a_node_continues_a_file_only_where_it_ended(tmp_path: Path, offset: int
     outcome = fetch_run("run", ["a"], tmp_path, DryFleet([evil]), lambda event: None, kept=kept)
     assert "a file continues where it did not end" in str(outcome.errors["a"])
     assert (tmp_path / "a/outputs/events").read_bytes() == b"one "
+
+
+def disk(**fields: int) -> os.statvfs_result:
+    """A disk of 100 GB with 50 GB free, in blocks of 4096 bytes, with room for a million files."""
+    names = ("f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail", "f_flag")
+    made = dict.fromkeys(names, 0) | {"f_frsize": 4096, "f_blocks": 25_000_000, "f_bavail": 12_500_000}
+    made |= {"f_files": 1_000_000, "f_favail": 500_000} | fields
+    return os.statvfs_result((*(made[name] for name in names), 255))
+
+
+def test_a_node_does_not_fill_the_disk() -> None:
+    """Whatever number of files it sends, a gibibyte and 10,000 files stay free, or a twentieth of a small disk."""
+    require_room(disk(), 40 << 30)
+    require_room(disk(f_files=0, f_favail=0), 40 << 30)  # a file system that does not count files
+    require_room(disk(f_blocks=1000, f_bavail=60), 10 * 4096)
+    for refused, size in (
+        (disk(f_bavail=(1 << 30) // 4096), 1),
+        (disk(f_blocks=1000, f_bavail=60), 11 * 4096),
+        (disk(f_favail=10_000), 0),
+        (disk(f_files=1000, f_favail=50), 0),
+    ):
+        with pytest.raises(OSError, match="must stay free"):
+            require_room(refused, size)

@@ -24,7 +24,14 @@ from ddpctl.spec.event import Event, Note, Progress, StageEnded, StageStarted, T
 from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import plural
-from ddpctl.stages.limits import FETCH_CLEANUP_S, FETCH_KNOWN_FILES, FETCH_S, FETCH_WATCH_S
+from ddpctl.stages.limits import (
+    FETCH_CLEANUP_S,
+    FETCH_KNOWN_FILES,
+    FETCH_S,
+    FETCH_SPARE_BYTES,
+    FETCH_SPARE_FILES,
+    FETCH_WATCH_S,
+)
 from ddpctl.stages.status import not_listed, read_run
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
@@ -223,9 +230,7 @@ class Receiver:
         parts = PurePosixPath(name).parts
         self.place = self._folder.joinpath(*parts)
         self._parent = _folder_below(self._folder, parts[:-1])
-        free = os.fstatvfs(self._parent)
-        if size - offset > free.f_bavail * free.f_frsize:
-            raise OSError(errno.ENOSPC, f"{size - offset} bytes are needed, {free.f_bavail * free.f_frsize} are free")
+        require_room(os.fstatvfs(self._parent), size - offset)
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         self._name, self._part, self._left = parts[-1], "", size - offset
         if before is not None:  # the file grows in place
@@ -270,6 +275,21 @@ class Receiver:
         if self._parent >= 0:
             os.close(self._parent)
             self._parent = -1
+
+
+def require_room(disk: os.statvfs_result, size: int) -> None:
+    """Refuse a file of ``size`` bytes that would fill the disk: a node decides how many files it sends.
+
+    Raises:
+        OSError: too few bytes or files would stay free.
+    """
+    spare = min(disk.f_blocks * disk.f_frsize // 20, FETCH_SPARE_BYTES)
+    free = disk.f_bavail * disk.f_frsize
+    if size > free - spare:
+        raise OSError(errno.ENOSPC, f"{size} bytes are needed, {free} are free, and {spare} must stay free")
+    spare_files = min(disk.f_files // 20, FETCH_SPARE_FILES)
+    if disk.f_files and disk.f_favail <= spare_files:  # some file systems do not count files
+        raise OSError(errno.ENOSPC, f"the disk has room for {disk.f_favail} files, and {spare_files} must stay free")
 
 
 def _folder_below(root: Path, parts: Sequence[str]) -> int:
