@@ -89,7 +89,8 @@ def test_a_run_of_two_attempts(site: Site, lab: Lab) -> None:
     assert done["command"][-3:] == ["reported.py", "300", "150"]
     assert done["settings"]["args"] == ["300", "150"]
     assert [one["torch"] for one in done["nodes"]] == ["2.13.0+cpu"] * 2
-    assert done["attempts"][0]["cause"]["rank"] == 1
+    cause = done["attempts"][0]["cause"]
+    assert cause["rank"] == 1, cause
     loss = curve(done, "loss")
     assert [line["attempt"] for line in loss["lines"]] == [1, 2]
     assert loss["lines"][0]["points"][0][0] == 10

@@ -80,13 +80,16 @@ class Drain:
     def start(self) -> None:
         self._thread.start()
 
-    def catch_up(self, timeout: float) -> None:
-        """Wait until everything that is in the pipes now is in the tails, at most ``timeout`` seconds."""
+    def catch_up(self, timeout: float) -> bool:
+        """Wait until everything that is in the pipes now is in the tails, at most ``timeout`` seconds.
+
+        False: it is not there yet.
+        """
         done = threading.Event()
         with self._lock:
             self._asked.append(done)
         self._pipe.wake()
-        done.wait(timeout)
+        return done.wait(timeout)
 
     def close(self) -> None:
         """Begin to read the rest; no process writes any more. ``over`` is set later: this call does not wait."""

@@ -15,7 +15,7 @@ from ddpctl_worker.record.runrecord import RunRecord
 from ddpctl_worker.run import cause as causes
 from ddpctl_worker.run.cause import Evidence, Failure
 from ddpctl_worker.run.drain import Drain
-from ddpctl_worker.run.limits import CATCH_UP_S, CULPRIT_S, LAUNCHER_REPORT_S
+from ddpctl_worker.run.limits import CATCH_UP_S, CULPRIT_S, LAUNCHER_REPORT_S, MOST_CATCH_UP_S
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.rendezvous import find_rejected_host
 from ddpctl_worker.wire.contract import PLAIN
@@ -29,6 +29,7 @@ class Findings:
         self._host: str = run["host"]
         self._oom = cgroup.OomHistory()
         self._look: Optional[Look] = None
+        self._behind_since: Optional[float] = None  # since when the pipes could not be read to their end (monotonic)
         self.kept: List[Failure] = []
 
     def watch(self) -> None:
@@ -49,13 +50,27 @@ class Findings:
         return self.likeliest_failure(status) if self._look.over else None
 
     def likeliest_failure(self, status: Optional[int]) -> Optional[Outcome]:
-        """Return the likeliest candidate after the pipes have been read.
+        """Return the likeliest candidate once the pipes have been read; ``None``: none, or look again.
 
         A rank that ended too early counts only once the launcher has ended: until then another rank may fail.
         """
-        self._drain.catch_up(CATCH_UP_S)
+        if not self._has_caught_up():
+            return None
         found = [failure for failure in self.candidates(status) if status is not None or not failure.early]
         return self.outcome(found[0]) if found else None
+
+    def _has_caught_up(self) -> bool:
+        """Return whether the output until now is known. After MOST_CATCH_UP_S it counts as it is: a disk may hang.
+
+        Without the launcher's last words its exit code would be the cause, and no rank would be named.
+        """
+        now = time.monotonic()
+        if self._drain.catch_up(CATCH_UP_S):
+            self._behind_since = None
+            return True
+        if self._behind_since is None:
+            self._behind_since = now
+        return now - self._behind_since > MOST_CATCH_UP_S
 
     def find_slow_rank(self, known: Optional[Outcome]) -> Optional[Outcome]:
         """Return the failure of a rank here that is slow to die, or hangs in its exit, else ``None``.
