@@ -235,7 +235,7 @@ def test_many_hosts_behind_a_proxy_command(site: Site, lab: Lab, tmp_path: Path,
     assert f"1 of {count + 1} hosts" in last, done.stderr
     assert "ProxyCommand `true silent` ended" in last
     assert "MaxStartups" not in last
-    assert done.stderr.count("ssh_config sets options that ddpctl does not follow: KnownHostsCommand") == 1
+    assert done.stderr.count("options that `transport: paramiko` does not follow: KnownHostsCommand") == 1
     assert len(log.read_text().split()) == count
 
     site.hosts = [{"name": "x", "address": f"x$(touch {tmp_path}/ran)"}]
