@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import socket
 import sys
 import threading
@@ -35,7 +34,6 @@ if answer is None:
     sys.exit(1)
 print(answer)
 """
-_PASSPHRASE = re.compile(r"Enter passphrase for (?:key )?'?(?P<path>.+?)'?: ?")
 _NOTICE = "none"  # SSH_ASKPASS_PROMPT of a message without an answer: ssh ends the program when the message is obsolete
 
 
@@ -106,8 +104,6 @@ class Askpass:
             self._open[host] += number
 
     def _ask(self, host: str, question: str) -> str | None:
-        passphrase = _PASSPHRASE.fullmatch(question)
-        if passphrase is not None:  # the same for every host
-            return self._prompter.passphrase(passphrase["path"])
+        # A question is never answered from memory: a server may imitate the words of another question.
         text = " ".join(question.split()).rstrip(": ")
         return self._prompter.answer(f"{host}: {text}")
