@@ -450,3 +450,35 @@ def test_a_look_for_the_record_is_short() -> None:
     assert made["groups"]["0"]["entries"][-1] == one["groups"]["0"]["entries"][-1]
     assert len(made["stack"]) == SENT_FRAMES
     assert shorten_look(a_look(0, stack=None, groups=None))["stack"] is None
+
+
+def test_the_missing_rank_is_named_once_every_host_shows_its_ranks(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host may not have found its ranks yet, or the end of the run may have killed the rank."""
+    monkeypatch.setattr(watch, "SEARCH_AFTER_S", 0.1)
+    decides, other = nodes[0].watch, nodes[1].watch
+    own = [a_look(0, host="node0"), a_look(2, host="node0")]
+    shown: dict[str, list[dict[str, Any]]] = {"node1": []}
+    asked: list[str] = []
+
+    def look_at(host: str) -> list[dict[str, Any]]:
+        asked.append(host)
+        return own if host == "node0" else shown["node1"]
+
+    monkeypatch.setattr(decides, "look", lambda *args, **how: look_at("node0"))
+    monkeypatch.setattr(other, "look", lambda *args, **how: look_at("node1"))
+    for node in nodes:
+        node.watch.start()
+    decides.search({0: "node0"})
+    until(lambda: asked.count("node0") > 2)
+    assert decides.hung is None, "rank 1 was not seen"
+    shown["node1"] = [{**a_look(1, host="node1", state="ended", stack=None), "ended_s": 0.0}]
+    asked.clear()
+    until(lambda: asked.count("node0") > 2)
+    assert decides.hung is None, "rank 1 may have been killed"
+    shown["node1"] = [a_look(1, host="node1")]
+    decides.search({0: "node0", 2: "node0"})
+    until(lambda: decides.hung)
+    assert decides.hung is not None
+    assert (decides.hung.host, decides.hung.rank) == ("node1", 1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from threading import Event
-from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ddpctl_worker.doctor import look, process
 from ddpctl_worker.doctor.arrivals import Arrivals, Unjudged
@@ -338,7 +338,7 @@ class RunWatch:
         its launcher ends its other ranks.
         """
         looks, absent = self._looks_of_all(last=True)
-        silent = set(absent) - set(self._failed.values())
+        silent = (set(absent) | self._find_unseen_hosts(looks)) - set(self._failed.values())
         living = [one for one in looks if one.get("rank") not in self._failed]
         found = find_hung(living, self._waited, silent)
         if found is None and self.diagnosis is not None:
@@ -347,6 +347,21 @@ class RunWatch:
         self.hung = found
         seen = found is not None or (not silent and sees_all(living))
         return not seen and not self._last and now < (self._search_at or 0.0) + SEARCH_S
+
+    def _find_unseen_hosts(self, looks: Sequence[Mapping[str, Any]]) -> Set[str]:
+        """Return the hosts whose looks may lack the rank that did not come.
+
+        A host may not have found its ranks yet, or the end of the run may have killed the rank since the search began.
+        """
+        shown = {one.get("rank") for one in looks}
+        lacks = {host for rank, host in self._host_of.items() if rank not in shown and rank not in self._failed}
+        searched_s = self._clock.now() - (self._search_at or 0.0)
+        killed = {
+            str(one["host"])
+            for one in looks
+            if one.get("ended_s") is not None and one["ended_s"] < searched_s and one.get("rank") not in self._failed
+        }
+        return lacks | killed | (set(self._hosts) - {str(one["host"]) for one in looks})
 
     # --- a close look of all nodes ---------------------------------------------------------------------------------
     def _examine(self) -> None:
