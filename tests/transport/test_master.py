@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,6 +31,7 @@ class Person:
 
     def __init__(self, answer: str | None = CODE) -> None:
         self.asked: list[str] = []
+        self.before: Callable[[], object] = lambda: None
         self._answer = answer
 
     def passphrase(self, path: str) -> str | None:
@@ -39,6 +41,7 @@ class Person:
         raise AssertionError(f"a password for {account}")
 
     def answer(self, question: str) -> str | None:
+        self.before()
         self.asked.append(question)
         return self._answer
 
@@ -107,13 +110,29 @@ def test_a_second_factor_is_asked_once_for_each_host(lab3: Lab) -> None:
     assert all("password" in question for question in person.asked)
 
 
-@pytest.mark.parametrize("person", [None, Person("wrong"), Person(None)], ids=["nobody", "wrong", "Ctrl-D"])
+@pytest.mark.parametrize("person", [None, Person("wrong")], ids=["nobody", "wrong"])
 def test_a_second_factor_without_the_right_answer(lab3: Lab, person: Person | None) -> None:
     want_second_factor(lab3[1])
     error = failure(open_fleet(of_lab(lab3), prompter=person), "node1")
     assert isinstance(error, AuthRefused)
     one_line(error, "node1: ", "refuses the login", "Permission denied", "try `ssh node1`")
     assert ("without a terminal" in str(error)) == (person is None)
+
+
+def test_no_answer_is_no_empty_answer(lab3: Lab) -> None:
+    """After Ctrl-D no other host asks, and no server counts a failed login."""
+    want_second_factor(lab3[0], lab3[1])
+    for host in lab3.hosts[:2]:
+        host.run("truncate -s 0 /run/sshd.log")
+    person = Person(None)
+    fleet = open_fleet(of_lab(lab3), prompter=person)
+    errors = fleet.map(lambda transport: transport.call("echo")).errors
+    fleet.close()
+    for name in ("node0", "node1"):
+        assert isinstance(errors[name], AuthRefused)
+        one_line(errors[name], f"{name}: ", "asked a question that was not answered")
+    assert len(person.asked) == 1
+    assert not any("Failed password" in host.read("/run/sshd.log") for host in lab3.hosts[:2])
 
 
 def test_the_own_client_stays_where_the_inventory_says_so(lab3: Lab) -> None:
@@ -167,6 +186,67 @@ def test_host_keys_behind_a_second_factor(lab3: Lab, tmp_path: Path) -> None:
     assert (found["node0"].state, found["node1"].state) == ("known", "unknown"), found
     assert base64.b64encode(found["node1"].blob).decode() in lab3[1].public_key()
     assert len(person.asked) == 1
+
+
+def test_a_jump_host_without_a_shell(lab3: Lab) -> None:
+    """Hardened jump hosts only forward."""
+    want_second_factor(lab3[0])
+    lab3[0].sshd_config("ForceCommand /bin/false")
+    far = {"user": "root", "identity_file": str(lab3.key), "jump": "node0"}
+    hosts = (Host(name="node0", address=lab3[0].address), Host(name="far", address=lab3[1].address, **far))  # type: ignore[arg-type]
+    fleet = open_fleet(of_lab(lab3, *hosts), ["far"], prompter=Person())
+    try:
+        assert echo(fleet) == {"far": "far"}
+    finally:
+        fleet.close()
+
+
+def test_what_the_server_says_comes_before_its_question(lab3: Lab) -> None:
+    """Such as a code to type on another device."""
+    want_second_factor(lab3[0])
+    lab3[0].write("/etc/ssh/banner", "enter \x1b[31mABCD-1234 there\n")
+    lab3[0].sshd_config("Banner /etc/ssh/banner")
+    said: list[str] = []
+    person = Person()
+    person.before = lambda: said.append("asked")
+    fleet = open_fleet(of_lab(lab3), ["node0"], prompter=person, say=said.append)
+    echo(fleet)
+    fleet.close()
+    assert said.index("asked") > next(position for position, text in enumerate(said) if "ABCD-1234 there" in text)
+    assert "\x1b" not in "".join(said)
+
+
+def test_a_server_that_allows_a_single_session(lab3: Lab, carried: SSHFleet) -> None:
+    lab3[0].sshd_config("MaxSessions 1")
+    node0 = carried.transport("node0")
+    with ThreadPoolExecutor(3) as pool:
+        ran = list(pool.map(lambda n: node0.run(["sh", "-c", f"sleep 0.3; echo {n}"]), range(3)))
+    assert [one.exit_code for one in ran] == [0, 0, 0], ran
+
+
+def test_a_close_ends_logins_and_questions(lab3: Lab) -> None:
+    """After the close nobody is asked, and no host is logged in to."""
+    want_second_factor(*lab3.hosts)
+    for host in lab3:
+        host.run("truncate -s 0 /run/sshd.log")
+    person = Person()
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        asked.set()
+        go_on.wait(60)
+
+    person.before = hold
+    fleet = open_fleet(of_lab(lab3), prompter=person)
+    work = threading.Thread(target=lambda: fleet.map(lambda transport: transport.call("echo")))
+    work.start()
+    assert asked.wait(60)
+    fleet.close()
+    go_on.set()
+    work.join(60)
+    assert not work.is_alive()
+    assert len(person.asked) == 1
+    assert not any("Accepted password" in host.read("/run/sshd.log") for host in lab3)
 
 
 def test_the_users_own_control_master(lab3: Lab, tmp_path: Path) -> None:

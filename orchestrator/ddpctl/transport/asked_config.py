@@ -60,7 +60,7 @@ def read_options(words: Sequence[str]) -> Options:
     return options
 
 
-def run_ssh(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def run_ssh(words: Sequence[str], timeout: float = OPENSSH_READ_S) -> subprocess.CompletedProcess[str]:
     """Run ssh where it opens no connection.
 
     Raises:
@@ -73,17 +73,13 @@ def run_ssh(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=OPENSSH_READ_S,
+            timeout=timeout,
             check=False,
         )
     except FileNotFoundError:
-        raise no_ssh_error() from None
+        raise Unreachable("there is no ssh on this machine", hint="install the client of OpenSSH") from None
     except subprocess.TimeoutExpired:
         raise Unreachable(
-            f"ssh does not read its configuration within {OPENSSH_READ_S:g} s",
+            f"ssh does not read its configuration within {timeout:g} s",
             hint="see which command of `Match exec` in ssh_config does not end",
         ) from None
-
-
-def no_ssh_error() -> Unreachable:
-    return Unreachable("there is no ssh on this machine", hint="install the client of OpenSSH")

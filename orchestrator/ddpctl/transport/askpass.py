@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import sys
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
-from ddpctl.transport.limits import QUESTION_BYTES
+from ddpctl.transport.limits import POLL_S, QUESTION_BYTES
 from ddpctl.transport.prompts import Prompter, Say
 
 # $SSH_ASKPASS names a program without arguments.
@@ -24,13 +27,18 @@ _PROGRAM = """\
 exec "$DDPCTL_ASKPASS_PYTHON" -I -S "$0.py" "$1"
 """
 _SCRIPT = """\
-import json, os, socket, sys
-line = socket.socket(socket.AF_UNIX)
-line.connect(os.environ["DDPCTL_ASKPASS_SOCKET"])
-kind = os.environ.get("SSH_ASKPASS_PROMPT", "")
-line.sendall(json.dumps([os.environ["DDPCTL_ASKPASS_HOST"], kind, sys.argv[1]]).encode("ascii") + b"\\n")
-answer = json.loads(line.makefile().readline() or "null")
+import json, os, signal, socket, sys
+answer = None
+try:
+    line = socket.socket(socket.AF_UNIX)
+    line.connect(os.environ["DDPCTL_ASKPASS_SOCKET"])
+    kind = os.environ.get("SSH_ASKPASS_PROMPT", "")
+    line.sendall(json.dumps([os.environ["DDPCTL_ASKPASS_HOST"], kind, sys.argv[1]]).encode("ascii") + b"\\n")
+    answer = json.loads(line.makefile().readline() or "null")
+except OSError:
+    pass
 if answer is None:
+    os.kill(os.getppid(), signal.SIGTERM)  # ssh would log in with an empty answer, again and again
     sys.exit(1)
 print(answer)
 """
@@ -45,6 +53,10 @@ class Askpass:
         self._turn = threading.Lock()
         self._counting = threading.Lock()
         self._open: Counter[str] = Counter()
+        self._before: dict[str, Callable[[], None]] = {}  # host -> shows what the server said so far
+        self._closed = False
+        self.has_asked = False
+        self.gave_up = False  # the person gave no answer: no further question is asked
         self._program = folder / "askpass"
         self._program.write_text(_PROGRAM)
         self._program.chmod(0o700)
@@ -60,11 +72,20 @@ class Askpass:
         return {
             "SSH_ASKPASS": str(self._program),
             "SSH_ASKPASS_REQUIRE": "force",
-            "DISPLAY": "none",  # OpenSSH before 8.4 asks a program only with a display
+            "DISPLAY": os.environ.get("DISPLAY") or "none",  # OpenSSH before 8.4 asks a program only with a display
             "DDPCTL_ASKPASS_HOST": host,
             "DDPCTL_ASKPASS_PYTHON": sys.executable,
             "DDPCTL_ASKPASS_SOCKET": str(self._path),
         }
+
+    @property
+    def can_run(self) -> bool:
+        """Return whether the program may be executed: its file system may forbid that (noexec)."""
+        return os.access(self._program, os.X_OK)
+
+    def show_first(self, host: str, show: Callable[[], None]) -> None:
+        """Call ``show`` before each question of this host: the server may have said what the answer is about."""
+        self._before[host] = show
 
     def is_asking(self, host: str) -> bool:
         """Return whether a question of this host has no answer yet."""
@@ -72,6 +93,7 @@ class Askpass:
 
     def close(self) -> None:
         """Take no more questions."""
+        self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -80,8 +102,11 @@ class Askpass:
         while True:
             try:
                 line, _ = self._listener.accept()
-            except OSError:  # closed
-                return
+            except OSError:
+                if self._closed:
+                    return
+                time.sleep(POLL_S)  # too many open files
+                continue
             threading.Thread(target=self._serve, args=(line,), daemon=True, name="ddpctl-question").start()
 
     def _serve(self, line: socket.socket) -> None:
@@ -91,10 +116,11 @@ class Askpass:
                 self._say(f"{host}: {question}")
                 line.recv(1)  # until ssh ends the program
                 return
+            self.has_asked = True
             self._count(host, 1)
             try:
                 with self._turn:
-                    answer = self._ask(host, question)
+                    answer = None if self._closed or self.gave_up or _has_hung_up(line) else self._ask(host, question)
                 line.sendall(json.dumps(answer).encode("ascii") + b"\n")
             finally:
                 self._count(host, -1)
@@ -104,6 +130,18 @@ class Askpass:
             self._open[host] += number
 
     def _ask(self, host: str, question: str) -> str | None:
+        if host in self._before:
+            self._before[host]()
         # A question is never answered from memory: a server may imitate the words of another question.
         text = " ".join(question.split()).rstrip(": ")
-        return self._prompter.answer(f"{host}: {text}")
+        answer = self._prompter.answer(f"{host}: {text}")
+        self.gave_up = answer is None
+        return answer
+
+
+def _has_hung_up(line: socket.socket) -> bool:
+    """Return whether the program has ended: its login is over."""
+    try:
+        return line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False

@@ -32,7 +32,7 @@ from ddpctl.transport.limits import (
 from ddpctl.transport.local import LocalTransport
 from ddpctl.transport.master import Masters, needs_openssh
 from ddpctl.transport.openssh import config_file
-from ddpctl.transport.prompts import Prompter, Say
+from ddpctl.transport.prompts import OneQuestion, Prompter, Say
 from ddpctl.transport.route import USER_CONFIG, ConfigReader, Hop, resolve
 from ddpctl.transport.ssh import Connector, SSHTransport
 
@@ -170,10 +170,11 @@ def open_connector(
     hops: Collection[Hop], inventory: Inventory, prompter: Prompter | None = None, say: Say = lambda _text: None
 ) -> Connector:
     """Return a Connector for ``hops``. Its keys are loaded and unlocked; nothing is connected yet."""
+    prompter = OneQuestion(prompter) if prompter is not None else None
     ring = KeyRing(prompter)
     own = [hop for hop in hops if not needs_openssh(hop)]
     ring.unlock(each for hop in own for each in hop.chain)
-    _allow_files(sum(PROXY_FILES if hop.proxy_command else 1 for hop in own) + OPENSSH_FILES * (len(hops) - len(own)))
+    _allow_files(sum(PROXY_FILES if hop.transport == "paramiko" else OPENSSH_FILES for hop in hops))
     return Connector(ring, Masters(config_file(inventory), prompter, say), say)
 
 

@@ -19,7 +19,9 @@ AGENT_LIST_S = 5.0  # the list of the agent's keys; also the wait for another lo
 AGENT_SIGN_S = 60.0  # a signature: a person may have to touch a token or to confirm
 MATCH_EXEC_S = 10.0  # a command of `Match exec`
 OPENSSH_LOGIN_S = 60.0  # a login by OpenSSH's ssh, from its start or from the last answer of a person
+OPENSSH_LOOK_S = 0.05  # how often a login by ssh looks for its socket
 OPENSSH_READ_S = 15.0  # ssh reads its configuration: longer than a command of `Match exec`
+CONTROL_CHECK_S = 2.0  # a live ControlMaster on this machine answers at once
 LOGIN_LOOK_S = 0.5  # how often a login checks whether its connection was closed
 PASSWORD_TRIES = 3  # questions for the password of an account
 

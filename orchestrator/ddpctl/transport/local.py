@@ -29,15 +29,17 @@ if TYPE_CHECKING:
 class ProcessPipe:
     """A child process in its own session: Ctrl-C on the terminal does not reach it, closing the pipe ends it."""
 
-    def __init__(self, argv: list[str], environment: Mapping[str, str] | None = None) -> None:
-        """``environment``: variables that are added to this process's own."""
+    def __init__(
+        self, argv: list[str], environment: Mapping[str, str] | None = None, folder: str | Path | None = None
+    ) -> None:
+        """``environment``: variables that are added to this process's own. ``folder``: default: the home folder."""
         self._child = subprocess.Popen(
             argv,
             env={**os.environ, **environment} if environment else None,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            cwd=Path.home(),
+            cwd=folder or Path.home(),
             start_new_session=True,
             bufsize=0,
         )
@@ -126,7 +128,7 @@ class ProcessPipe:
     def _end(self) -> None:
         """End the child's session: SIGTERM, then SIGKILL."""
         for number, patience in ((signal.SIGTERM, LOCAL_TERM_S), (signal.SIGKILL, LOCAL_KILL_S)):
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):  # macOS refuses to signal a zombie
                 os.killpg(self._child.pid, number)
             if self.exit_code(patience) >= 0:
                 return

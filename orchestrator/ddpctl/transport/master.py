@@ -2,10 +2,10 @@
 
 Such needs are second factors, GSSAPI, PKCS#11, security keys, and options of ssh_config that ddpctl does not follow. An
 ssh process logs in and keeps the connection (ControlMaster). Each command is another ssh process, which uses that
-connection through a socket. Where the user's ssh_config shares connections itself, its ControlMaster is used instead.
+connection through a socket. An open ControlMaster of the user is used instead, and left open.
 
-The process that keeps the connection runs ``cat`` on the host. If ddpctl dies, ``cat`` reads the end of its input, and
-the connection ends.
+A shell beside the ssh process that keeps the connection reads a pipe of ddpctl. If ddpctl dies, the shell reads the end
+of the pipe and ends that process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,29 +33,36 @@ from ddpctl.errors import (
     RemoteError,
     Unreachable,
 )
-from ddpctl.transport.asked_config import no_ssh_error, read_options, run_ssh
+from ddpctl.transport.asked_config import read_options, run_ssh
 from ddpctl.transport.askpass import Askpass
 from ddpctl.transport.bootstrap import last_line
 from ddpctl.transport.identities import DEFAULT_KEYS
 from ddpctl.transport.limits import (
     CHANNELS,
+    CONTROL_CHECK_S,
     DYING_S,
     EXIT_CODE_S,
     JUMP_DOWN_S,
     NOISE_BYTES,
     OPENSSH_LOGIN_S,
+    OPENSSH_LOOK_S,
     POLL_S,
     PROXIES,
 )
 from ddpctl.transport.link import Slots
 from ddpctl.transport.local import ProcessPipe
 from ddpctl.transport.openssh import CommandLines, Options, share_options
-from ddpctl.transport.prompts import Prompter, Say
+from ddpctl.transport.prompts import Banners, Prompter, Say
 from ddpctl.transport.route import Hop
 from ddpctl.transport.ssh_words import first_value
 from ddpctl_worker.wire.contract import BUSY
 
-_KEEPER = "exec cat"
+# Runs its arguments (ssh), and ends them once its own input ends. It ends when they end, with their exit status.
+_GUARD = (
+    'exec 3<&0 </dev/null; "$@" & ssh=$!; { cat <&3 >/dev/null; kill $ssh; } 2>/dev/null & '
+    "watch=$!; wait $ssh; code=$?; kill $watch 2>/dev/null; exit $code"
+)
+_KEEPER = "exec cat"  # holds a session on a connection of the user
 SSH_FAILED = 255  # ssh's exit status where it has no connection
 _SECURITY_KEYS = ("~/.ssh/id_ecdsa_sk", "~/.ssh/id_ed25519_sk")
 _PARENT_LETTERS = 60  # of the folder above the sockets: a socket's path has 107 at most, and ssh appends a suffix
@@ -138,6 +145,11 @@ class Master:
         finally:
             self.give_slot()
 
+    def no_session_error(self) -> RemoteError:
+        """Return the error of a session that sshd refused; fewer sessions are opened from now on."""
+        self._slots.shrink()
+        return RemoteError("sshd opens no session", kind="no_session", hint="raise MaxSessions in sshd_config there")
+
     def lost_error(self) -> LinkLost:
         said = last_line(self._keeper.stderr())
         return LinkLost(
@@ -154,23 +166,28 @@ class SessionPipe(ProcessPipe):
     def __init__(self, master: Master, words: list[str]) -> None:
         self._master = master
         self._freed = threading.Lock()
-        super().__init__(words)
+        super().__init__(words, folder=".")
 
     def recv(self, timeout: float) -> bytes | None:
         data = super().recv(timeout)
         if data == b"" and self.exit_code(EXIT_CODE_S) == SSH_FAILED:
             if self._master.has_died():
                 raise self._master.lost_error()
-            if b"Session open refused" in self.stderr():
-                raise RemoteError(
-                    "sshd opens no session", kind="no_session", hint="raise MaxSessions in sshd_config there"
-                )
+            if was_refused(self.stderr()):
+                raise self._master.no_session_error()
         return data
 
     def close(self, *, lost: bool = False) -> None:
         super().close(lost=lost)
+        if lost:
+            self._master.close()
         if self._freed.acquire(blocking=False):
             self._master.give_slot()
+
+
+def was_refused(stderr: bytes) -> bool:
+    """Return whether ssh reports that sshd refused a session on the shared connection."""
+    return b"Session open refused" in stderr
 
 
 class _Jump:
@@ -189,22 +206,35 @@ class Masters:
     def __init__(self, config: str | None, prompter: Prompter | None, say: Say) -> None:
         self._lines = CommandLines(config)
         self._prompter, self._say = prompter, say
+        self._banners = Banners(say)
         self._lock = threading.Lock()
         self._turn = threading.BoundedSemaphore(PROXIES)
+        self._alone = threading.Lock()  # held by a login while it is not known whether logins ask, or if they do
+        self._asks: bool | None = None if prompter is not None else False
         self._folder: Path | None = None
         self._askpass: Askpass | None = None
         self._number = 0
         self._jumps: defaultdict[Hop, _Jump] = defaultdict(_Jump)
+        self._shared: dict[str, Hop] = {}  # ControlPath of the user -> the server that uses it
+        self._starting: set[ProcessPipe] = set()
+        self._closed = False
 
     def connect(self, hop: Hop) -> Master:
         """Log in to ``hop``, through its jump hosts.
 
+        Where logins ask a person, one login runs at a time: sshd gives a login two minutes.
+
         Raises:
             ConnectError: with the cause and the next step; the caller adds the host.
         """
+        found = self._find_open_connection(hop)
+        if found is not None:
+            return found
         jump = self._jump(hop.via).shared if hop.via is not None else {}
-        with self._turn:
-            return self._login(hop, jump)
+        with self._turn, self._alone if self._asks is not False else nullcontext():
+            master = self._login(hop, jump)
+            self._asks = self._askpass is not None and self._askpass.has_asked
+            return master
 
     def through_jump(self, hop: Hop) -> Hop:
         """Return the way to ``hop`` by a ProxyCommand, over a connection to its jump host that OpenSSH holds.
@@ -235,29 +265,94 @@ class Masters:
 
     def _login(self, hop: Hop, jump: Options) -> Master:
         asked = self._prompter is not None
-        shared: Options = {}  # as ssh_config says
-        control: str | None = None
-        if not self._shares_by_itself(hop, jump):
-            control = self._socket()
-            shared = share_options(control)
+        control = self._socket()
         environment = self._questions().environment(hop.label) if asked else {}
         words = self._lines.login(hop, jump, ask=asked, control=control)
-        keeper = _start([*words, _KEEPER], environment)
+        keeper = self._start(["/bin/sh", "-c", _GUARD, "sh", *words], environment)
         try:
-            self._await_login(hop, keeper)
+            self._await_login(hop, keeper, lambda _output: Path(control).exists())
+            return self._ready(hop, keeper, share_options(control))
         except BaseException:
             keeper.close()
             raise
+        finally:
+            self._forget(keeper)
+
+    def _find_open_connection(self, hop: Hop) -> Master | None:
+        """Return an open connection of the user (ControlMaster) to exactly this server; ``None``: there is none.
+
+        A ControlPath that does not tell servers apart is used for a single server of the fleet.
+        """
+        shown = read_options(self._lines.users_own(hop))
+        path = first_value(shown, "controlpath", "none")
+        if path == "none" or not Path(path).exists():
+            return None
+        target = tuple(first_value(shown, key, "") for key in ("hostname", "port", "user"))
+        if target != (hop.address, str(hop.port), hop.user):
+            return None
+        with self._lock:
+            if self._shared.setdefault(path, hop) != hop:
+                return None
+        shared = share_options(path)
+        words = self._lines.command(hop, shared)
+        try:
+            if run_ssh([words[0], "-O", "check", *words[1:]], CONTROL_CHECK_S).returncode != 0:
+                return None
+        except Unreachable:  # the process that holds it does not answer
+            return None
+        keeper = self._start([*words, _KEEPER], {})
+        try:
+            mark = f"ddpctl {secrets.token_hex(16)}\n".encode("ascii")
+            with suppress(BrokenPipeError):
+                keeper.send(memoryview(mark), POLL_S)
+            self._await_login(hop, keeper, lambda output: mark in output)
+            return self._ready(hop, keeper, shared)
+        except BaseException:
+            keeper.close()
+            raise
+        finally:
+            self._forget(keeper)
+
+    def _start(self, words: list[str], environment: dict[str, str]) -> ProcessPipe:
+        with self._lock:
+            if self._closed:
+                raise LinkLost("the connections are being closed")
+            try:
+                keeper = ProcessPipe(words, environment, ".")  # relative names in ssh_config count from here
+            except OSError as error:
+                raise Unreachable(f"ssh cannot be started: {error.strerror}", hint="check `ulimit -n`") from None
+            self._starting.add(keeper)
+            return keeper
+
+    def _ready(self, hop: Hop, keeper: ProcessPipe, shared: Options) -> Master:
+        with self._lock:
+            if self._closed:
+                raise LinkLost("the connections are being closed")
         return Master(hop, keeper, self._lines, shared)
 
-    def _await_login(self, hop: Hop, keeper: ProcessPipe) -> None:
-        """Wait until ``cat`` on the host repeats a line. A person may answer questions meanwhile."""
-        mark = f"ddpctl {secrets.token_hex(16)}\n".encode("ascii")
-        keeper.send(memoryview(mark), POLL_S)
+    def _forget(self, keeper: ProcessPipe) -> None:
+        with self._lock:
+            self._starting.discard(keeper)
+
+    def _await_login(self, hop: Hop, keeper: ProcessPipe, is_ready: Callable[[bytes], bool]) -> None:
+        """Wait until the connection stands. A person may answer questions meanwhile.
+
+        ``is_ready`` gets the output so far.
+        """
         heard = bytearray()
+        shown = 0
+
+        def show() -> None:
+            nonlocal shown
+            said = keeper.stderr()
+            self._banners.heard(hop, said[shown:].decode("utf-8", "replace"))
+            shown = len(said)
+
+        if self._askpass is not None:
+            self._askpass.show_first(hop.label, show)
         until = time.monotonic() + OPENSSH_LOGIN_S
-        while mark not in heard:
-            data = keeper.recv(POLL_S)
+        while not is_ready(bytes(heard)):
+            data = keeper.recv(OPENSSH_LOOK_S)
             if data:
                 heard += data
                 if len(heard) > NOISE_BYTES:
@@ -267,7 +362,7 @@ class Masters:
                     )
             elif data is not None:
                 keeper.exit_code(EXIT_CODE_S)
-                raise read_refusal(hop, keeper.stderr().decode("utf-8", "replace"), asked=self._prompter is not None)
+                raise self._read_refusal(hop, keeper.stderr().decode("utf-8", "replace"))
             if self._askpass is not None and self._askpass.is_asking(hop.label):
                 until = time.monotonic() + OPENSSH_LOGIN_S
             elif time.monotonic() > until:
@@ -276,16 +371,12 @@ class Masters:
                     f"ssh has not logged in to {hop.login} after {OPENSSH_LOGIN_S:g} s" + (f": {said}" if said else ""),
                     hint=f"try `ssh {hop.label}`",
                 )
+        show()
 
-    def _shares_by_itself(self, hop: Hop, jump: Options) -> bool:
-        """Return whether ssh_config shares connections to this server (ControlMaster), or such a connection stands."""
-        words = self._lines.login(hop, jump, ask=False, control=None)
-        shown = read_options(words)
-        if first_value(shown, "controlpath", "none") == "none":
-            return False
-        if first_value(shown, "controlmaster", "no") != "no":
-            return True
-        return run_ssh([words[0], "-O", "check", *words[1:]]).returncode == 0
+    def _read_refusal(self, hop: Hop, said: str) -> ConnectError:
+        if self._askpass is not None and self._askpass.gave_up:
+            return AuthRefused(f"{hop.login} asked a question that was not answered", hint="repeat the command")
+        return read_refusal(hop, said, asked=self._prompter is not None)
 
     def _socket(self) -> str:
         folder = self._own_folder()
@@ -299,11 +390,15 @@ class Masters:
             if self._askpass is None:
                 assert self._prompter is not None
                 self._askpass = Askpass(folder, self._prompter, self._say)
+            if not self._askpass.can_run:
+                raise Unreachable(f"no program can run in {folder}, so ssh cannot ask", hint="set TMPDIR")
             return self._askpass
 
     def _own_folder(self) -> Path:
         """Return the folder for the sockets, which only this account can enter."""
         with self._lock:
+            if self._closed:
+                raise LinkLost("the connections are being closed")
             if self._folder is None:
                 parent = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
                 usable = len(parent) <= _PARENT_LETTERS and os.access(parent, os.W_OK)
@@ -311,11 +406,14 @@ class Masters:
             return self._folder
 
     def close(self) -> None:
-        """Close the jump hosts, take no more questions, and remove the sockets."""
+        """Close the jump hosts, end the logins in progress, take no more questions, and remove the sockets."""
         with self._lock:
+            self._closed = True
             masters = [jump.master for jump in self._jumps.values() if jump.master is not None]
-            folder, askpass = self._folder, self._askpass
-            self._folder = self._askpass = None
+            folder, askpass, starting = self._folder, self._askpass, list(self._starting)
+            self._folder = None
+        for keeper in starting:
+            keeper.close()
         for master in masters:
             master.close()
         if askpass is not None:
@@ -324,18 +422,14 @@ class Masters:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start(words: list[str], environment: dict[str, str]) -> ProcessPipe:
-    try:
-        return ProcessPipe(words, environment)
-    except FileNotFoundError:
-        raise no_ssh_error() from None
-
-
 # What ssh prints -> the error that it means, the first match first (sshconnect.c and ssh.c of OpenSSH 7.6 to 10).
-_KEY_CHANGED = re.compile(r"IDENTIFICATION HAS CHANGED|REVOKED HOST KEY|host key .* has changed", re.IGNORECASE)
+_KEY_CHANGED = re.compile(
+    r"IDENTIFICATION HAS CHANGED|REVOKED HOST KEY|host key .* has changed|revoked by file|in revoked keys file",
+    re.IGNORECASE,
+)
 _KEY_UNKNOWN = re.compile(r"Host key verification failed|No .* host key is known for", re.IGNORECASE)
 _NAME_UNKNOWN = re.compile(r"Could not resolve hostname", re.IGNORECASE)
-_DENIED = re.compile(r"Permission denied|Too many authentication failures|no more authentication", re.IGNORECASE)
+_DENIED = re.compile(r"Permission denied \(|Too many authentication failures|no more authentication", re.IGNORECASE)
 
 
 def read_refusal(hop: Hop, said: str, *, asked: bool) -> ConnectError:

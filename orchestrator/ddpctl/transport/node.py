@@ -7,7 +7,9 @@ channel.
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
 import subprocess
 import threading
 import time
@@ -147,6 +149,15 @@ class _Here(_Bounded, Local):
         """Do nothing: the command's input has ended, and the guard shell ends the rest (exec_guard.py)."""
 
 
+class _ByOpenSSH(_Here):
+    """A command on a host: ssh, a process of this machine, runs it there."""
+
+    def kill(self) -> None:
+        """End ssh, which may wait for ever for a connection that is dead."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
 def _refuse(env: dict[str, str]) -> None:
     """Refuse environment variables, which fabric would write unquoted into a shell line."""
     if env:
@@ -154,15 +165,13 @@ def _refuse(env: dict[str, str]) -> None:
 
 
 # Shared by all hosts. Lazy and with an empty ssh_config: fabric reads no file and no environment variable.
-CONFIG = fabric.Config(
-    lazy=True,
-    ssh_config=paramiko.SSHConfig(),
-    overrides={
-        "run": {"hide": True, "warn": True, "pty": False, "in_stream": False, "encoding": "utf-8", "replace_env": True},
-        "sudo": {"prompt": PROMPT},
-        "runners": {"remote": _OnHost, "local": _Here},
-    },
-)
+def _configure(local: type[Runner]) -> fabric.Config:
+    run = {"hide": True, "warn": True, "pty": False, "in_stream": False, "encoding": "utf-8", "replace_env": True}
+    overrides = {"run": run, "sudo": {"prompt": PROMPT}, "runners": {"remote": _OnHost, "local": local}}
+    return fabric.Config(lazy=True, ssh_config=paramiko.SSHConfig(), overrides=overrides)
+
+
+CONFIG, CONFIG_BY_OPENSSH = _configure(_Here), _configure(_ByOpenSSH)
 
 
 class NodeConnection(fabric.Connection):  # type: ignore[misc]
@@ -225,12 +234,13 @@ class NodeConnection(fabric.Connection):  # type: ignore[misc]
 class ThisMachine(Context):
     """Commands on this machine (``connection: local``)."""
 
+    settings = CONFIG
     starter: Sequence[str] = ("/bin/sh", "-c")  # the words before a command line
     running: set[_Here] = set()  # noqa: RUF012  # see NodeConnection
     starting: threading.Lock = None  # type: ignore[assignment]  # from the start of a process until it is in ``running``
 
     def __init__(self) -> None:
-        super().__init__(CONFIG)
+        super().__init__(self.settings)
         self.running, self.starting = set(), threading.Lock()
 
     def close(self) -> None:
@@ -247,7 +257,16 @@ class ThisMachine(Context):
 
 
 class OverOpenSSH(ThisMachine):
-    """Commands on a host whose connection OpenSSH holds: ssh, a process of this machine, runs them there."""
+    """Commands on a host whose connection OpenSSH holds."""
+
+    settings = CONFIG_BY_OPENSSH
+
+    def close(self) -> None:
+        super().close()
+        with self.starting:
+            runners = list(self.running)
+        for runner in runners:
+            runner.kill()
 
 
 def run(node: Context, argv: Sequence[str], timeout: float | None, password: str | None) -> Ran:

@@ -57,16 +57,23 @@ class CommandLines:
 
     config: str | None
 
-    def login(self, hop: Hop, jump: Options, *, ask: bool, control: str | None) -> list[str]:
-        """Return the command line that logs in, up to the command for the host.
+    def login(self, hop: Hop, jump: Options, *, ask: bool, control: str) -> list[str]:
+        """Return the command line that logs in and runs no command (``-N``).
 
         ``jump``: the options that reach the jump host. ``ask``: whether ssh may ask. ``control``: the socket over which
-        further commands share the connection; ``None``: as ssh_config says.
+        commands share the connection.
         """
-        options = {**_CARRYING, "BatchMode": "no" if ask else "yes"}
-        if control is not None:
-            options |= {"ControlMaster": "yes", "ControlPath": _escape(control), "ControlPersist": "no"}
-        return self._words(hop, options, jump)
+        options = {"ControlMaster": "yes", "ControlPath": _quote(control), "ControlPersist": "no", **_CARRYING}
+        options |= {
+            "LogLevel": "INFO",
+            "BatchMode": "no" if ask else "yes",
+        }  # INFO: the server's words
+        words = self._words(hop, options, jump)
+        return [*words[:1], "-N", *words[1:]]
+
+    def users_own(self, hop: Hop) -> list[str]:
+        """Return the command line that the user would type for the host."""
+        return ["ssh", *(["-F", self.config] if self.config is not None else []), "--", hop.label]
 
     def command(self, hop: Hop, control: Options) -> list[str]:
         """Return the command line that runs a command over a connection that stands, up to the command."""
@@ -86,7 +93,7 @@ def share_options(control: str) -> dict[str, str]:
 
     Without the socket, ssh would log in again, and might ask.
     """
-    return {"ControlMaster": "no", "ControlPath": _escape(control), "ProxyCommand": "false"}
+    return {"ControlMaster": "no", "ControlPath": _quote(control), "ProxyCommand": "false"}
 
 
 def config_file(inventory: Inventory) -> str | None:
@@ -108,6 +115,9 @@ def _to(hop: Hop, config: str | None, first: Options, jump: Options = _NONE) -> 
         **first,
         "HostName": _escape(hop.address),
         "StrictHostKeyChecking": "yes",
+        "VerifyHostKeyDNS": "no",  # a key must be in a file, as for ddpctl's own client
+        "NoHostAuthenticationForLocalhost": "no",
+        "CheckHostIP": "no",
         "UserKnownHostsFile": _list_files(hop.user_known_hosts),
         "GlobalKnownHostsFile": _list_files(hop.global_known_hosts),
     }
@@ -139,6 +149,10 @@ def _target(hop: Hop) -> str:
 
 def _list_files(files: Sequence[str]) -> str:
     return " ".join(f'"{_escape(file)}"' for file in files) or "none"
+
+
+def _quote(path: str) -> str:
+    return f'"{_escape(path)}"'
 
 
 def _escape(text: str) -> str:

@@ -51,6 +51,26 @@ class Prompter(Protocol):
         ...
 
 
+class OneQuestion:
+    """Asks a person one question at a time, whichever part of the transport asks."""
+
+    def __init__(self, prompter: Prompter) -> None:
+        self._prompter = prompter
+        self._turn = threading.Lock()
+
+    def passphrase(self, path: str) -> str | None:
+        with self._turn:
+            return self._prompter.passphrase(path)
+
+    def password(self, account: str, same_as: str) -> str | None:
+        with self._turn:
+            return self._prompter.password(account, same_as)
+
+    def answer(self, question: str) -> str | None:
+        with self._turn:
+            return self._prompter.answer(question)
+
+
 class SecondFactor(AuthRefused):
     """The server accepted a key or a password, and wants another factor, which only OpenSSH can ask for."""
 

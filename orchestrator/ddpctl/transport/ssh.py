@@ -28,11 +28,13 @@ from ddpctl.transport.limits import (
     LOGINS,
     LOGINS_BEHIND_JUMP,
     PROXIES,
+    SESSION_PAUSE_S,
+    SESSION_RETRIES,
     TUNNELS,
 )
 from ddpctl.transport.link import HopLogin
 from ddpctl.transport.login import JudgeKey, authenticate, handshake
-from ddpctl.transport.master import SSH_FAILED, Master, Masters, needs_openssh
+from ddpctl.transport.master import SSH_FAILED, Master, Masters, needs_openssh, was_refused
 from ddpctl.transport.pipe import Pipe
 from ddpctl.transport.prompts import Banners, PasswordNeeded, Say, SecondFactor
 from ddpctl.transport.route import Hop
@@ -102,7 +104,7 @@ class Connector:
         try:
             return self._connect(hop)
         except SecondFactor:
-            if hop.transport == "paramiko":
+            if any(each.transport == "paramiko" for each in hop.chain):
                 raise
             return self._masters.connect(hop)
 
@@ -314,12 +316,19 @@ class SSHTransport(conversation.WorkerTransport):
             if not isinstance(self._node, node.OverOpenSSH):
                 self._node = node.OverOpenSSH()
             over = self._node
-        with link.session(CHANNEL_S, self._waiting.end) as words:
-            over.starter = words
-            ran = node.run(over, argv, timeout, password)
-        if ran.exit_code == SSH_FAILED and link.has_died():
-            raise _lost_meanwhile()
-        return ran
+        for again in range(SESSION_RETRIES + 1):
+            with link.session(CHANNEL_S, self._waiting.end) as words:
+                over.starter = words
+                ran = node.run(over, argv, timeout, password)
+            if ran.exit_code != SSH_FAILED:
+                return ran
+            if link.has_died():
+                raise _lost_meanwhile()
+            if not was_refused(ran.stderr.encode()):
+                return ran
+            error = link.no_session_error()
+            time.sleep(SESSION_PAUSE_S * 2**again)
+        raise error
 
     def close(self) -> None:
         link = self._link
