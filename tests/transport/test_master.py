@@ -41,8 +41,8 @@ class Person:
         raise AssertionError(f"a password for {account}")
 
     def answer(self, question: str) -> str | None:
-        self.before()
         self.asked.append(question)
+        self.before()
         return self._answer
 
 
