@@ -28,7 +28,7 @@ help: ## list the targets
 venv: $(VENV)/.torch $(VENV)/.project ## .venv with ddpctl, its development tools and torch
 
 demo: venv ## two local nodes of two processes train resnet_ddp on synthetic images
-	$(BIN)/ddpctl up inventory/local.yaml
+	$(BIN)/ddpctl up inventory/local.yaml --fresh # another checkout may have left its checkpoints
 
 test: system venv interpreters lint ## each promise of the README; as root also on hosts in network namespaces
 	$(if $(ROOT),DDPCTL_REQUIRE_LAB=1) $(BIN)/pytest $(PARALLEL) --tier $(TIER) $(ARGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,11 +31,36 @@ VALUES = (
 )
 
 
+# The demo's job in another checkout, which ends with a checkpoint.
+OTHER = f"""\
+cluster: local
+defaults: {{connection: local, python: {sys.executable}, fabric_address: 127.0.0.1, slots: 1}}
+hosts: [local-0]
+jobs:
+  resnet_ddp: {{script: save.py}}
+"""
+SAVE = """\
+import os
+with open(os.path.join(os.environ["DDPCTL_CHECKPOINT_DIR"], "resnet_ddp.ckpt"), "w") as file:
+    file.write("weights")
+"""
+
+
+def run_in_another_checkout(ddpctl: Ddpctl, folder: Path, home: Path) -> None:
+    inventory = folder / "inventory" / "local.yaml"
+    inventory.parent.mkdir()
+    inventory.write_text(OTHER)
+    (inventory.parent / "save.py").write_text(SAVE)
+    ddpctl("up", str(inventory), "--skip-preflight", home=home, timeout=GUARD_S).ok()
+    assert "resnet_ddp.ckpt" in ddpctl("checkpoints", "resnet_ddp", "-i", str(inventory), home=home).ok().stdout
+
+
 @pytest.mark.heavy
 @pytest.mark.timeout(GUARD_S + 60)
 def test_the_demo_and_the_output_in_the_readme(ddpctl: Ddpctl, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
+    run_in_another_checkout(ddpctl, tmp_path, home)
     # The rule for `demo` and no other: its virtual environment runs this test.
     make = f"exec make --silent --old-file=venv BIN={PROGRAM.parent} demo"
     try:
@@ -44,7 +70,7 @@ def test_the_demo_and_the_output_in_the_readme(ddpctl: Ddpctl, tmp_path: Path) -
         for process in processes_with(home):
             os.kill(process.pid, signal.SIGKILL)
     run = re.findall(r"\(run (\S+)\)", done.stderr + done.stdout)[0]
-    status = ddpctl("status", "resnet_ddp", home=home).ok()
+    status = ddpctl("status", run, home=home).ok()
     assert f"run {run} " in status.stdout
 
     up_sample, status_sample = samples()
