@@ -2,7 +2,7 @@
 
 - ``base`` declares ``Transport`` (one host) and ``Fleet`` (many hosts). ``ssh``, ``local`` and ``fleet`` are theirs.
 - The way to a host: ``ssh_config`` and ``ssh_words`` (OpenSSH's client configuration), ``asked_config`` (what only
-  OpenSSH reads), ``route`` (the chain of hops).
+  OpenSSH reads), ``route`` (the chain of hops), ``jumps`` (shared connections to jump hosts).
 - The connection: ``dial`` (name, TCP), ``proxy`` (ProxyCommand), ``login`` and ``userauth`` (key exchange, login),
   ``known_hosts`` and ``certificates`` (host keys), ``identities``, ``agent`` and ``prompts`` (the user's keys, the
   ssh-agent, passwords), ``link`` (commands and tunnels over the connection).
@@ -15,7 +15,7 @@
 Threads: a thread for each host of a ``Fleet.map`` (fleet.py), paramiko's reading thread for each connection, and during
 a call a thread that sends the body or ends the input. Processes on this machine: ProxyCommands, commands of ``Match
 exec``, the workers of local hosts, and the ssh processes of ``master``. The package reads the user's ssh_config, keys
-and known_hosts and writes none of them. It owns a temporary folder with the sockets of ``master``. Deadlines and sizes
+and known_hosts without writing to them. It owns a temporary folder with the sockets of ``master``. Deadlines and sizes
 stand in ``limits``.
 """
 

@@ -188,9 +188,10 @@ def routes(inventory: Inventory, names: Collection[str], say: Say = lambda _text
         return {}
     config = _read_config(inventory)
     hops = {name: resolve(inventory.host(name), inventory, config) for name in names}
-    left = [key for hop in hops.values() if not needs_openssh(hop) for each in hop.chain for key in each.beyond_us]
+    own = [each for hop in hops.values() if not needs_openssh(hop) for each in hop.chain]
+    left = dict.fromkeys(option for each in own for option in each.openssh_options)
     if left:
-        text = ", ".join(dict.fromkeys(left))
+        text = ", ".join(left)
         say(f"ssh_config sets options that `transport: paramiko` does not follow: {text}; see docs/ssh.md")
     return hops
 

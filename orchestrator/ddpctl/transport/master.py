@@ -17,7 +17,6 @@ import shutil
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -37,12 +36,12 @@ from ddpctl.transport.asked_config import read_options, run_ssh
 from ddpctl.transport.askpass import Askpass
 from ddpctl.transport.bootstrap import last_line
 from ddpctl.transport.identities import DEFAULT_KEYS
+from ddpctl.transport.jumps import JumpHosts
 from ddpctl.transport.limits import (
     CHANNELS,
     CONTROL_CHECK_S,
     DYING_S,
     EXIT_CODE_S,
-    JUMP_DOWN_S,
     NOISE_BYTES,
     OPENSSH_LOGIN_S,
     OPENSSH_LOOK_S,
@@ -72,7 +71,7 @@ def needs_openssh(hop: Hop) -> bool:
     """Return whether only OpenSSH can reach this server, or the inventory says so."""
     if hop.transport == "paramiko":
         return False
-    return any(each.transport == "openssh" or each.beyond_us or _uses_security_key(each) for each in hop.chain)
+    return any(each.transport == "openssh" or each.openssh_options or _uses_security_key(each) for each in hop.chain)
 
 
 def _uses_security_key(hop: Hop) -> bool:
@@ -190,16 +189,6 @@ def was_refused(stderr: bytes) -> bool:
     return b"Session open refused" in stderr
 
 
-class _Jump:
-    """The connection to a jump host, shared by all hosts behind it, or the error of the last try."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.master: Master | None = None
-        self.error: ConnectError | None = None
-        self.failed_at = 0.0
-
-
 class Masters:
     """Opens the connections that OpenSSH holds for a fleet. ``prompter``: None where no person can be asked."""
 
@@ -214,7 +203,7 @@ class Masters:
         self._folder: Path | None = None
         self._askpass: Askpass | None = None
         self._number = 0
-        self._jumps: defaultdict[Hop, _Jump] = defaultdict(_Jump)
+        self._jumps = JumpHosts(self.connect)
         self._shared: dict[str, Hop] = {}  # ControlPath of the user -> the server that uses it
         self._starting: set[ProcessPipe] = set()
         self._closed = False
@@ -230,7 +219,7 @@ class Masters:
         found = self._find_open_connection(hop)
         if found is not None:
             return found
-        jump = self._jump(hop.via).shared if hop.via is not None else {}
+        jump = self._jumps.connection(hop.via).shared if hop.via is not None else {}
         with self._turn, self._alone if self._asks is not False else nullcontext():
             master = self._login(hop, jump)
             self._asks = self._askpass is not None and self._askpass.has_asked
@@ -243,40 +232,16 @@ class Masters:
             ConnectError: as ``connect``, about the jump host.
         """
         assert hop.via is not None
-        command = self._lines.tunnel(hop, self._jump(hop.via).shared)
+        command = self._lines.tunnel(hop, self._jumps.connection(hop.via).shared)
         return replace(hop, via=None, proxy_command=command)
-
-    def _jump(self, hop: Hop) -> Master:
-        with self._lock:
-            jump = self._jumps[hop]
-        with jump.lock:
-            if jump.master is not None:
-                if jump.master.alive:
-                    return jump.master
-                jump.master.close()
-                jump.master = None
-            if jump.error is None or time.monotonic() - jump.failed_at > JUMP_DOWN_S:
-                try:
-                    jump.master, jump.error = self.connect(hop), None
-                    return jump.master
-                except ConnectError as failure:
-                    jump.error, jump.failed_at = failure, time.monotonic()
-            raise type(jump.error)(f"jump host {hop.label}: {jump.error.message}", hint=jump.error.hint)
 
     def _login(self, hop: Hop, jump: Options) -> Master:
         asked = self._prompter is not None
         control = self._socket()
         environment = self._questions().environment(hop.label) if asked else {}
         words = self._lines.login(hop, jump, ask=asked, control=control)
-        keeper = self._start(["/bin/sh", "-c", _GUARD, "sh", *words], environment)
-        try:
-            self._await_login(hop, keeper, lambda _output: Path(control).exists())
-            return self._ready(hop, keeper, share_options(control))
-        except BaseException:
-            keeper.close()
-            raise
-        finally:
-            self._forget(keeper)
+        command = ["/bin/sh", "-c", _GUARD, "sh", *words]
+        return self._hold(hop, command, environment, share_options(control), lambda _output: Path(control).exists())
 
     def _find_open_connection(self, hop: Hop) -> Master | None:
         """Return an open connection of the user (ControlMaster) to exactly this server; ``None``: there is none.
@@ -300,18 +265,38 @@ class Masters:
                 return None
         except Unreachable:  # the process that holds it does not answer
             return None
-        keeper = self._start([*words, _KEEPER], {})
+        mark = f"ddpctl {secrets.token_hex(16)}\n".encode("ascii")
+        return self._hold(hop, [*words, _KEEPER], {}, shared, lambda output: mark in output, mark)
+
+    def _hold(
+        self,
+        hop: Hop,
+        command: list[str],
+        environment: dict[str, str],
+        shared: Options,
+        is_ready: Callable[[bytes], bool],
+        mark: bytes = b"",
+    ) -> Master:
+        """Start the process that holds a connection, and wait until ``is_ready`` of its output is true.
+
+        ``mark``: sent as its input.
+        """
+        keeper = self._start(command, environment)
         try:
-            mark = f"ddpctl {secrets.token_hex(16)}\n".encode("ascii")
-            with suppress(BrokenPipeError):
-                keeper.send(memoryview(mark), POLL_S)
-            self._await_login(hop, keeper, lambda output: mark in output)
-            return self._ready(hop, keeper, shared)
+            if mark:
+                with suppress(BrokenPipeError):
+                    keeper.send(memoryview(mark), POLL_S)
+            self._await_login(hop, keeper, is_ready)
+            with self._lock:
+                if self._closed:
+                    raise LinkLost("the connections are being closed")
+            return Master(hop, keeper, self._lines, shared)
         except BaseException:
             keeper.close()
             raise
         finally:
-            self._forget(keeper)
+            with self._lock:
+                self._starting.discard(keeper)
 
     def _start(self, words: list[str], environment: dict[str, str]) -> ProcessPipe:
         with self._lock:
@@ -323,16 +308,6 @@ class Masters:
                 raise Unreachable(f"ssh cannot be started: {error.strerror}", hint="check `ulimit -n`") from None
             self._starting.add(keeper)
             return keeper
-
-    def _ready(self, hop: Hop, keeper: ProcessPipe, shared: Options) -> Master:
-        with self._lock:
-            if self._closed:
-                raise LinkLost("the connections are being closed")
-        return Master(hop, keeper, self._lines, shared)
-
-    def _forget(self, keeper: ProcessPipe) -> None:
-        with self._lock:
-            self._starting.discard(keeper)
 
     def _await_login(self, hop: Hop, keeper: ProcessPipe, is_ready: Callable[[bytes], bool]) -> None:
         """Wait until the connection stands. A person may answer questions meanwhile.
@@ -409,13 +384,11 @@ class Masters:
         """Close the jump hosts, end the logins in progress, take no more questions, and remove the sockets."""
         with self._lock:
             self._closed = True
-            masters = [jump.master for jump in self._jumps.values() if jump.master is not None]
             folder, askpass, starting = self._folder, self._askpass, list(self._starting)
             self._folder = None
         for keeper in starting:
             keeper.close()
-        for master in masters:
-            master.close()
+        self._jumps.close()
         if askpass is not None:
             askpass.close()
         if folder is not None:

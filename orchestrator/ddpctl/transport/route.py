@@ -27,7 +27,7 @@ METHODS = {
     "keyboard-interactive": "kbdinteractiveauthentication",
 }
 # Options that change the way and that only OpenSSH supports, with their harmless values.
-_BEYOND_US = {
+_OPENSSH_OPTIONS = {
     "KnownHostsCommand": "none",
     "CanonicalizeHostname": "no",
     "RevokedHostKeys": "none",
@@ -73,7 +73,7 @@ class Hop:
     via: Hop | None = None
     transport: TransportKind = "auto"
     # options that are set and that only OpenSSH supports
-    beyond_us: tuple[str, ...] = field(default=(), compare=False)
+    openssh_options: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def where(self) -> str:
@@ -152,9 +152,9 @@ class _Resolver:
             proxy_command=command,
             via=via,
             transport=self._transport(label),
-            beyond_us=tuple(
+            openssh_options=tuple(
                 key
-                for key, harmless in _BEYOND_US.items()
+                for key, harmless in _OPENSSH_OPTIONS.items()
                 if first_value(options, key.lower(), harmless).lower() != harmless
             ),
         )

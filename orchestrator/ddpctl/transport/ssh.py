@@ -18,13 +18,13 @@ from ddpctl.transport.agent import AgentBusy
 from ddpctl.transport.bootstrap import command_line, last_line
 from ddpctl.transport.dial import Dropped, Resolver, dial
 from ddpctl.transport.identities import KeyRing
+from ddpctl.transport.jumps import JumpHosts
 from ddpctl.transport.limits import (
     CHANNEL_S,
     DIALS,
     DROPPED_PAUSE_S,
     DROPPED_RETRIES,
     GATE_S,
-    JUMP_DOWN_S,
     LOGINS,
     LOGINS_BEHIND_JUMP,
     PROXIES,
@@ -71,16 +71,6 @@ class Gates:
             return self._tunnels[jump]
 
 
-class _Jump:
-    """The connection to a jump host, or the error of the last try."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.link: HopLogin | None = None
-        self.error: ConnectError | None = None
-        self.failed_at = 0.0
-
-
 class Connector:
     """Opens the connections of a fleet."""
 
@@ -89,8 +79,7 @@ class Connector:
         self._banners = Banners(say)
         self._gates = Gates()
         self._names = Resolver()
-        self._jumps: defaultdict[Hop, _Jump] = defaultdict(_Jump)
-        self._lock = threading.Lock()
+        self._jumps = JumpHosts(self._connect)
         self.closed = threading.Event()
 
     def connect(self, hop: Hop) -> HopLogin | Master:
@@ -150,7 +139,7 @@ class Connector:
             if self.closed.is_set():
                 raise LinkLost("the connections are being closed")
             try:
-                return once(self._via(hop))
+                return once(self._jumps.connection(hop.via) if hop.via is not None else None)
             except Dropped as error:
                 said = error.said or said
         words = last_line(said)
@@ -208,31 +197,10 @@ class Connector:
         with self._gates.dials:
             return dial(hop, self._names)
 
-    def _via(self, hop: Hop) -> HopLogin | None:
-        """Return the connection to the jump host, which all hosts behind it share."""
-        if hop.via is None:
-            return None
-        with self._lock:
-            jump = self._jumps[hop.via]
-        with jump.lock:
-            if jump.link is not None and jump.link.alive:
-                return jump.link
-            if jump.error is None or time.monotonic() - jump.failed_at > JUMP_DOWN_S:
-                try:
-                    jump.link, jump.error = self._connect(hop.via), None
-                    return jump.link
-                except ConnectError as failure:
-                    jump.error, jump.failed_at = failure, time.monotonic()
-            raise type(jump.error)(f"jump host {hop.via.label}: {jump.error.message}", hint=jump.error.hint)
-
     def close(self) -> None:
         """Close the jump hosts and the agent. Connections that are being opened give up."""
         self.closed.set()
-        with self._lock:
-            jumps = list(self._jumps.values())
-        for jump in jumps:
-            if jump.link is not None:
-                jump.link.close()
+        self._jumps.close()
         self._masters.close()
         self._ring.close()
 
