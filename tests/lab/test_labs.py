@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.lab import Lab, claim
 from tests.lab.disk import CHECKOUT
 from tests.lab.process import call
@@ -63,6 +65,7 @@ def _namespace(process: Path) -> str:
         return ""
 
 
+@pytest.mark.alone  # the start of any other lab sweeps too, and this test would look in the middle of it
 def test_the_next_lab_sweeps_up_after_a_killed_owner() -> None:
     code = "from tests.lab import Lab; import time; lab = Lab(2); print(lab.claim.number, flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as owner:
