@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
+
+from ddpctl.cli.limits import AGAIN_S
 
 
 class Interrupts:
@@ -13,21 +18,29 @@ class Interrupts:
 
     The first signal raises KeyboardInterrupt in the main thread, so that the command can undo its work. Further signals
     only set ``pressed``, so that the undoing is not interrupted. Within ``noted`` the first signal only sets it, too.
+
+    Python ignores an exception in some places, such as a finalizer. If the KeyboardInterrupt was raised there, the
+    signal is sent again.
     """
 
     def __init__(self) -> None:
         self.pressed = False
         self.must_end = False  # after SIGTERM or SIGHUP: there may be no person to ask
         self._raises = True
+        self._again: threading.Timer | None = None
 
     def __enter__(self) -> Interrupts:
         numbers = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # set by nohup
             numbers.append(signal.SIGHUP)
         self._before = {number: signal.signal(number, self._take) for number in numbers}
+        self._hook_before, sys.unraisablehook = sys.unraisablehook, self._repeat_ignored
         return self
 
     def __exit__(self, *_error: object) -> None:
+        if self._again is not None:
+            self._again.cancel()
+        sys.unraisablehook = self._hook_before
         for number, before in self._before.items():
             signal.signal(number, before)
 
@@ -37,6 +50,16 @@ class Interrupts:
         self.must_end = self.must_end or number != signal.SIGINT
         if raises:
             raise KeyboardInterrupt
+
+    def _repeat_ignored(self, ignored: sys.UnraisableHookArgs) -> None:
+        """Send the signal again, from another thread: here the exception would be ignored once more."""
+        if not issubclass(ignored.exc_type, KeyboardInterrupt):
+            self._hook_before(ignored)
+            return
+        self._raises = True
+        self._again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+        self._again.daemon = True
+        self._again.start()
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# --- signals (interrupts.py)
+AGAIN_S = 0.02  # seconds until a signal is sent again whose exception Python ignored: by then the main thread goes on
+
 # --- completion (complete.py): a person waits at the Tab key
 COMPLETED_RUNS = 50  # newest run ids that are proposed
 INVENTORY_BYTES = 64 << 10  # of the inventory file that are searched for names: more takes too long at the Tab key
