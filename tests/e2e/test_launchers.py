@@ -42,6 +42,7 @@ total = torch.tensor([dist.get_rank() + 1.0])
 dist.all_reduce(total)
 print("told", dist.get_rank(), args.local_rank, f"sum={total.item():.0f}", flush=True)
 dist.barrier()
+dist.destroy_process_group()  # without it torch may abort at the end of a rank
 """
 
 

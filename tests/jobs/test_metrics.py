@@ -160,6 +160,7 @@ print(json.dumps({
     "whole": whole, "part": part, "timed": seconds, "profiled": profiled, "buckets": len(spans),
     "sum": sum(end - begun for begun, end in spans),
 }), flush=True)
+dist.destroy_process_group()
 """
 
 

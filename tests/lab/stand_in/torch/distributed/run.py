@@ -78,9 +78,9 @@ def run(options: argparse.Namespace) -> None:
         patience=_patience(options),
         interval=options.monitor_interval,
     )
-    if store.add("exit", 1) == nodes:
-        store.set("all have ended", True)
-    try:
+    try:  # node 0 may end, and its store with it, before this node has the answer
+        if store.add("exit", 1) == nodes:
+            store.set("all have ended", True)
         store.wait("all have ended", EXIT_BARRIER_S)
     except RuntimeError as error:
         ranks.say("E", f"Error waiting on exit barrier: {error}")
