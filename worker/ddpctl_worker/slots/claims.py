@@ -19,7 +19,7 @@ NEW_CLAIM = "(new)"  # the name of an entry that has no claim yet
 
 
 class Wish(NamedTuple):
-    """The slots that a run wants: ``each`` and ``nodes`` as in ``find_devices``, ``nproc`` slots (None: all)."""
+    """The slots that a run wants: ``each`` and ``nodes`` as in ``find_devices``, ``nproc`` slots (``None``: all)."""
 
     each: Optional[int]
     nodes: int

@@ -25,7 +25,7 @@ _MIB = 1 << 20
 
 
 class Slot(NamedTuple):
-    """A slot. ``number``: its place on this host. ``visible``: its name in CUDA_VISIBLE_DEVICES; None: no GPU."""
+    """A slot. ``number``: its place on this host. ``visible``: its name in CUDA_VISIBLE_DEVICES; ``None``: no GPU."""
 
     id: str
     number: int
@@ -33,7 +33,7 @@ class Slot(NamedTuple):
 
 
 class Foreign(NamedTuple):
-    """A program on a GPU that belongs to no run with a claim. ``account`` None: of another container."""
+    """A program on a GPU that belongs to no run with a claim. ``account``: ``None`` for another container."""
 
     slot: str
     pid: int
@@ -58,7 +58,7 @@ class GpusUnknown(Exception):
 
 
 def find_devices(each: Optional[int], nodes: int = 1) -> Devices:
-    """Return the slots. ``each``: the host's ``slots`` for each node that it is in the inventory; None: auto.
+    """Return the slots. ``each``: the host's ``slots`` for each node that it is in the inventory; ``None``: auto.
 
     ``nodes``: how many hosts of the inventory are this machine (`connection: local`).
 
