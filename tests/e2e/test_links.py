@@ -104,6 +104,19 @@ def test_a_connection_alone_that_is_lost_is_the_ranks_affair(site: Site, lab: La
     site("kill", job).ok()
 
 
+@pytest.mark.full(covered_by="tests/worker/rules/test_verdict.py::test_a_connection_without_an_answer_is_named")
+def test_a_firewall_that_has_forgotten_the_connections_is_named(torch_site: Site, lab: Lab) -> None:
+    """Packets of old connections are dropped, and new connections are answered."""
+    site = torch_site
+    job = site.job("forgotten", REDUCE, env={"OMP_NUM_THREADS": "1"}, doctor={"stall": 20})
+    up = site.start("up", "--job", job)
+    up.wait_for(r"\| step", 90)
+    for host, other in ((lab[1], lab[2]), (lab[2], lab[1])):
+        host.firewall(f"ip saddr {other.fabric_address} tcp flags & (syn | rst) == 0 drop")
+    up.wait_for("without an answer: a firewall or NAT between the nodes has forgotten this connection", 120)
+    site("kill", job).ok()
+
+
 def sent_again(host: Host, port: int) -> int:
     """How often the kernel has sent again what a connection to this port has not been acknowledged."""
     assert host.init

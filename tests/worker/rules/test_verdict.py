@@ -216,6 +216,16 @@ def test_on_one_host_there_is_no_network_to_check() -> None:
     assert found.stuck
 
 
+def test_a_connection_without_an_answer_is_named() -> None:
+    lost = [["10.0.0.1:41234", "10.0.0.2:29501", 8]]
+    found = diagnose([*(waits_in(rank) for rank in range(3)), waits_in(3, unanswered=lost)])
+    assert found.stuck
+    assert found.verdict.endswith(
+        "their data does not get through; rank 3 on node1 has sent data from 10.0.0.1:41234 to 10.0.0.2:29501 8 times "
+        "without an answer: a firewall or NAT between the nodes has forgotten this connection, or drops its packets"
+    )
+
+
 def test_one_that_moved_within_the_second() -> None:
     looks = three_wait(behind(2, moved=True))
     named(looks, "nobody is stuck: rank 2 on node1 entered or left a collective within the last second")

@@ -11,7 +11,7 @@ children. A *diagnosis* compares the looks of all nodes.
     steps.py    pure: steps and lags               slow.py     pure: slow ranks, from these lags
     hung.py     pure: the rank that never came     arrivals.py pure: arrivals until they are judged
     watch.py    glances, diagnoses and reports     service.py  the doctor verb
-    limits.py   every deadline, size and bound
+    limits.py   every deadline, size and bound     unanswered.py  connections without an acknowledgement
 
 Threads: ``doctor`` (watch.py) in the supervisor, and a thread for each look. Helper processes: py-spy, nvidia-smi.
 Files, in the run's folder: PID.sock and PID.stack of each rank, and nccl/rank_N. The rules that judge a look (verdict,

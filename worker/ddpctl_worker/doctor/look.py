@@ -14,6 +14,7 @@ A look at a rank is a dictionary, which ``rules/verdict.py`` reads:
     unseen                       the number of child processes that could not be looked at
     still, spins                 every sample shows the same line; every sample shows the same function with the GIL
     peers                        the other ranks of a send or receive
+    unanswered                   connections whose data is not acknowledged; see unanswered.py
     groups                       the last collectives (rules/flight.py)
     dumped                       whether ``groups`` is from torch's own dump, written before the rank ended
     moved                        whether the rank entered or left a collective in that second, by record or stack
@@ -44,6 +45,7 @@ from ddpctl_worker.doctor.limits import (
     THREAD_FRAMES,
 )
 from ddpctl_worker.doctor.stacks import Stacks
+from ddpctl_worker.doctor.unanswered import find_unanswered
 from ddpctl_worker.facts import gpu
 from ddpctl_worker.machine import proc
 from ddpctl_worker.rules import flight, frames
@@ -88,6 +90,8 @@ class Looks:
     def __init__(self, subjects: Sequence[Subject], tools: Tools, interval: float) -> None:
         self._each = [_Looking(subject, tools, interval) for subject in subjects]
         self._use: Dict[int, gpu.Use] = {}
+        self._unanswered: Dict[int, List[List[Any]]] = {}
+        self._pids = [subject.pid for subject in subjects]
         self._interval = interval
 
     def run(self, seconds: float) -> None:
@@ -96,14 +100,22 @@ class Looks:
         threads: List[threading.Thread] = list(self._each)
         if self._interval:
             threads.append(threading.Thread(target=lambda: self._use.update(gpu.by_pid()), name="gpu", daemon=True))
+        threads.append(threading.Thread(target=self._look_at_connections, name="connections", daemon=True))
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(max(0.0, begun + seconds - time.monotonic()))
 
     def results(self) -> List[Dict[str, Any]]:
-        use = dict(self._use)
-        return [dict(one, **_on_gpu(use.get(int(one["pid"])))) for one in (each.to_json() for each in self._each)]
+        use, unanswered = dict(self._use), dict(self._unanswered)
+        found = [each.to_json() for each in self._each]
+        for one in found:
+            pid = int(one["pid"])
+            one.update(_on_gpu(use.get(pid)), **({"unanswered": unanswered[pid]} if pid in unanswered else {}))
+        return found
+
+    def _look_at_connections(self) -> None:
+        self._unanswered.update(find_unanswered(self._pids))
 
 
 def look(subjects: Sequence[Subject], tools: Tools, interval: float = LOOK_S) -> List[Dict[str, Any]]:

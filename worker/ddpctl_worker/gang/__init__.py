@@ -8,8 +8,7 @@ network stop.
 - base.py: the class Gang that the supervisor uses, and its thread ("gang"). hub.py, member.py: the two kinds.
 - wire.py: handshake and messages, proved with the run's key.
 - failures.py: the failure detector and the choice of the cause. Pure.
-- cuts.py: links that are cut between two members. Pure. cutwatch.py: the thread "cuts" that looks for such links;
-  tcpstate.py reads the kernel's tables for it.
+- cuts.py: links that are cut between two members. Pure. cutwatch.py: the thread "cuts" that looks for such links.
 - limits.py: every deadline, period and size.
 
 The package owns no file.

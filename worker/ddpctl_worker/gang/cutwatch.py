@@ -25,10 +25,10 @@ from ddpctl_worker.gang.limits import (
     SUSPECT_S,
     WAITING_LOOK_S,
 )
-from ddpctl_worker.gang.tcpstate import COUNTERS, Row, Stuck, Table, Tracker, count_retransmissions
 from ddpctl_worker.machine import net, proc
 from ddpctl_worker.machine.notes import note, trace
 from ddpctl_worker.machine.system import CLOCK, HostClock
+from ddpctl_worker.machine.tcpstate import COUNTERS, Row, Stuck, Table, Tracker, count_retransmissions
 
 # No answer. Other errors are this node's own (no descriptor, no free port) and say nothing about the link.
 SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}

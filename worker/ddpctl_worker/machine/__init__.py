@@ -3,8 +3,9 @@
 proc reads /proc. processes identifies and signals processes, finds the processes of a run, and proves that no process
 is left. cgroup is the control group of a run. child starts a helper process of ddpctl and talks to it: one JSON object
 a line over a pipe. tool runs a helper program that may hang.
-net has addresses, TCP tables and listening sockets. acceptor takes connections in a thread, and strangers limits and
-counts connections that do not belong to a run. answer_socket answers questions of this user over a Unix socket.
+net has addresses, TCP tables and listening sockets; tcpstate finds connections that wait for an acknowledgement.
+acceptor takes connections in a thread, and strangers limits and counts connections that do not belong to a run.
+answer_socket answers questions of this user over a Unix socket.
 fs writes records durably, checks owners and takes locks. notes writes supervisor.log. clocks estimates the clock of
 another host. system has the clock and the sockets, which the simulator replaces. wakeup wakes a loop.
 

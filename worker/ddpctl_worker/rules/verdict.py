@@ -207,9 +207,18 @@ class _Judge:
         if not late:
             return self._say("nobody is stuck: %s" % where)
         text = "%s, and none is missing: their data does not get through" % where
+        return self._say(text + self._why_not_through(), stuck=True)
+
+    def _why_not_through(self) -> str:
+        """Return the rest of the sentence about ranks whose data does not get through."""
+        for rank in self._ranks:
+            for local, remote, times in rank.look.get("unanswered") or ():
+                return (
+                    "; %s has sent data from %s to %s %d times without an answer: a firewall or NAT between the nodes "
+                    "has forgotten this connection, or drops its packets" % (phrases.who([rank]), local, remote, times)
+                )
         hosts = {rank.host for rank in self._ranks}
-        more = "; check the network between the nodes" if len(hosts) > 1 else " on %s itself" % hosts.pop()
-        return self._say(text + more, stuck=True)
+        return "; check the network between the nodes" if len(hosts) > 1 else " on %s itself" % hosts.pop()
 
     def _families(self) -> Optional[Diagnosis]:
         """No rank waits in a collective, but child processes of ranks do."""

@@ -14,6 +14,7 @@ _Entry = Annotated[tuple[Count, Short, Whole, bool, Number | Whole, bool], Befor
 _Frame = Annotated[tuple[Short, Whole, Short], BeforeValidator(as_tuple)]
 _Stack = Annotated[list[_Frame], Field(max_length=200)]
 _Figure = Number | Whole
+_Unanswered = Annotated[tuple[Short, Short, Count], BeforeValidator(as_tuple)]
 
 
 class GroupDict(TypedDict):
@@ -66,6 +67,7 @@ class LookDict(TypedDict):
     threads: NotRequired[Annotated[list[ThreadDict], Field(max_length=100)]]
     children: NotRequired[Annotated[list[ChildDict], Field(max_length=100)]]
     peers: NotRequired[dict[Short, Small]]
+    unanswered: NotRequired[Annotated[list[_Unanswered], Field(max_length=100)]]
     groups: NotRequired[dict[Short, GroupDict] | None]
     dumped: NotRequired[bool]
     missing: NotRequired[list[Short]]

@@ -58,15 +58,16 @@ class Stuck(NamedTuple):
 class Table:
     """Finds the waiting connections to nodes of the run, on a machine with perhaps many thousand connections."""
 
-    def __init__(self, addresses: Mapping[str, str]) -> None:
-        """``addresses``: numeric address -> host."""
-        self._hosts = {word: host for address, host in addresses.items() for word in _spellings(address)}
+    def __init__(self, addresses: Optional[Mapping[str, str]] = None) -> None:
+        """``addresses``: numeric address -> host; ``None``: connections to any address, with an empty host."""
+        self._any = addresses is None
+        self._hosts = {word: host for address, host in (addresses or {}).items() for word in _spellings(address)}
 
     def rows(self, text: bytes) -> Iterator[Row]:
-        """Return the waiting connections to other nodes in one of the kernel's tables."""
+        """Return the waiting connections in one of the kernel's tables."""
         for found in _WAITS.finditer(text):
             local, port, remote, address, far, state, queue, again, uid, inode = found.groups()
-            host = self._hosts.get(address)
+            host = "" if self._any else self._hosts.get(address)
             if host is not None:
                 key = (local, remote, int(inode))
                 numbers = int(port, 16), int(far, 16), int(queue, 16), int(again, 16), int(uid)
