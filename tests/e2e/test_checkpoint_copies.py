@@ -26,7 +26,7 @@ time.sleep(3600 if not names else 0)  # a later run is over at once
 
 
 def keepers(host: Host) -> list[Process]:
-    return [one for one in running(host) if any("run.keeping" in word for word in one.argv)]
+    return [one for one in running(host) if any("run.keeper_process" in word for word in one.argv)]
 
 
 def test_what_was_saved_on_a_disk_that_is_lost_is_resumed_from_its_copy(site: Site, lab: Lab) -> None:

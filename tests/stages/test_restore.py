@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,14 @@ from ddpctl.spec.plan import RunIdentity
 from ddpctl.spec.resuming import Start
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.restore import ask_held, refuse_others, restore
-from ddpctl.transport.base import FleetOutcome
+from ddpctl.transport.base import Fleet, FleetOutcome
 from ddpctl.transport.local import LocalTransport
 from ddpctl_worker.checkpoint.fencing import begin
-from ddpctl_worker.checkpoint.listing import summarize
 from ddpctl_worker.checkpoint.starts import note_start
 from tests.environment.support import Heard, fleet_of, local_inventory
 from tests.transport.dry import DryTransport
 from tests.worker.checkpoint.test_metadata import index
-from tests.worker.checkpoints import JOB, NOW, Disk
+from tests.worker.checkpoints import NOW, Disk
 
 BIG = bytes(range(256)) * 4000
 HERE = {f"n{number}": ("127.0.0.1",) for number in range(3)}
@@ -46,15 +46,21 @@ class Site:
         self.heard = Heard()
         self.down: set[str] = set()
 
-    def known(self) -> dict[str, list[dict[str, Any]]]:
-        return {disk.host: summarize(str(disk.base), JOB) for disk in self.disks if disk.host in self.launch.names}
+    def ask(self) -> FleetOutcome[Holdings]:
+        with self._fleet() as fleet:
+            return ask_held(self.launch, fleet, fleet.hosts)
 
-    def restore(self) -> Mapping[str, DdpctlError]:
+    def restore(self, held: FleetOutcome[Holdings] | None = None) -> Mapping[str, DdpctlError]:
+        held = held or self.ask()
+        with self._fleet() as fleet:
+            return restore(self.launch, fleet, self.heard, Addresses(HERE), held)
+
+    @contextlib.contextmanager
+    def _fleet(self) -> Iterator[Fleet]:
         with fleet_of(self.launch.inventory) as fleet:
             for host in self.down:
                 fleet._transports[host] = DryTransport(host, unreachable=Unreachable("no route", host=host))
-            held = ask_held(self.launch, fleet, fleet.hosts)
-            return restore(self.launch, self.known(), fleet, self.heard, Addresses(HERE), held)
+            yield fleet
 
     def warnings(self) -> list[tuple[str | None, str]]:
         return [(one.host, one.message) for one in self._notes("warning")]
@@ -100,8 +106,9 @@ def test_what_one_host_has_comes_to_all_and_then_nobody_is_asked(site: Site, req
     (line,) = site.lines()
     said = r"resumes from step_2 \(step 2, saved \d+ s ago by run r\); `ddpctl up --fresh` starts without it"
     assert re.fullmatch(said, line), line
+    held = site.ask()
     request.getfixturevalue("no_call")
-    assert site.restore() == {}
+    assert site.restore(held) == {}
 
 
 @pytest.mark.slow
@@ -150,7 +157,7 @@ def test_a_part_that_nobody_can_complete_is_set_aside(tmp_path: Path) -> None:
 
 
 def test_nobody_is_asked_where_nobody_has_any(site: Site, no_call: None) -> None:
-    assert site.restore() == {}
+    assert site.restore(FleetOutcome({host: Holdings({}, {}, 0) for host in site.launch.names})) == {}
 
 
 @pytest.mark.slow

@@ -26,7 +26,6 @@ from ddpctl.stages import py_spy, send
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.send import Sent
 from ddpctl.stages.start import start_request
-from ddpctl.transport.base import Fleet
 from ddpctl.transport.local import LocalTransport
 from tests.environment.support import BytesSource, Heard, blobs, fleet_of, local_inventory, make_wheel
 
@@ -34,8 +33,7 @@ HERE = platform.machine()
 CODE = BytesSource(b"the code of the job", "code")
 OWN = own_program(PY_SPY)
 TOOL = {"hash": OWN.sha256, "kind": "binary"}
-NONE_SAVED: dict[str, tuple[()]] = {"n0": (), "n1": ()}  # both were asked
-NO_STARTS = dict.fromkeys(NONE_SAVED, 0)
+NOTHING_HELD = {"n0": ((), 0), "n1": ((), 0)}  # both were asked
 
 
 def launch(folder: Path, *, count: int = 2, code: bool = True, **job: Any) -> Launch:
@@ -52,6 +50,12 @@ def facts(*machines: str | None) -> Facts:
 def sent(one: Launch, known: Facts, heard: Heard | None = None) -> Sent:
     with fleet_of(one.inventory) as fleet:
         return send.send(one, known, fleet, Heard() if heard is None else heard)
+
+
+def in_short(found: Sent) -> tuple[Any, ...]:
+    """Return the errors, py-spy by host, and the checkpoints and the last serial number by host."""
+    held = {host: (answer.checkpoints, answer.serial) for host, answer in found.held.results.items()}
+    return dict(found.errors), dict(found.py_spy), held
 
 
 @pytest.fixture
@@ -71,10 +75,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.slow
 def test_both_come_with_one_question_and_the_second_time_nothing_is_sent(tmp_path: Path, calls: list[str]) -> None:
     one, heard = launch(tmp_path), Heard()
-    assert sent(one, facts(HERE, HERE)) == Sent({}, {"n0": TOOL, "n1": TOOL}, NONE_SAVED, NO_STARTS)
+    assert in_short(sent(one, facts(HERE, HERE))) == ({}, {"n0": TOOL, "n1": TOOL}, NOTHING_HELD)
     assert blobs(tmp_path / "n0") == blobs(tmp_path / "n1") == sorted([CODE.sha256, OWN.sha256])
     calls.clear()
-    assert sent(one, facts(HERE, HERE), heard) == Sent({}, {"n0": TOOL, "n1": TOOL}, NONE_SAVED, NO_STARTS)
+    assert in_short(sent(one, facts(HERE, HERE), heard)) == ({}, {"n0": TOOL, "n1": TOOL}, NOTHING_HELD)
     assert sorted(calls) == ["n0 store_has", "n1 store_has"]
     assert StageEnded("code", True, "0 bytes sent") in heard
 
@@ -111,13 +115,16 @@ def test_it_is_read_once_for_all_hosts(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("code", [True, False])
 def test_a_job_that_wants_no_doctor_gets_none(tmp_path: Path, code: bool) -> None:
     one = launch(tmp_path, code=code, doctor="off")
-    assert sent(one, facts(HERE, HERE)) == (Sent(checkpoints=NONE_SAVED, serials=NO_STARTS) if code else Sent())
+    assert in_short(sent(one, facts(HERE, HERE))) == ({}, {}, NOTHING_HELD)
     assert blobs(tmp_path / "n0") == ([CODE.sha256] if code else [])
 
 
-def test_nobody_is_asked_for_nothing(tmp_path: Path) -> None:
-    no_fleet = cast("Fleet", None)  # any use is an error
-    assert send.send(launch(tmp_path, code=False, doctor="off"), facts(HERE, HERE), no_fleet, Heard()) == Sent()
+@pytest.mark.slow
+def test_with_nothing_to_send_the_hosts_are_asked_and_no_stage_is_shown(tmp_path: Path, calls: list[str]) -> None:
+    heard = Heard()
+    sent(launch(tmp_path, code=False, doctor="off"), facts(HERE, HERE), heard)
+    assert sorted(calls) == ["n0 store_has", "n1 store_has"]
+    assert heard == []
 
 
 @pytest.mark.slow
@@ -134,7 +141,7 @@ def test_a_node_of_another_machine_type_gets_the_code_alone(
 ) -> None:
     monkeypatch.setattr(managed, "fetch_tool", None)  # an existing environment never pays for the resolver
     heard = Heard()
-    assert sent(launch(tmp_path), facts(HERE, other), heard) == Sent({}, {"n0": TOOL}, NONE_SAVED, NO_STARTS)
+    assert in_short(sent(launch(tmp_path), facts(HERE, other), heard)) == ({}, {"n0": TOOL}, NOTHING_HELD)
     assert blobs(tmp_path / "n1") == [CODE.sha256]
     assert heard.notes == []
 
@@ -165,7 +172,7 @@ def test_where_it_is_not_installed_here_the_code_still_goes(tmp_path: Path, monk
 
     monkeypatch.setattr(py_spy, "own_program", missing)
     heard = Heard()
-    assert sent(launch(tmp_path), facts(HERE, HERE), heard) == Sent(checkpoints=NONE_SAVED, serials=NO_STARTS)
+    assert in_short(sent(launch(tmp_path), facts(HERE, HERE), heard)) == ({}, {}, NOTHING_HELD)
     assert heard.notes == ["no py-spy on n0, n1: py-spy is not installed with ddpctl"]
     assert blobs(tmp_path / "n1") == [CODE.sha256]
 
@@ -181,9 +188,7 @@ def test_a_node_that_cannot_take_it_still_gets_the_code(
     source = FileSource(damaged, "0" * 64, 100, "py-spy")
     monkeypatch.setattr(py_spy, "own_program", lambda name: source)
     heard = Heard()
-    assert sent(launch(tmp_path, code=code), facts(HERE, HERE), heard) == Sent(
-        checkpoints=NONE_SAVED, serials=NO_STARTS
-    )
+    assert in_short(sent(launch(tmp_path, code=code), facts(HERE, HERE), heard)) == ({}, {}, NOTHING_HELD)
     assert [note.partition(":")[0] for note in heard.notes] == ["no py-spy"] * 2
     assert blobs(tmp_path / "n0") == ([CODE.sha256] if code else [])
 

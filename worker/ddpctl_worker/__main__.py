@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -65,6 +66,7 @@ def main() -> int:
     os.dup2(2, 1)
     line = channel.read_line()
     while line and _again(line):
+        _import_module(line)  # here, so that the children for later requests have its modules, too
         child = os.fork()  # a verb may change its process, so each has its own
         if not child:
             answer(line, channel)
@@ -84,6 +86,12 @@ def _again(line: bytes) -> bool:
         return json.loads(line).get(AGAIN) is True
     except (ValueError, AttributeError):
         return False
+
+
+def _import_module(line: bytes) -> None:
+    """Import the module of the request's verb. Where that fails, the child that serves the request says why."""
+    with contextlib.suppress(Exception):
+        find_verb(json.loads(line)["verb"])
 
 
 def answer(line: bytes, channel: Channel) -> None:
@@ -110,8 +118,13 @@ def serve(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         channel.keep_alive()
     else:
         channel.watch()
-    verb: Verb = getattr(importlib.import_module("ddpctl_worker." + VERBS[name]), name)
-    return verb(request, channel)
+    return find_verb(name)(request, channel)
+
+
+def find_verb(name: str) -> Verb:
+    """Return the function of a verb. Raises KeyError: there is no such verb."""
+    found: Verb = getattr(importlib.import_module("ddpctl_worker." + VERBS[name]), name)
+    return found
 
 
 if __name__ == "__main__":

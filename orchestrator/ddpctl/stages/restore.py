@@ -35,7 +35,7 @@ FRESH = "`ddpctl up --fresh` starts without the checkpoints of earlier runs"
 
 
 def ask_held(launch: Launch, fleet: Fleet, hosts: Sequence[str]) -> FleetOutcome[Holdings]:
-    """Ask these hosts for the job's checkpoints, in short; an empty outcome where the launch has no job."""
+    """Ask these hosts for the job's checkpoints, in short; an empty outcome where the launch takes none of them."""
     if launch.job is None or launch.own_checkpoints:
         return FleetOutcome()
     return fleet.map(lambda transport: ask_holdings(transport, [], job=launch.job_id), hosts)
@@ -47,6 +47,8 @@ def refuse_others(launch: Launch, held: FleetOutcome[Holdings]) -> None:
     Raises:
         UsageError: the newest checkpoint is of such a run.
     """
+    if launch.own_checkpoints:
+        return
     found = newest_resumed({host: answer.checkpoints for host, answer in held.results.items()}, _starts(held))
     assert launch.identity is not None or found is None
     if found is None or found.start is None or found.start.origin is None or launch.identity is None:
@@ -67,7 +69,6 @@ def _starts(held: FleetOutcome[Holdings]) -> dict[str, Sequence[Start]]:
 
 def restore(
     launch: Launch,
-    listed: Mapping[str, Sequence[Mapping[str, Any]]],
     fleet: Fleet,
     tell: Tell,
     addresses: Addresses,
@@ -75,9 +76,8 @@ def restore(
 ) -> Mapping[str, DdpctlError]:
     """Give every host the newest checkpoints; return the error of each host that could not get them.
 
-    ``listed``: the checkpoints of the launch's hosts in short, from the newest answers. ``held``: the result of
-    ``ask_held``. Where these show that no host lacks a file, no host is asked. A note says from which checkpoint the
-    start resumes.
+    ``held``: the answers of all hosts of the inventory. Where these show that no host lacks a file, no host is asked.
+    A note says from which checkpoint the start resumes.
     """
     if launch.job is None or launch.own_checkpoints:
         return {}
@@ -85,6 +85,7 @@ def restore(
     if silent:
         text = f"{fold_names(silent)} could not be asked for checkpoints of {launch.job.name}: newer ones may lie there"
         tell(Note(text, "warning"))
+    listed = {host: found.checkpoints for host, found in held.results.items() if host in launch.names}
     others = {host: found.checkpoints for host, found in held.results.items() if host not in launch.names}
     having = {host: rows for host, rows in others.items() if rows}
     foreign = [
@@ -105,11 +106,11 @@ def _tell_resumed(found: Resumed | None, tell: Tell) -> None:
         tell(Note(found.line(datetime.now(timezone.utc))))
 
 
-def next_serial(launch: Launch, known: Mapping[str, int], fleet: Fleet, others: FleetOutcome[Holdings]) -> int:
+def next_serial(launch: Launch, held: FleetOutcome[Holdings], fleet: Fleet) -> int:
     """Return the number of this start of the job: the highest number that any host has seen, plus 1.
 
-    The numbers give the order of the job's runs (``ddpctl_worker.rules.attempts``). ``known``: the numbers that hosts
-    of the launch have reported. ``others``: the answers of hosts outside the launch.
+    The numbers give the order of the job's runs (``ddpctl_worker.rules.attempts``). ``held``: the answers so far.
+    Hosts of the launch without an answer are asked again.
 
     Raises:
         HostsFailed: a host of the launch did not report its number.
@@ -117,13 +118,13 @@ def next_serial(launch: Launch, known: Mapping[str, int], fleet: Fleet, others: 
     if launch.job is None:
         return 1
     asked = fleet.map(
-        lambda transport: ask_holdings(transport, [], job=launch.job_id), set(launch.names) - known.keys()
+        lambda transport: ask_holdings(transport, [], job=launch.job_id), set(launch.names) - held.results.keys()
     )
     if asked.errors:
         text = f"the earlier runs of {launch.job.name} are not known; nothing was started"
         raise HostsFailed(text, asked.errors)
-    found = (*asked.results.values(), *others.results.values())
-    return 1 + max([*known.values(), *(answer.serial for answer in found)], default=0)
+    found = (*asked.results.values(), *held.results.values())
+    return 1 + max((answer.serial for answer in found), default=0)
 
 
 @dataclass

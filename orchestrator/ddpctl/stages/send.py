@@ -1,10 +1,9 @@
-"""Sends the job's code and py-spy to the nodes, in the same call, so that no node is asked twice."""
+"""Sends the job's code and py-spy to the nodes, and asks for the job's checkpoints in the same call."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ddpctl.environment.direct import FileSource, Holdings, Source, ask_holdings
 from ddpctl.environment.spread import bring_files
@@ -29,9 +28,7 @@ class Sent:
     py_spy: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict
     )  # hosts with py-spy, and its file (``as_tool``)
-    # The job's checkpoints in short, as ``choice.all_have`` takes them.
-    checkpoints: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    serials: Mapping[str, int] = field(default_factory=dict)  # the number of the newest start that the host knows
+    held: FleetOutcome[Holdings] = field(default_factory=FleetOutcome)  # with the job's checkpoints and last starts
 
 
 def send(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> Sent:
@@ -42,20 +39,21 @@ def send(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> Sent:
     archive = launch.archive
     tools = py_spy_for(launch, facts, tell)
     if archive is None and not tools:
-        return Sent()
+        held = _ask_held(launch, [], fleet, launch.names)
+        return Sent(held.errors, held=held)
     stage = CODE if archive is not None else PY_SPY
     files = ([archive] if archive is not None else []) + list({tool.sha256: tool for tool in tools.values()}.values())
     tell(StageStarted(stage, sum(file.size for file in files), "bytes"))
     errors: dict[str, DdpctlError] = {}
     py_spy: dict[str, Mapping[str, str]] = {}
-    checkpoints: dict[str, Sequence[Mapping[str, Any]]] = {}
-    serials: dict[str, int] = {}
+    answers: dict[str, Holdings] = {}
+    silent: dict[str, DdpctlError] = {}
     count = 0
     for tool, hosts in group_by(tools.get, launch.names).items():
         sources: list[Source] = [source for source in (archive, tool) if source is not None]
         held = _ask_held(launch, sources, fleet, hosts)
-        checkpoints.update({host: found.checkpoints for host, found in held.results.items()})
-        serials.update({host: found.serial for host, found in held.results.items()})
+        answers.update(held.results)
+        silent.update(held.errors)
         delivery, without = _send(stage, archive, tool, fleet, tell, hosts, held)
         errors.update(delivery.errors)
         count += delivery.traffic.sent_by_controller
@@ -63,7 +61,7 @@ def send(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> Sent:
             named = as_tool(tool.sha256, tool.name)
             py_spy.update({host: named for host in delivery.done if host not in without})
     tell(StageEnded(stage, not errors, f"{count} bytes sent"))
-    return Sent(errors, py_spy, checkpoints, serials)
+    return Sent(errors, py_spy, FleetOutcome(answers, silent))
 
 
 def _ask_held(launch: Launch, sources: Sequence[Source], fleet: Fleet, hosts: Sequence[str]) -> FleetOutcome[Holdings]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ddpctl.checks import judge
 from ddpctl.checks.catalogue import CATALOGUE
@@ -67,12 +67,12 @@ class Up:
         self._any_project = any_project  # also resume from a checkpoint that another folder's run saved
         self._wait = wait  # for slots that are in use
         self._options = options or Options()
-        self._sending: Background[Sent] | None = None  # the code, sent while preflight runs
+        self._remembered: PreflightReport | None = None  # the result that preflight confirms
+        self._sending: Background[Sent] | None = None  # the code, sent while preflight confirms that result
         # Hosts outside the launch are asked in the background: a silent host takes long to fail.
         self._others: Background[FleetOutcome[Holdings]] | None = None
         self._py_spy: Mapping[str, Mapping[str, str]] = {}
-        self._checkpoints: Mapping[str, Sequence[Mapping[str, Any]]] = {}
-        self._serials: Mapping[str, int] = {}
+        self._held: FleetOutcome[Holdings] = FleetOutcome()  # the checkpoints and starts of the job, on every host
         self.facts = Facts()
         self.report: PreflightReport | None = None
         self.environment: EnvironmentOutcome | None = None
@@ -91,20 +91,24 @@ class Up:
         others = [host for host in self._fleet.hosts if host not in self._launch.names]
         self._others = Background(lambda tell: ask_held(self._launch, self._fleet, others))
         report = self._check()
-        if not self._wait:
-            self._refuse_in_use()
-        own = FleetOutcome[Holdings]() if self._fresh else ask_held(self._launch, self._fleet, self._launch.names)
-        self._refuse_others(own)
-        environment = self._provide_environment(report)
-        if self._launch.managed:  # these steps need the environment
-            report = self._try_imports(report, environment)
+        if report is not self._remembered:
+            self._sending = None  # it asked with other facts
+        if self._sending is None or self._launch.managed:
+            self._refuse_in_use(self.facts)
+        if self._launch.managed:
+            self._refuse_others(ask_held(self._launch, self._fleet, self._launch.names))  # before the large files
+            report = self._try_imports(report, self._provide_environment(report))
             self._rehearse(report)
+        else:
+            self._provide_environment(report)
         self._provide_code()
+        others_held = self._others.result(self._tell)
+        self._held = FleetOutcome(
+            {**self._held.results, **others_held.results}, {**self._held.errors, **others_held.errors}
+        )
+        self._refuse_others(self._held)
         if not self._fresh:
-            others_held = self._others.result(self._tell)
-            held = FleetOutcome({**own.results, **others_held.results}, {**own.errors, **others_held.errors})
-            self._refuse_others(held)
-            self._restore(report, held)
+            self._restore(report)
         return self.start()
 
     def undo(self, *, by: str, grace: float = UNDO_GRACE_S) -> KillOutcome | None:
@@ -123,13 +127,14 @@ class Up:
         for host in (host for host in errors if host not in self._launch.names):  # preflight reports the launch's own
             self._tell(Note(f"it could not be asked whether a run of the name {name} is live there", "warning", host))
 
-    def _refuse_in_use(self) -> None:
+    def _refuse_in_use(self, facts: Facts) -> None:
         """Raises HostsInUse: before environment and code are sent. The start asks again, and its answer counts."""
-        refuse_in_use(self._launch.plan(self.facts), self._fleet)
+        if not self._wait:
+            refuse_in_use(self._launch.plan(facts), self._fleet)
 
     def _refuse_others(self, held: FleetOutcome[Holdings]) -> None:
-        """Raises UsageError: another folder's run saved the checkpoint, and --any-project was not given."""
-        if not self._any_project:
+        """Raises UsageError: another folder's run saved the checkpoint to resume from, and no option allows that."""
+        if not (self._any_project or self._fresh):
             refuse_others(self._launch, held)
 
     def _check(self) -> PreflightReport:
@@ -148,12 +153,17 @@ class Up:
         return report
 
     def _begin_sending(self, remembered: PreflightReport) -> None:
-        """Send the code while preflight confirms its remembered result.
+        """Ask for free slots and send the code while preflight confirms its remembered result.
 
         Code is stored by its hash, so an unused copy does no harm.
         """
         facts = remembered.facts
-        self._sending = Background(lambda tell: send(self._launch, facts, self._fleet, tell))
+
+        def ask_and_send(tell: Tell) -> Sent:
+            self._refuse_in_use(facts)
+            return send(self._launch, facts, self._fleet, tell)
+
+        self._remembered, self._sending = remembered, Background(ask_and_send)
 
     def _provide_environment(self, report: PreflightReport) -> EnvironmentOutcome:
         environment = provision(self._launch, self.facts, self._fleet, self._tell, open_ports=report.open_ports)
@@ -183,14 +193,13 @@ class Up:
             sent = send(self._launch, self.facts, self._fleet, self._tell)
         self._raise_for(sent.errors, "could not get the code")
         self._py_spy = sent.py_spy
-        self._checkpoints = sent.checkpoints
-        self._serials = sent.serials
+        self._held = sent.held
 
-    def _restore(self, report: PreflightReport, held: FleetOutcome[Holdings]) -> None:
+    def _restore(self, report: PreflightReport) -> None:
         """Put the newest checkpoints of earlier runs on every host."""
         preferred = {host: (node.fabric_address,) for host, node in self.facts.nodes.items() if node.fabric_address}
         addresses = Addresses(preferred, report.open_ports)
-        errors = restore(self._launch, self._checkpoints, self._fleet, self._tell, addresses, held)
+        errors = restore(self._launch, self._fleet, self._tell, addresses, self._held)
         self._raise_for(errors, "could not get the checkpoints of earlier runs")
 
     def start(self) -> RunStatus:
@@ -206,8 +215,7 @@ class Up:
                 f"nothing was started, because this is unknown: {', '.join(plan.unknown)}",
                 hint="run `ddpctl preflight`, or set it in the inventory: fabric_address, slots, master_port",
             )
-        others = self._others.result(self._tell) if self._others is not None else FleetOutcome[Holdings]()
-        serial = next_serial(self._launch, self._serials, self._fleet, others)
+        serial = next_serial(self._launch, self._held, self._fleet)
         if self._fresh:
             created = datetime.fromisoformat(plan.created).astimezone(timezone.utc)
             set_aside(plan.job_id, plan.hosts, f"{created:%Y%m%dT%H%M%SZ}", self._fleet, self._tell)

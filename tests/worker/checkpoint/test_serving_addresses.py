@@ -13,7 +13,7 @@ from ddpctl_worker.agent import talk
 from ddpctl_worker.agent.resume import Resume
 from ddpctl_worker.checkpoint import replicate
 from ddpctl_worker.machine import net
-from ddpctl_worker.run import keeping
+from ddpctl_worker.run import keeper_process
 from tests.worker.checkpoints import JOB, NOW, OF_JOB, credentials
 
 # Two addresses of one host. No other process of this machine listens on them, as some do on 127.0.0.1.
@@ -88,11 +88,11 @@ def test_the_agents_and_what_they_resume_from(tmp_path: Path, address: str, expe
 def test_the_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str], expected: list[str]) -> None:
     """The other hosts get the addresses of this host from the gang, and must find the keeper there."""
     who, said = credentials(), dict[str, Any]()
-    monkeypatch.setattr(keeping, "own_addresses", lambda: told)
-    monkeypatch.setattr(keeping, "_say", said.update)
+    monkeypatch.setattr(keeper_process, "own_addresses", lambda: told)
+    monkeypatch.setattr(keeper_process, "_say", said.update)
     of_run = {"base": str(tmp_path), "job": JOB, "hosts": ["a", "b"], "replicas": 1, "address": FABRIC}
     copying = {**of_run, "certificate": who.certificate, "key": who.key, **NOW.to_json()}
-    found = keeping._replication({"host": "a", "copying": copying})
+    found = keeper_process._replication({"host": "a", "copying": copying})
     assert isinstance(found, replicate.Replication)
     try:
         assert listened(said["port"]) == expected

@@ -18,7 +18,7 @@ from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.folder import list_entries
 from ddpctl_worker.checkpoint.keeper import Keeper
 from ddpctl_worker.machine import child, proc
-from ddpctl_worker.run import keeping
+from ddpctl_worker.run import keeper_process, keeping
 from ddpctl_worker.run.limits import LAST_KEEPER_LOOK_S
 from tests.worker.checkpoint.test_whole import saved_by_torch
 
@@ -58,7 +58,7 @@ class Supervised:
     def keep(self, **order: Any) -> None:
         given = {"folder": str(self.folder), "host": "a", "since": self.begun - 1, "keep": 3}
         given.update(serial=1, run="r", attempt=1, lag=str(self.folder.parent / "saved.json"))
-        keeping.keep(self, {**given, "outputs": [], "timeout": 60.0, **order})  # type: ignore[arg-type]
+        keeper_process.keep(self, {**given, "outputs": [], "timeout": 60.0, **order})  # type: ignore[arg-type]
 
     def write(self, path: str, content: bytes = b"weights") -> Path:
         file = self.folder / path
@@ -124,8 +124,8 @@ def test_a_last_look_that_outlives_the_run_has_the_lowest_priority_again(
             supervised.now += LAST_KEEPER_LOOK_S
             keeper._read_on(1)
 
-    monkeypatch.setattr(keeping, "_lower_priority", lower)
-    monkeypatch.setattr(keeping, "_turn", hash_slowly)
+    monkeypatch.setattr(keeper_process, "_lower_priority", lower)
+    monkeypatch.setattr(keeper_process, "_turn", hash_slowly)
     supervised.script += [(9, {"ended": True})]
     supervised.keep()
     assert seen == [9 + LAST_KEEPER_LOOK_S]

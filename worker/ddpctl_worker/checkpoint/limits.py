@@ -12,7 +12,7 @@ MOST_JSON_BYTES = 64 << 20  # a larger file of JSON is not parsed
 MOST_STARTS = 50  # starts on record; the run of a checkpoint older than all of them is not known
 MOST_REMOVED = 200  # removed entries on record, for the hosts that have copies of them
 
-# --- the keeper (keeper.py, fresh.py; run/keeping.py paces it)
+# --- the keeper (keeper.py, fresh.py; run/keeper_process.py paces it)
 KEEPER_LOOK_S = 2.0  # between two looks; an entry that is the same in both has stopped changing
 KEEPER_SHARE = 0.05  # of one core for all looks, hashing not counted; very many files or a slow disk take long
 STABLE_S = 2.0  # a new checkpoint that has not changed for so long ends the wait of ``save``

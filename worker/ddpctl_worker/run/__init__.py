@@ -3,7 +3,7 @@
 Processes:
     guardian    detached from the login; parent of the supervisor; cleans up after it (its replacement: cleanup.py)
     supervisor  starts the launcher, watches the ranks, decides how the run ends, signals, writes the record
-    keeper      hashes and copies checkpoints (keeping.py)
+    keeper      hashes and copies checkpoints (keeper_process.py; keeping.py is the handle)
     notifier    runs the job's notifiers after the run (notifying.py decides, notifier.py is the process)
     gpuwatch    reads the GPUs for a while, prints a report and ends
 The supervisor reports to the guardian over a pipe (heartbeats and facts). The agent renews the lease over two pipes.
