@@ -7,17 +7,22 @@ import copy
 import json
 import random
 import resource
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from ddpctl.errors import RemoteError
+from ddpctl.spec import bounds
 from ddpctl.transport import answers
 from ddpctl.transport.base import Frame
 from ddpctl.transport.limits import LINE_BYTES
 from ddpctl.transport.pipe import parse
+from ddpctl.transport.shapes import preflight
+from ddpctl.transport.shapes.adapters import adapter
 
 TIME = "2026-01-02T03:04:05.123+00:00"
 CAUSE = {"host": "node2", "rank": 3, "reason": "exited", "message": "gone", "time": TIME}
@@ -216,6 +221,92 @@ def test_a_history_that_is_none_is_refused(place: str, value: object) -> None:
     at[int(name) if isinstance(at, list) else name] = value
     with pytest.raises(RemoteError, match="history"):
         answers.check_result("history", wrong, "node1", {})
+
+
+CONTAINERS = {
+    *(
+        "typed-dict",
+        "typed-dict-field",
+        "dataclass",
+        "dataclass-args",
+        "dataclass-field",
+        "definitions",
+        "definition-ref",
+    ),
+    *("list", "tuple", "dict", "nullable", "union", "default", "function-after", "function-before", "json-or-python"),
+}
+LOOSE = {"int", "float", "bool", "str"}  # convert values unless they are strict
+LEAVES = {*LOOSE, "is-instance", "literal", "any"}
+
+
+def parts(schema: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Every schema inside a schema of pydantic, with its place."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("type"), str):
+            yield place, schema
+        for key, inner in schema.items():
+            if key not in ("json_schema", "serialization", "metadata", "function", "config"):
+                yield from parts(inner, f"{place}.{key}")
+    elif isinstance(schema, (list, tuple)):
+        for number, inner in enumerate(schema):
+            yield from parts(inner, f"{place}.{number}")
+
+
+SHAPES = {
+    **answers.RESULTS,
+    **{f"{verb}:{key}": shape for verb, kinds in answers.FRAMES.items() for key, shape in kinds.items()},
+    **preflight.FACTS,
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_leaf_is_strict_by_itself(name: str) -> None:
+    """A dataclass is not made from a JSON object in pydantic's strict mode, so each leaf refuses conversions."""
+    found = list(parts(adapter(SHAPES[name]).core_schema, name))
+    assert {part["type"] for _, part in found} <= CONTAINERS | LEAVES
+    assert [place for place, part in found if part["type"] in LOOSE and not part.get("strict")] == []
+
+
+# A right value, and values of other JSON types that a conversion would accept.
+WRONG_TYPES: list[tuple[Any, Any, list[Any]]] = [
+    (bounds.Flag, True, [1, 0, 1.0, "true", "1", None, [], {}]),
+    (bounds.Integer, 7, [7.0, "7", True, None, [7], {}]),
+    (bounds.Real, 7.5, ["7.5", True, None, [7.5], {}]),
+    (bounds.Unicode, "x", [1, 1.5, True, None, ["x"], {}]),
+    (bounds.Text, "x", [1, 1.5, True, None, ["x"], {}]),
+    (bounds.Short, "x", [1, True, None, ["x"], {}]),
+    (bounds.Name, "x", [1, True, None, ["x"], {}]),
+    (bounds.Label, "x", [1, True, None, ["x"], {}]),
+    (bounds.Digits, "1", [1, 1.0, True, None, ["1"], {}]),
+    (bounds.Hash, "0" * 64, [0, None, ["0" * 64], {}]),
+    (bounds.File, "/x", [1, None, ["/x"], {}]),
+    (bounds.IP, "10.0.0.1", [1, 1 << 24, True, None, ["10.0.0.1"], {}]),
+    (bounds.Place, "x", [1, None, ["x"], {}]),
+    (bounds.Moment, TIME, [0, 1.5, None, [TIME], {}]),
+    (bounds.NodeState, "failed", [1, None, ["failed"], {}]),
+    (bounds.Count, 7, [7.0, "7", True, None, [7], {}]),
+    (bounds.Whole, -7, [-7.0, "-7", False, None, [-7], {}]),
+    (bounds.Small, 7, [7.0, "7", True, None, [7], {}]),
+    (bounds.Port, 7, [7.0, "7", True, None, [7], {}]),
+    (bounds.Number, 7.5, ["7.5", True, None, [7.5], {}]),
+    (bounds.Figure, 7, ["7", True, None, [7], {}]),
+    (tuple[bounds.Count, ...], [7], [{}, {"7": 7}, "7", 7, None]),
+    (tuple[bounds.Count, bounds.Short], [7, "x"], [{}, {"7": "x"}, "7x", 7, None, [7], [7, "x", 7]]),
+    (list[bounds.Count], [7], [{}, {"7": 7}, "7", 7, None]),
+    (dict[bounds.Digits, bounds.Count], {"7": 7}, [[], [["7", 7]], "7", 7, None]),
+]
+
+
+@pytest.mark.parametrize(("kind", "right", "wrong"), WRONG_TYPES)
+def test_a_value_of_another_type_is_not_converted(kind: Any, right: object, wrong: list[object]) -> None:
+    adapter(kind).validate_python(right)
+    for value in wrong:
+        with pytest.raises(ValidationError):
+            adapter(kind).validate_python(value)
+
+
+def test_a_step_stays_a_whole_number() -> None:
+    assert repr(adapter(tuple[bounds.Figure, ...]).validate_python([7, 7.0])) == "(7, 7.0)"
 
 
 @settings(deadline=None)  # a shape is made when it is first needed

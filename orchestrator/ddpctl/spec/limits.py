@@ -72,3 +72,6 @@ SURVIVED = timedelta(minutes=10)  # an elastic run survived a failure that happe
 AFTER_S = 3600.0  # for the shell text `after` of a job: an upload of a large checkpoint
 SAVE_S = 120.0  # until a requested checkpoint is there, if a damaged record does not have the job's own time
 SILENCE_WARNING_S = 1800.0  # without output so long, a job without timeouts.silence gets a warning; it is never killed
+
+# --- answers of a node (bounds.py)
+DEPTH = 32  # nesting of JSON without a declared shape

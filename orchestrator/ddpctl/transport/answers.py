@@ -12,13 +12,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ddpctl.spec.bounds import Unicode
 from ddpctl.transport.base import Frame
 from ddpctl.transport.pipe import garbled
 from ddpctl.transport.shapes import checkpoints, doctor, environment, history, preflight, runs, top
-from ddpctl.transport.shapes.words import adapter, first_fault
+from ddpctl.transport.shapes.adapters import adapter, first_fault
 
 RESULTS: Mapping[str, Any] = {
-    "echo": dict[str, Any],
+    "echo": dict[Unicode, Any],
     "ask_checkpoint": runs.AskedDict,
     "doctor": doctor.ConsultedDict,
     "probe": preflight.ProbedDict,
@@ -54,7 +55,7 @@ RESULTS: Mapping[str, Any] = {
 }
 # verb -> key that identifies a kind of frame -> shape of that frame
 FRAMES: Mapping[str, Mapping[str, Any]] = {
-    "echo": {"n": dict[str, Any]},
+    "echo": {"n": dict[Unicode, Any]},
     "tail": {
         "lines": runs.LinesDict,
         "state": runs.StandingDict,
@@ -109,6 +110,6 @@ def check_frame(verb: str, received: Frame, host: str, args: Mapping[str, Any]) 
 
 def _checked(shape: Any, verb: str, data: Mapping[str, Any], host: str, args: Mapping[str, Any]) -> Any:
     try:
-        return adapter(shape).validate_python(data, strict=True, context={"host": host, "args": args})
+        return adapter(shape).validate_python(data, context={"host": host, "args": args})
     except ValidationError as error:
         raise garbled(f"{verb}: {first_fault(error)}") from None

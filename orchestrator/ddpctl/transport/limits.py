@@ -87,5 +87,4 @@ LINE_BYTES = 4 << 20  # a frame's JSON: parsed, it may take thirty times as much
 RAW_BYTES = 16 << 20  # a frame's raw bytes
 ERROR_LETTERS = 300  # an error message of OpenSSH's ssh
 MESSAGE_LETTERS = 4000  # an error message of a worker
-DEPTH = 32  # nesting of JSON without a declared shape
 INCLUDE_DEPTH = 16  # nesting of Include in an ssh_config, as in OpenSSH

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
-from ddpctl.transport.shapes.words import IP, Count, Hash, Moment, Name, Place, Port, Whole
+from ddpctl.spec.bounds import IP, Count, Hash, Moment, Name, Place, Port, Unicode, Whole
 
 
 def _in_entry(value: str) -> str:
@@ -17,7 +17,7 @@ def _in_entry(value: str) -> str:
     return value
 
 
-PathInEntry = Annotated[str, Field(max_length=4000), AfterValidator(_in_entry)]
+PathInEntry = Annotated[Unicode, Field(max_length=4000), AfterValidator(_in_entry)]
 
 
 class KeptFileDict(TypedDict):
@@ -35,7 +35,7 @@ class ManifestDict(TypedDict):
     size: Count
     files: Annotated[dict[PathInEntry, KeptFileDict], Field(min_length=1)]
     references: dict[PathInEntry, Count] | None
-    version: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+    version: Annotated[Unicode, Field(pattern="^[0-9a-f]{32}$")]
     serial: Count
     run: Name | None
     attempt: Count
@@ -56,7 +56,7 @@ class HeldDict(TypedDict):
 
 
 class AsideDict(TypedDict):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,63}@[0-9TZ]{16}$")] | None
+    name: Annotated[Unicode, Field(pattern=r"^[A-Za-z0-9._-]{1,63}@[0-9TZ]{16}$")] | None
 
 
 class LentDict(TypedDict):

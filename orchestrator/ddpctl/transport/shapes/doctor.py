@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 from typing_extensions import NotRequired, TypedDict
 
+from ddpctl.spec.bounds import Count, Flag, Name, NodeState, Number, Short, Small, Unicode, Whole
+from ddpctl.transport.shapes.adapters import own_name
 from ddpctl.transport.shapes.runs import SlowDict
-from ddpctl.transport.shapes.words import Count, Name, NodeState, Number, Short, Small, Whole, as_tuple, own_name
 
-_Entry = Annotated[tuple[Count, Short, Whole, bool, Number | Whole, bool], BeforeValidator(as_tuple)]
-_Frame = Annotated[tuple[Short, Whole, Short], BeforeValidator(as_tuple)]
+_Entry = tuple[Count, Short, Whole, Flag, Number | Whole, Flag]
+_Frame = tuple[Short, Whole, Short]
 _Stack = Annotated[list[_Frame], Field(max_length=200)]
 _Figure = Number | Whole
-_Unanswered = Annotated[tuple[Short, Short, Count], BeforeValidator(as_tuple)]
+_Unanswered = tuple[Short, Short, Count]
 
 
 class GroupDict(TypedDict):
@@ -32,8 +33,8 @@ class ChildDict(TypedDict):
     pid: Count
     state: Short
     sleep_s: NotRequired[_Figure | None]
-    still: NotRequired[bool]
-    polls: NotRequired[bool]
+    still: NotRequired[Flag]
+    polls: NotRequired[Flag]
     stack: _Stack
 
 
@@ -42,7 +43,7 @@ class LookDict(TypedDict):
     rank: Small
     local_rank: Small
     pid: Count
-    state: Annotated[str, Field(max_length=20)]
+    state: Annotated[Unicode, Field(max_length=20)]
     now: NotRequired[_Figure]
     cpu: NotRequired[_Figure | None]
     below: NotRequired[_Figure | None]
@@ -56,25 +57,25 @@ class LookDict(TypedDict):
     output_age_s: NotRequired[_Figure | None]
     pause_s: NotRequired[_Figure | None]
     stack: NotRequired[_Stack | None]
-    gil: NotRequired[bool]
-    spins: NotRequired[bool]
-    wants_cpu: NotRequired[bool]
-    still: NotRequired[bool]
-    polls: NotRequired[bool]
+    gil: NotRequired[Flag]
+    spins: NotRequired[Flag]
+    wants_cpu: NotRequired[Flag]
+    still: NotRequired[Flag]
+    polls: NotRequired[Flag]
     unseen: NotRequired[Count]
     ended_s: NotRequired[_Figure | None]
-    moved: NotRequired[bool]
+    moved: NotRequired[Flag]
     threads: NotRequired[Annotated[list[ThreadDict], Field(max_length=100)]]
     children: NotRequired[Annotated[list[ChildDict], Field(max_length=100)]]
     peers: NotRequired[dict[Short, Small]]
     unanswered: NotRequired[Annotated[list[_Unanswered], Field(max_length=100)]]
     groups: NotRequired[dict[Short, GroupDict] | None]
-    dumped: NotRequired[bool]
+    dumped: NotRequired[Flag]
     missing: NotRequired[list[Short]]
 
 
 class ConsultedDict(TypedDict):
     state: NodeState
-    ended: bool
+    ended: Flag
     looks: Annotated[list[LookDict], Field(max_length=10_000)]
     slow: list[SlowDict]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
+from ddpctl.spec.bounds import IP, Count, File, Hash, Moment, Name, Number, Place, Port, Short, Unicode
 from ddpctl.transport.shapes.runs import OriginDict
-from ddpctl.transport.shapes.words import IP, Count, File, Hash, Moment, Name, Number, Place, Port, Short, as_tuple
 
-Version = Annotated[str, Field(pattern="^([0-9a-f]{32})?$")]  # empty: it is unknown whether the entry is complete
+Version = Annotated[Unicode, Field(pattern="^([0-9a-f]{32})?$")]  # empty: it is unknown whether the entry is complete
 
 
 class NothingDict(TypedDict):
@@ -54,7 +54,7 @@ class PassedDict(TypedDict):
 
 
 class WantedDict(TypedDict):
-    want: list[Annotated[tuple[Hash, Count], BeforeValidator(as_tuple)]]
+    want: list[tuple[Hash, Count]]
 
 
 class LeftDict(TypedDict):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 from typing_extensions import NotRequired, TypedDict
 
-from ddpctl.transport.shapes.words import Count, Digits, Figure, Moment, Name, Short, Small, as_tuple
+from ddpctl.spec.bounds import Count, Digits, Figure, Flag, Integer, Moment, Name, Real, Short, Small, Unicode
 
-Pair = Annotated[tuple[Figure, Figure], BeforeValidator(as_tuple)]
-Rate = Annotated[float, Field(ge=0, le=1e12)]
-Megabytes = Annotated[int, Field(ge=0, le=1 << 40)]
-Status = Annotated[str, Field(pattern="^[a-z_]{1,20}$")]
-Row = Annotated[tuple[Small, Small, Status, Rate | None, Rate | None], BeforeValidator(as_tuple)]
+Pair = tuple[Figure, Figure]
+Rate = Annotated[Real, Field(ge=0, le=1e12)]
+Megabytes = Annotated[Integer, Field(ge=0, le=1 << 40)]
+Status = Annotated[Unicode, Field(pattern="^[a-z_]{1,20}$")]
+Row = tuple[Small, Small, Status, Rate | None, Rate | None]
 
 
 class LaunchDict(TypedDict):
@@ -45,22 +45,22 @@ class CurveDict(TypedDict):
 
 
 class RankCurvesDict(TypedDict):
-    axis: Annotated[str, Field(pattern="^(?:step|epoch|line)$")]
-    sampled: bool
+    axis: Annotated[Unicode, Field(pattern="^(?:step|epoch|line)$")]
+    sampled: Flag
     series: Annotated[dict[Short, CurveDict], Field(max_length=200)]
 
 
 class GpuUseDict(TypedDict):
     index: Small
     name: Short
-    held: bool
-    every_s: Annotated[float, Field(gt=0, le=1e9)]
-    use: Annotated[list[Annotated[float, Field(ge=0, le=100)] | None], Field(max_length=1000)]
+    held: Flag
+    every_s: Annotated[Real, Field(gt=0, le=1e9)]
+    use: Annotated[list[Annotated[Real, Field(ge=0, le=100)] | None], Field(max_length=1000)]
     memory_mb: Annotated[list[Megabytes | None], Field(max_length=1000)]
     memory_total_mb: Megabytes | None
     memory_max_mb: Megabytes | None
-    temperature_max: Annotated[float, Field(ge=-300, le=1e4)] | None
-    power_max_w: Annotated[float, Field(ge=0, le=1e9)] | None
+    temperature_max: Annotated[Real, Field(ge=-300, le=1e4)] | None
+    power_max_w: Annotated[Real, Field(ge=0, le=1e9)] | None
 
 
 class GpusUseDict(TypedDict):

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -17,27 +16,27 @@ from pydantic import (
 )
 from typing_extensions import NotRequired, TypedDict
 
-from ddpctl.transport.shapes.runs import SurvivorDict
-from ddpctl.transport.shapes.words import (
+from ddpctl.spec.bounds import (
     IP,
     Count,
     Digits,
+    Flag,
     Hash,
     Label,
     Name,
     Number,
     Plain,
     Port,
+    Real,
     Short,
     Small,
     Text,
+    Unicode,
     Whole,
-    adapter,
-    as_tuple,
-    asked,
-    first_fault,
     one_of,
 )
+from ddpctl.transport.shapes.adapters import adapter, asked, first_fault
+from ddpctl.transport.shapes.runs import SurvivorDict
 from ddpctl_worker.wire import contract
 
 
@@ -47,16 +46,16 @@ def _interface(value: AddressDict) -> AddressDict:
 
 
 class AddressDict(TypedDict):
-    address: str
+    address: Unicode
     interface: Label
     family: Literal[4, 6]
     prefix: Small
-    up: bool
-    carrier: NotRequired[bool]
+    up: Flag
+    carrier: NotRequired[Flag]
     mtu: NotRequired[Whole | None]
     speed: NotRequired[Whole | None]
-    virtual: NotRequired[bool]
-    bridge: NotRequired[bool]
+    virtual: NotRequired[Flag]
+    bridge: NotRequired[Flag]
 
 
 class NeighboursDict(TypedDict):
@@ -74,7 +73,7 @@ class NetworkDict(TypedDict):
     cores: Small | None
     machine: NotRequired[Label]
     uid: Count
-    names: dict[str, list[IP]]
+    names: dict[Unicode, list[IP]]
     neighbours: NeighboursDict | None
 
 
@@ -90,14 +89,14 @@ class VersionsDict(TypedDict):
     torch: ModuleDict | None
     torchvision: ModuleDict | None
     nccl: Short | None
-    has_launch: bool
+    has_launch: Flag
     packages: dict[Short, Short]
     folders: list[Short]
 
 
 class ScriptDict(TypedDict):
     path: Short
-    exists: bool
+    exists: Flag
     sha256: Hash | None
     text: Text | None
 
@@ -107,25 +106,25 @@ class PythonDict(TypedDict):
     info: Annotated[list[Small], Field(min_length=3, max_length=3)]
     executable: Short
     prefix: Short
-    venv: bool
+    venv: Flag
     implementation: Short
     platform: Short
     machine: Short
     libc: Short
-    libc_version: Annotated[str, Field(pattern=r"^[0-9.]{0,12}$")]
+    libc_version: Annotated[Unicode, Field(pattern=r"^[0-9.]{0,12}$")]
     kernel: Short
 
 
 class InterpreterDict(TypedDict):
-    path: Annotated[str, Field(pattern=r"^(~/|/)[^\x00-\x1f]{1,4000}$")]
-    version: Annotated[str, Field(pattern=r"^3\.[0-9]{1,3}$")]
-    torch: Annotated[str, Field(pattern=r"^[!-~]{1,64}$")] | None
-    default: bool
+    path: Annotated[Unicode, Field(pattern=r"^(~/|/)[^\x00-\x1f]{1,4000}$")]
+    version: Annotated[Unicode, Field(pattern=r"^3\.[0-9]{1,3}$")]
+    torch: Annotated[Unicode, Field(pattern=r"^[!-~]{1,64}$")] | None
+    default: Flag
 
 
 class InterpretersDict(TypedDict):
     pythons: Annotated[list[InterpreterDict], Field(max_length=64)]
-    modules: bool
+    modules: Flag
 
 
 class DriverDict(TypedDict):
@@ -150,7 +149,7 @@ class RanDict(TypedDict):
     code: Whole | None
     stdout: Text
     stderr: Text
-    timed_out: bool
+    timed_out: Flag
     seconds: Number
 
 
@@ -204,10 +203,10 @@ FACTS: Mapping[str, Any] = {
 
 
 class AnswerDict(TypedDict):
-    ok: bool
+    ok: Flag
     value: Plain
     error: Short | None
-    timed_out: bool
+    timed_out: Flag
     seconds: Number
 
 
@@ -225,13 +224,13 @@ def _fact(name: str, answer: AnswerDict) -> AnswerDict:
     if not answer["ok"] or shape is None:
         return answer
     try:
-        return {**answer, "value": adapter(shape).validate_python(answer["value"], strict=True)}
+        return {**answer, "value": adapter(shape).validate_python(answer["value"])}
     except ValidationError as error:
         raise ValueError(f"{name}: {first_fault(error)}") from None
 
 
 class ProbedDict(TypedDict):
-    answers: Annotated[dict[str, AnswerDict], AfterValidator(_answers)]
+    answers: Annotated[dict[Unicode, AnswerDict], AfterValidator(_answers)]
     received: Number
     sent: Number
 
@@ -259,9 +258,9 @@ class ListeningDict(TypedDict):
 
 class LinkDict(TypedDict):
     peer: Name
-    address: str
+    address: Unicode
     port: Port
-    status: Annotated[str, Field(pattern="^[a-z_]{1,20}$")]
+    status: Annotated[Unicode, Field(pattern="^[a-z_]{1,20}$")]
     errno: NotRequired[Short | None]
     detail: NotRequired[Short | None]
     local: NotRequired[Short | None]
@@ -269,13 +268,13 @@ class LinkDict(TypedDict):
     ms: NotRequired[Number | None]
 
 
-Transfer = Annotated[str, Field(pattern=one_of(contract.OK, contract.SLOW, contract.STALLED, contract.BROKEN))]
-Rate = Annotated[float, Field(ge=0, le=1e12)]
+Transfer = Annotated[Unicode, Field(pattern=one_of(contract.OK, contract.SLOW, contract.STALLED, contract.BROKEN))]
+Rate = Annotated[Real, Field(ge=0, le=1e12)]
 
 
 class SpeedDict(TypedDict):
     peer: Name
-    address: str
+    address: Unicode
     rtt_ms: NotRequired[Rate | None]
     push_mbit: NotRequired[Rate | None]
     pull_mbit: NotRequired[Rate | None]
@@ -284,7 +283,7 @@ class SpeedDict(TypedDict):
     mtu: NotRequired[Count | None]
 
 
-Open = Annotated[tuple[Name, str, Short | None, Label | None, list[Port]], BeforeValidator(as_tuple)]
+Open = tuple[Name, Unicode, Short | None, Label | None, list[Port]]
 
 
 class DialsDict(TypedDict):
@@ -317,13 +316,13 @@ class RulesDict(TypedDict):
 
 class FirewallDict(TypedDict):
     uid: Count
-    ufw: bool
-    firewalld: bool
+    ufw: Flag
+    firewalld: Flag
     errors: dict[Short, Short]
 
 
 class ReportDict(TypedDict):
-    ok: NotRequired[bool]
+    ok: NotRequired[Flag]
     error: NotRequired[Short | None]
     backend: NotRequired[Short | None]
     mb_per_s: NotRequired[Number | None]
@@ -336,11 +335,11 @@ class RehearsedRankDict(TypedDict):
 
 class RehearsedDict(TypedDict):
     exit_code: Whole | None
-    timed_out: bool
+    timed_out: Flag
     seconds: Number
     ranks: dict[Digits, RehearsedRankDict]
     where: NotRequired[dict[Digits, Short]]
     tail: list[Short]
     nccl: list[Short]
-    met: bool
+    met: Flag
     survivors: list[SurvivorDict]

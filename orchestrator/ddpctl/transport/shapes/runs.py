@@ -5,28 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic import AfterValidator, Field, ValidationInfo
 from typing_extensions import NotRequired, TypedDict
 
-from ddpctl.transport.shapes.words import (
+from ddpctl.spec.bounds import (
     Count,
     Digits,
     Figure,
+    Flag,
     Hash,
+    Integer,
     Moment,
     Name,
     NodeState,
     Number,
     Place,
     Plain,
+    Port,
+    Real,
     Short,
     Small,
     Text,
+    Unicode,
     Whole,
-    as_tuple,
-    asked,
-    own_name,
 )
+from ddpctl.transport.shapes.adapters import asked, own_name
 from ddpctl_worker.wire.contract import begins
 
 
@@ -43,7 +46,7 @@ class CauseDict(TypedDict):
     rank: NotRequired[Small | None]
     exit_code: NotRequired[Whole | None]
     signal: NotRequired[Short | None]
-    reason: Annotated[str, Field(pattern="^[a-z_]{1,40}$")]
+    reason: Annotated[Unicode, Field(pattern="^[a-z_]{1,40}$")]
     message: Short
     traceback: NotRequired[Text | None]
     time: Moment
@@ -51,11 +54,11 @@ class CauseDict(TypedDict):
 
 
 class TimeoutsDict(TypedDict):
-    stop: NotRequired[Annotated[float, Field(ge=0, le=1e6)] | None]
+    stop: NotRequired[Annotated[Real, Field(ge=0, le=1e6)] | None]
 
 
 class DoctorDict(TypedDict):
-    stall: Annotated[float, Field(gt=0, le=1e9)]
+    stall: Annotated[Real, Field(gt=0, le=1e9)]
 
 
 class FirstDict(TypedDict):
@@ -68,8 +71,8 @@ class RestartDict(TypedDict):
 
 
 class SaveKeysDict(TypedDict):
-    signal: Annotated[str, Field(pattern="^SIG[A-Z0-9]{1,20}$")]
-    timeout: Annotated[float, Field(gt=0, le=1e9)]
+    signal: Annotated[Unicode, Field(pattern="^SIG[A-Z0-9]{1,20}$")]
+    timeout: Annotated[Real, Field(gt=0, le=1e9)]
     replicas: NotRequired[Count]
 
 
@@ -77,18 +80,18 @@ class CodeDict(TypedDict):
     hash: Hash
     size: Count
     git_commit: NotRequired[Short | None]
-    dirty: NotRequired[bool | None]
+    dirty: NotRequired[Flag | None]
 
 
 class SettingsDict(TypedDict):
     job: Name
     keys: Annotated[dict[Short, Plain], Field(max_length=1000)]
     hosts: Annotated[list[Name], Field(min_length=1, max_length=10_000)]
-    nodes: Annotated[int, Field(ge=1, le=10_000)]
+    nodes: Annotated[Integer, Field(ge=1, le=10_000)]
     nproc: Small | None
     local_rank_arg: Short | None
     secrets: Annotated[list[Short], Field(max_length=10_000)]
-    notified: bool
+    notified: Flag
 
 
 class SetAsideDict(TypedDict):
@@ -138,8 +141,8 @@ class UntrackedDict(TypedDict):
     folder: Short | None
     files: Count
     bytes: Count
-    largest: Annotated[list[Annotated[tuple[Short, Count], BeforeValidator(as_tuple)]], Field(max_length=10)]
-    whole: bool
+    largest: Annotated[list[tuple[Short, Count]], Field(max_length=10)]
+    whole: Flag
 
 
 class SurvivorDict(TypedDict):
@@ -176,7 +179,7 @@ class AgreedDict(TypedDict):
     term: Count
     version: Count
     attempts: Annotated[list[AttemptDict], Field(min_length=1, max_length=2000)]
-    live: bool
+    live: Flag
     set_aside: NotRequired[dict[Name, Short]]
     over: OverDict | None
 
@@ -195,7 +198,7 @@ class LagDict(TypedDict):
     saved_s: Number
     kept_s: Number | None
     behind_s: Number | None
-    late: bool
+    late: Flag
     copies: Small
 
 
@@ -241,9 +244,6 @@ class RunsDict(TypedDict):
     left_out: NotRequired[Count]
 
 
-Port = Annotated[int, Field(ge=1, le=65535)]
-
-
 class StartedDict(TypedDict):
     status: StatusDict
     port: NotRequired[Port | None]
@@ -266,9 +266,9 @@ class SlotClaimDict(TypedDict):
     host: Name
     hosts: Annotated[list[Name], Field(max_length=10_000)]
     account: Short
-    mine: bool
+    mine: Flag
     origin: OriginTextDict
-    age_s: Annotated[float, Field(ge=0, le=1e12)]
+    age_s: Annotated[Real, Field(ge=0, le=1e12)]
     slots: Annotated[list[Small], Field(max_length=10_000)]
     want: Small
     place: Small | None
@@ -293,15 +293,15 @@ class LimitDict(TypedDict):
 
 class SlotsDict(TypedDict):
     claims: Annotated[list[SlotClaimDict], Field(max_length=10_000)]
-    fits: bool | None
-    gpus: bool
+    fits: Flag | None
+    gpus: Flag
     holders: Annotated[list[SlotHolderDict], Field(max_length=20_000)]
     limited: NotRequired[LimitDict | None]
     trouble: Short | None
 
 
 class RemovedDict(TypedDict):
-    removed: bool
+    removed: Flag
 
 
 class StoppedDict(TypedDict):
@@ -314,7 +314,7 @@ class StoppedDict(TypedDict):
 class GrowingDict(TypedDict):
     path: Short
     size: Count
-    left: Annotated[float, Field(ge=0, le=1e9)]
+    left: Annotated[Real, Field(ge=0, le=1e9)]
 
 
 class GrowingFrameDict(TypedDict):
@@ -330,7 +330,7 @@ class AskedDict(TypedDict):
     ranks: Annotated[list[Small], Field(max_length=100_000)]
     deaf: Annotated[list[DeafDict], Field(max_length=100_000)]
     absent: Small
-    sent: bool
+    sent: Flag
     newest: Moment | None
 
 
@@ -348,7 +348,7 @@ class ColumnsDict(TypedDict):
 
     rank: list[Small | None]
     stream: list[Literal["stdout", "stderr"]]
-    time: list[Annotated[float, Field(ge=0, le=1e10)]]
+    time: list[Annotated[Real, Field(ge=0, le=1e10)]]
     text: list[Text]
     end: list[Literal["\n", "\r", ""]]
     offset: list[Count]
@@ -366,7 +366,7 @@ def _check_columns(columns: ColumnsDict) -> ColumnsDict:
 class LinesDict(TypedDict):
     lines: Annotated[ColumnsDict, AfterValidator(_check_columns)]
     offset: Count
-    more: bool
+    more: Flag
 
 
 class StandingDict(TypedDict):
@@ -390,7 +390,7 @@ class TailedDict(TypedDict):
 class FileInfoDict(TypedDict):
     path: Place
     size: Count
-    mode: NotRequired[Annotated[int, Field(ge=0, le=0o7777)]]
+    mode: NotRequired[Annotated[Integer, Field(ge=0, le=0o7777)]]
     offset: NotRequired[Count]
     mtime_ns: NotRequired[Whole]
 

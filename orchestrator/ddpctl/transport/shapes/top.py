@@ -7,11 +7,11 @@ from typing import Annotated
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
+from ddpctl.spec.bounds import Count, Digits, Figure, Name, Real, Short, Small, Unicode
 from ddpctl.transport.shapes.runs import StatusDict
-from ddpctl.transport.shapes.words import Count, Digits, Figure, Name, Short, Small
 
-_Share = Annotated[float, Field(ge=0, le=100)]
-_Some = Annotated[float, Field(ge=0, le=1e9)]
+_Share = Annotated[Real, Field(ge=0, le=100)]
+_Some = Annotated[Real, Field(ge=0, le=1e9)]
 
 
 class MemoryDict(TypedDict):
@@ -35,7 +35,7 @@ class GpuDict(TypedDict):
     use: _Share | None
     memory: Count | None
     memory_total: Count | None
-    temperature: Annotated[float, Field(ge=-300, le=1e4)] | None
+    temperature: Annotated[Real, Field(ge=-300, le=1e4)] | None
     power_w: _Some | None
     power_limit_w: _Some | None
     holders: Annotated[list[HolderDict], Field(max_length=10_000)]
@@ -51,8 +51,8 @@ class RankPulseDict(TypedDict):
     metrics: dict[Short, Figure]
     printed: NotRequired[dict[Short, Figure]]
     pid: NotRequired[Count]
-    state: NotRequired[Annotated[str, Field(max_length=20)]]
-    cpu: NotRequired[Annotated[float, Field(ge=-1e6, le=1e6)] | None]
+    state: NotRequired[Annotated[Unicode, Field(max_length=20)]]
+    cpu: NotRequired[Annotated[Real, Field(ge=-1e6, le=1e6)] | None]
     rss_mb: NotRequired[_Some | None]
     output_age_s: NotRequired[_Some | None]
 
