@@ -12,8 +12,10 @@ from ddpctl.spec.gpuuse import GpuStretch, GpuUse
 from ddpctl.spec.mesh import Link
 from ddpctl.spec.network import Network
 from ddpctl.spec.outcome import NodeStatus
+from ddpctl.spec.record import RecordedRun
 from ddpctl.spec.report import RunReport
 from ddpctl.spec.status import RunStatus
+from tests.values import value_of
 
 BEGAN = datetime(2026, 11, 24, 3, 0, tzinfo=timezone.utc)
 HOSTILE = '<script>alert(1)</script> \x1b[31m\u202e & "quoted" \''
@@ -44,10 +46,11 @@ def cause(host: str, rank: int, message: str, minutes: float, traceback: str | N
 
 def small(state: str = "succeeded") -> RunReport:
     node = NodeStatus("node0", 0, state, ranks=(0, 1), exit_code=0, started=at(0), ended=at(12.2))
-    settings = {"keys": {"script": "train.py", "env": {"API_KEY": "hunter2", "OMP_NUM_THREADS": "4"}}}
+    keys = {"script": "train.py", "env": {"API_KEY": "hunter2", "OMP_NUM_THREADS": "4"}}
+    settings = {"job": "train", "keys": keys, "hosts": ["node0"], "nodes": 1}
     record = {"hosts": ["node0"], "world_size": 2, "settings": settings, **WHOSE}
     record["code"] = {"hash": "ab" * 32, "size": 5, "git_commit": "3f2c91a0b2c4d5e6", "dirty": True}
-    run = RunStatus("train", "20261124T030000Z-aaaaaa", "lab", (node,), record)
+    run = RunStatus("train", "20261124T030000Z-aaaaaa", "lab", (node,), value_of(RecordedRun, record))
     line = CurveLine(1, ((10, 2.5), (20, 1.25), (30, 0.5)))
     launch = {"argv": ["python", "-m", "torch.distributed.launch", "train.py"], "torch": "2.13.0"}
     return RunReport(run, BEGAN + timedelta(minutes=13), {"node0": launch}, (Curve("loss", "step", (line,), 3),))
@@ -80,7 +83,8 @@ def worst(hosts: int = 64, attempts: int = 30) -> RunReport:
     over = {"state": "failed", "cause": failed[-1]["cause"]}
     agreed = {"term": 3, "version": 1, "attempts": failed, "live": False, "set_aside": {}, "over": over}
     nodes = tuple(
-        NodeStatus.from_json(
+        value_of(
+            NodeStatus,
             {
                 "host": name,
                 "node_rank": number,
@@ -97,7 +101,7 @@ def worst(hosts: int = 64, attempts: int = 30) -> RunReport:
                     {"host": names[1], "rank": 9, "lag_ms": 22.0, "last_share": 0.94, "why": ["its clock is low"]}
                 ],
                 "reported": at(600),
-            }
+            },
         )
         for number, name in enumerate(names)
     )
@@ -107,10 +111,10 @@ def worst(hosts: int = 64, attempts: int = 30) -> RunReport:
         "world_size": 8 * hosts,
         "restart": {},
         **WHOSE,
-        "settings": {"keys": keys},
+        "settings": {"job": "train", "keys": keys, "hosts": list(names), "nodes": hosts},
         "user": HOSTILE,
     }
-    run = RunStatus("train", "20261124T030000Z-aaaaaa", "lab", nodes, record)
+    run = RunStatus("train", "20261124T030000Z-aaaaaa", "lab", nodes, value_of(RecordedRun, record))
     curves = [
         Curve(name, "step", tuple(line(number, scale) for number in range(1, attempts + 1)), 10**7, 17, 812)
         for name, scale in (("loss", 1e9), ("valid/loss_of_" + "long" * 12, 1.0), ("acc", 1e-9), (HOSTILE, 1e250))

@@ -10,10 +10,11 @@ import pytest
 from ddpctl.render.console import make_console
 from ddpctl.render.doctor import doctor_view
 from ddpctl.spec.doctor import DoctorReport
+from ddpctl.spec.outcome import Straggler
 from ddpctl_worker.rules.verdict import diagnose
 from tests.worker.looks import ODD, WAIT, Look, behind, look, recorded, three_wait
 
-SLOW = {"host": "node1", "rank": 2, "lag_ms": 22.0, "last_share": 0.94}
+SLOW = Straggler("node1", 2, 22.0, 0.94)
 
 
 def shown(looks: list[Look], *, stacks: bool = False, **more: Any) -> list[str]:

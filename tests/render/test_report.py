@@ -17,6 +17,8 @@ from ddpctl.render.console import make_console
 from ddpctl.render.report import report_view, sparkline
 from ddpctl.render.report_page import MOST_CHARTS, report_html
 from ddpctl.spec.gpuuse import GpuUse
+from ddpctl.spec.outcome import StuckRun
+from ddpctl.spec.record import RecordedDoctor
 from ddpctl.spec.report import RunReport
 from tests.render.reports import at, gpu, small, worst
 
@@ -153,11 +155,11 @@ def test_a_page_about_a_run_that_was_stuck_says_no_rank_was_waited_for_only_wher
     def page(**more: Any) -> str:
         report = small("killed")
         node = replace(report.run.nodes[0], **more)
-        run = replace(report.run, nodes=(node,), record={**report.run.record, "doctor": {"stall": 30}})
+        run = replace(report.run, nodes=(node,), record=replace(report.run.record, doctor=RecordedDoctor(30.0)))
         return report_html(replace(report, run=run))
 
     calm = "saw no rank that the others waited for"
-    stuck = {"verdict": "1 of 2 ranks waits", "suspects": [], "since": at(12), "time": at(12)}
+    stuck = StuckRun("1 of 2 ranks waits", (), at(12), at(12))
     assert calm in page()
     assert calm not in page(diagnosis=stuck, reported=at(12))
 

@@ -25,14 +25,18 @@ from ddpctl.render.status import (
     untracked_lines,
 )
 from ddpctl.spec.kill import KillOutcome, SavedOutcome, StoppedNode
-from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, Untracked
+from ddpctl.spec.origin import Origin
+from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, RankOnHost, Strangers, StuckRun, Untracked
+from ddpctl.spec.record import RecordedRun
+from ddpctl.spec.restart import Settings
 from ddpctl.spec.status import RunStatus
 from tests.spec import test_planning
+from tests.values import recorded
 
 RUN = "20261121T053028Z-318ccc"
 HOSTS = [f"rack7-machine{number:03}" for number in range(64)]
 NODES = tuple(NodeStatus(host, rank, "succeeded", pid=123456, exit_code=0) for rank, host in enumerate(HOSTS))
-STATUS = RunStatus("a-job-with-quite-a-long-name", RUN, "laboratory", NODES, {"project": "exp"})
+STATUS = RunStatus("a-job-with-quite-a-long-name", RUN, "laboratory", NODES, recorded())
 KILLED = KillOutcome(STATUS.job, RUN, "killed", 1.0, tuple(StoppedNode(host, 2, 1) for host in HOSTS))
 
 
@@ -74,8 +78,7 @@ def of(job: str, hosts: list[str], user: str = "root", state: str = "succeeded")
         NodeStatus(host, rank, state, pid=1234567, ranks=(rank,), started=start.isoformat(), ended=end)
         for rank, host in enumerate(hosts)
     )
-    record = {"project": "exp", "origin": {"account": user, "machine": "desk", "folder": "/home", "inode": 1}}
-    return RunStatus(job, RUN, "lab", nodes, record)
+    return RunStatus(job, RUN, "lab", nodes, RecordedRun("exp", Origin(user, "desk", "/home", 1)))
 
 
 def printed(
@@ -139,7 +142,7 @@ def test_status_names_the_script_and_its_arguments(monkeypatch: pytest.MonkeyPat
     run = of("train", ["node0"])
     keys = {"script": "train.py", "args": ["--lr", "0.3", "--api_key", "hunter22"]}
     node = replace(run.nodes[0], printed={"step": 120.0, "loss": 0.43})
-    seen = replace(run, nodes=(node,), record={**run.record, "settings": {"keys": keys}})
+    seen = replace(run, nodes=(node,), record=replace(run.record, settings=Settings("train", keys, ("node0",), 1)))
     lines = printed(status_view(seen), 80, monkeypatch)
     assert lines[2] == "runs train.py --lr 0.3 --api_key '********'"
     assert "step 120  loss 0.43  (read from the output)" in lines
@@ -159,8 +162,8 @@ def test_how_long_a_run_took(seconds: float, text: str) -> None:
 
 def test_a_host_that_answers_and_is_unreachable_says_why() -> None:
     out = io.StringIO()
-    node = NodeStatus.from_json({"host": "a", "node_rank": 0, "state": "unreachable", "note": "it is another machine"})
-    make_console(out).print(status_view(RunStatus("job", RUN, "lab", (node,), {"project": "exp"})))
+    node = NodeStatus("a", 0, "unreachable", note="it is another machine")
+    make_console(out).print(status_view(RunStatus("job", RUN, "lab", (node,), recorded())))
     assert "a: it is another machine" in out.getvalue()
 
 
@@ -170,7 +173,7 @@ def test_of_a_live_run_with_restarts_the_lost_hosts_are_told_and_what_uses_them_
     live = of("train", ["node0", "node1", "node2"], state="running")
     run = replace(
         live,
-        record={"project": "exp", "restart": {"first": {}}},
+        record=recorded(restart={}),
         nodes=(*live.nodes[:2], replace(live.nodes[2], state="lost")),
     )
     again = "takes part in this run no more; the next `ddpctl restart` or `ddpctl up` uses it again"
@@ -185,24 +188,20 @@ def test_of_a_live_run_with_restarts_the_lost_hosts_are_told_and_what_uses_them_
 
 
 def test_a_node_that_an_elastic_run_does_without_is_shown() -> None:
-    cause = {"host": "c", "reason": "signaled", "message": "the launcher was killed by SIGKILL", "time": "t1"}
-    told = [{"host": host, "node_rank": 0, "state": "running"} for host in "ab"]
-    told.append({"host": "c", "node_rank": 2, "state": "failed", "cause": cause})
+    cause = Cause("c", "signaled", "the launcher was killed by SIGKILL", "t1")
     out = io.StringIO()
-    nodes = tuple(NodeStatus.from_json(one) for one in told)
-    make_console(out).print(status_view(RunStatus("job", RUN, "lab", nodes, {"project": "exp", "min_nodes": 2})))
+    nodes = (*(NodeStatus(host, 0, "running") for host in "ab"), NodeStatus("c", 2, "failed", cause=cause))
+    make_console(out).print(status_view(RunStatus("job", RUN, "lab", nodes, recorded(min_nodes=2))))
     assert "c takes part no more: c: signaled: the launcher was killed by SIGKILL" in out.getvalue()
 
 
 def test_what_else_may_have_been_the_cause_is_shown_on_request() -> None:
-    first = {"host": "a", "rank": 1, "reason": "exited", "message": "rank 1 exited with code 1", "time": "t1"}
-    other = {"host": "b", "rank": 2, "reason": "signaled", "message": "rank 2 was killed by SIGABRT", "time": "t2"}
-    node = NodeStatus.from_json({"host": "a", "node_rank": 0, "state": "failed", "cause": first, "candidates": [other]})
+    first = Cause("a", "exited", "rank 1 exited with code 1", "t1", rank=1)
+    other = Cause("b", "signaled", "rank 2 was killed by SIGABRT", "t2", rank=2)
+    node = NodeStatus("a", 0, "failed", cause=first, candidates=(other,))
     for candidates in (False, True):
         out = io.StringIO()
-        make_console(out).print(
-            status_view(RunStatus("job", RUN, "lab", (node,), {"project": "exp"}), candidates=candidates)
-        )
+        make_console(out).print(status_view(RunStatus("job", RUN, "lab", (node,), recorded()), candidates=candidates))
         assert "rank 1 exited with code 1" in out.getvalue()
         assert ("b rank 2: signaled: rank 2 was killed by SIGABRT" in out.getvalue()) == candidates
 
@@ -239,9 +238,9 @@ def test_the_last_line_says_what_was_stuck(suspect: int, again: bool) -> None:
     """Where the cause is that same rank, it says so already."""
     one = of("train", ["node0"], state="failed")
     verdict = f"1 of 2 ranks waits; rank {suspect} on node0 is at train.py:3"
-    suspects = [{"host": "node0", "rank": suspect}]
-    diagnosis = {"verdict": verdict, "suspects": suspects, "since": one.verdict.started, "time": one.verdict.started}
-    cause = Cause("node0", "exited", "boom", one.verdict.started or "", rank=1)
+    started = one.verdict.started or ""
+    diagnosis = StuckRun(verdict, (RankOnHost("node0", suspect),), since=started, time=started)
+    cause = Cause("node0", "exited", "boom", started, rank=1)
     run = replace(one, nodes=(replace(one.nodes[0], diagnosis=diagnosis, reported=one.verdict.started, cause=cause),))
     told = "; it was stuck for 20m00s when it ended: " + verdict
     assert end_line(run) == "node0 rank 1: exited: boom" + (told if again else "")
@@ -254,7 +253,7 @@ def test_an_ended_run_is_stuck_no_longer(state: str, words: str, monkeypatch: py
     """It ended three hours ago, after the last five of its twenty minutes were spent waiting."""
     one = of("train", ["node0"], state=state)
     since = datetime.fromisoformat(one.verdict.started or "") + timedelta(minutes=15)
-    diagnosis = {"verdict": "1 of 2 ranks waits", "suspects": [], "since": since.isoformat(), "time": since.isoformat()}
+    diagnosis = StuckRun("1 of 2 ranks waits", (), since=since.isoformat(), time=since.isoformat())
     run = replace(one, nodes=(replace(one.nodes[0], diagnosis=diagnosis, reported=since.isoformat()),))
     for view in (status_view(run), runs_table([run], "exp")):
         assert any(line.removeprefix("train: ").startswith(words) for line in printed(view, 200, monkeypatch))
@@ -262,8 +261,8 @@ def test_an_ended_run_is_stuck_no_longer(state: str, words: str, monkeypatch: py
 
 def test_strangers_take_one_line() -> None:
     last = "2026-01-01T00:00:58+00:00"
-    first = {"count": 4000, "addresses": 4, "most": {"10.0.0.9": 3900}, "last": last}
-    second = {"count": 210, "addresses": 1, "most": {"10.0.0.9": 210}, "last": last}
+    first = Strangers(4000, 4, {"10.0.0.9": 3900}, last)
+    second = Strangers(210, 1, {"10.0.0.9": 210}, last)
     nodes = [NodeStatus("node0", 0, "running", strangers=first), NodeStatus("node1", 1, "running", strangers=second)]
     now = datetime(2026, 1, 1, 0, 1, 0, tzinfo=timezone.utc)
     assert strangers_line(nodes, now) == (

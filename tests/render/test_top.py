@@ -23,9 +23,10 @@ from ddpctl.render.top import (
     run_rows,
     summary,
 )
-from ddpctl.spec.outcome import NodeStatus
+from ddpctl.spec.outcome import NodeStatus, RankOnHost, Straggler, StuckRun
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.top import GpuPulse, Holder, HostView, Overview, Pulse, RankPulse
+from tests.values import recorded
 
 GB = 1_000_000_000
 RANK = Holder(41, "ada", "python train.py", "train", "r1", 0)
@@ -46,7 +47,7 @@ def run(*states: str, **changes: Any) -> RunStatus:
     nodes = tuple(
         NodeStatus(f"node{number}", number, state, ranks=(number,), **changes) for number, state in enumerate(states)
     )
-    return RunStatus("train", "r1", "lab", nodes, {"project": "exp", "hosts": [node.host for node in nodes]})
+    return RunStatus("train", "r1", "lab", nodes, recorded(hosts=[node.host for node in nodes]))
 
 
 def seen(*hosts: HostView, runs: Sequence[RunStatus] = ()) -> Overview:
@@ -107,7 +108,7 @@ def test_a_run_while_its_nodes_join() -> None:
 
 
 def test_a_row_a_rank() -> None:
-    slow = [{"host": "node1", "rank": 1, "lag_ms": 22.0, "last_share": 0.94}]
+    slow = (Straggler("node1", 1, 22.0, 0.94),)
     told = {"slow": tuple(slow), "reported": "2026-01-01T00:00:00Z"}
     one = run("running", "running", **told)
     ranks = {"0": RankPulse(41, "running", 99.6, 512.4, 3.2, {"step": 120, "samples_per_s": 5120.4})}
@@ -131,12 +132,9 @@ def test_a_run_without_metrics_shows_the_values_in_its_output() -> None:
 
 
 def test_a_suspect_is_named_in_its_row() -> None:
-    stuck = {
-        "verdict": "rank 1 is asleep",
-        "suspects": [{"host": "node1", "rank": 1}],
-        "since": "2026-01-01T00:00:00Z",
-        "time": "2026-01-01T00:01:00Z",
-    }
+    stuck = StuckRun(
+        "rank 1 is asleep", (RankOnHost("node1", 1),), since="2026-01-01T00:00:00Z", time="2026-01-01T00:01:00Z"
+    )
     one = run("running", "running", diagnosis=stuck, reported="2026-01-01T00:01:00Z")
     rows = plain(rank_rows(seen(runs=[one]), one))
     assert [row[-1] for row in rows] == ["", "the others wait for it"]

@@ -22,6 +22,7 @@ from ddpctl.spec.lines import Group
 from ddpctl.spec.outcome import NodeStatus
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.top import GpuPulse, HostView, Overview, Pulse, RankPulse
+from tests.values import recorded
 
 pytestmark = pytest.mark.slow
 Play = Callable[[Pilot[None]], Awaitable[None]]
@@ -29,7 +30,7 @@ Play = Callable[[Pilot[None]], Awaitable[None]]
 
 def run(name: str, state: str = "running") -> RunStatus:
     nodes = tuple(NodeStatus(f"node{number}", number, state, ranks=(number,)) for number in range(2))
-    return RunStatus(name, f"run-{name}", "lab", nodes, {"project": "exp", "hosts": ["node0", "node1"]})
+    return RunStatus(name, f"run-{name}", "lab", nodes, recorded(hosts=["node0", "node1"]))
 
 
 def host(number: int, use: float = 97.0, gpus: int = 8) -> HostView:

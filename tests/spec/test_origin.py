@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import pytest
 
 from ddpctl.spec.origin import JobId, Origin, as_name
 from ddpctl.spec.values import is_name
+from tests.values import value_of
 
 HERE = Origin("ann", "laptop", "/home/ann/exp", 7)
 
@@ -29,7 +33,7 @@ def test_two_of_three_signs_make_the_same_folder(other: Origin, same: bool) -> N
 
 
 def test_it_survives_json_and_is_told_as_scp_names_it() -> None:
-    assert Origin.from_json(HERE.to_json()) == HERE
+    assert value_of(Origin, json.loads(json.dumps(asdict(HERE)))) == HERE
     assert str(HERE) == "ann@laptop:/home/ann/exp"
     assert str(JobId("lab", "exp1-7f3a", "train")) == "lab/exp1-7f3a/train"
 

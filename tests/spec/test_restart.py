@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from ddpctl.errors import UsageError
 from ddpctl.files.inventory import load_text
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.origin import Origin
+from ddpctl.spec.outcome import Attempt, Cause
 from ddpctl.spec.plan import Facts, NodeFacts, RunIdentity
 from ddpctl.spec.restart import ChosenHosts, Earlier, Settings, choose_hosts, keys_of, recorded_attempts, without_hosts
 from ddpctl.stages.launch import Launch
+from tests.values import value_of
 
 ALL_KEYS = """
 hosts: ['gpu[0-3]']
@@ -56,7 +59,7 @@ def test_a_record_gives_back_the_job_that_it_was_made_of() -> None:
     one = launch(nproc=4, secrets={"TOKEN": "hidden"}).named("mine")
     text = json.dumps(record(one))
     assert "hidden" not in text
-    settings = Settings.from_json(record(one)["settings"])
+    settings = value_of(Settings, record(one)["settings"])
     assert (settings.job, settings.hosts, settings.nodes, settings.nproc) == ("j", ("gpu0", "gpu1", "gpu2"), 2, 4)
     assert settings.secrets == ("TOKEN",)
     before = launch().job
@@ -73,8 +76,7 @@ def test_settings_of_another_version_are_refused() -> None:
 
 def test_attempts_count_on() -> None:
     assert record(launch())["attempt"] == 1
-    attempt = {"attempt": 3, "hosts": ["gpu0"], "started": None, "ended": None, "set_aside": []}
-    found = record(launch(earlier=Earlier("r1", ({**attempt, "cause": None},))))
+    found = record(launch(earlier=Earlier("r1", (Attempt(3, ("gpu0",)),))))
     assert (found["attempt"], found["continues"]["run"]) == (4, "r1")
     assert found["restart"]["first"]["attempt"] == 4
     assert found["restart"]["restarts"] == 2 + 3  # as many as the job says, by their numbers
@@ -82,11 +84,10 @@ def test_attempts_count_on() -> None:
 
 
 def test_old_attempts_and_tracebacks_are_left_out() -> None:
-    short = recorded_attempts(
-        [{"attempt": number, "cause": {"reason": "exited", "traceback": "long"}} for number in range(1, 31)]
-    )
-    assert [one["attempt"] for one in short] == list(range(11, 31))
-    assert short[-1]["cause"] == {"reason": "exited", "traceback": None}
+    cause = Cause("gpu0", "exited", "gone", "2026-01-02T03:04:05+00:00", traceback="long")
+    short = recorded_attempts([Attempt(number, ("gpu0",), cause=cause) for number in range(1, 31)])
+    assert [one.number for one in short] == list(range(11, 31))
+    assert short[-1].cause == replace(cause, traceback=None)
 
 
 KNOWN = ("a", "b", "c", "d")

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl.spec.merge import current_runs, merge_runs
-from ddpctl.spec.outcome import Cause, End, NodeStatus
+from ddpctl.spec.outcome import AgreedRun, Attempt, Cause, End, NodeStatus, Strangers
+from ddpctl.spec.record import NodeReport
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.verdict import run_state
 from ddpctl_worker.wire import contract
+from tests.values import recorded, value_of
 
 STATES = ["pending", "starting", "running", "stopping", "succeeded", "failed", "killed", "lost", "unreachable", "stale"]
 
@@ -51,17 +53,14 @@ def test_a_run_is_over_only_when_every_node_is(states: list[str]) -> None:
     assert run_state(states) not in (contract.UNREACHABLE, contract.STALE)
 
 
-def node(run: str, host: str, state: str = "running", **more: Any) -> dict[str, Any]:
+def at(second: int) -> str:
+    return f"2026-01-01T00:{second // 60:02}:{second % 60:02}Z"
+
+
+def node(run: str, host: str, state: str = "running", **more: Any) -> NodeReport:
     record = {"project": "exp", "hosts": ["a", "b"], "world_size": 2}
-    return {
-        "run": run,
-        "job": "train",
-        "cluster": "lab",
-        "host": host,
-        "node_rank": 0,
-        "state": state,
-        "record": record,
-    } | more
+    told = {"run": run, "job": "train", "cluster": "lab", "host": host, "node_rank": 0, "state": state}
+    return value_of(NodeReport, {**told, "record": record, **more})
 
 
 def test_a_host_that_does_not_answer_is_unreachable_and_one_without_the_record_lost() -> None:
@@ -75,7 +74,7 @@ def test_the_first_cause_wins_and_a_victim_never_does() -> None:
     victim = Cause("a", "node_lost", "b went away", "2026-01-01T00:00:01Z")
     culprit = Cause("b", "exited", "ValueError: boom", "2026-01-01T00:00:02Z", rank=1, exit_code=1)
     nodes = (NodeStatus("a", 0, "failed", cause=victim), NodeStatus("b", 1, "failed", cause=culprit))
-    run = RunStatus("train", "1", "lab", nodes, {"project": "exp"})
+    run = RunStatus("train", "1", "lab", nodes, recorded())
     assert run.verdict.cause == culprit
     document = run.to_json()
     assert document["cause"]["rank"] == 1
@@ -90,15 +89,17 @@ def test_the_first_cause_wins_and_a_victim_never_does() -> None:
 def test_the_document_has_the_connections_by_strangers_to_every_host() -> None:
     """A spare is not a node of the attempt, and still has a port."""
     told = {"count": 4210, "addresses": 4, "most": {"10.0.0.9": 4000}, "last": "2026-01-01T00:00:58+00:00"}
-    agreed = {"term": 1, "version": 1, "attempts": [{"attempt": 1, "hosts": ["a"]}], "over": None}
-    record = {"project": "exp", "hosts": ["a", "b"]}
-    nodes = (NodeStatus("a", 0, "running", agreed=agreed), NodeStatus("b", 1, "pending", strangers=told))
-    document = RunStatus("train", "1", "lab", nodes, record).to_json()
+    agreed = AgreedRun(1, 1, (Attempt(1, ("a",)),), None)
+    nodes = (
+        NodeStatus("a", 0, "running", agreed=agreed),
+        NodeStatus("b", 1, "pending", strangers=value_of(Strangers, told)),
+    )
+    document = RunStatus("train", "1", "lab", nodes, recorded(hosts=["a", "b"])).to_json()
     assert [one["host"] for one in document["nodes"]] == ["a"]
     assert document["strangers"] == [{"host": "b", **told}]
 
 
-STUCK = {"verdict": "rank 1 is stopped", "suspects": [], "since": "t1", "time": "t2"}
+STUCK = {"verdict": "rank 1 is stopped", "suspects": [], "since": at(1), "time": at(2)}
 SLOW = {"host": "b", "rank": 1, "lag_ms": 20.0, "last_share": 0.9, "why": []}
 SAID: dict[str, Any] = {"diagnosis": STUCK, "slow": [SLOW]}
 MOVES: dict[str, Any] = {"diagnosis": None, "slow": []}
@@ -107,10 +108,10 @@ MOVES: dict[str, Any] = {"diagnosis": None, "slow": []}
 @pytest.mark.parametrize(
     ("reports", "stuck"),
     [
-        ([MOVES | {"reported": "t3"}, SAID | {"reported": "t2"}], False),  # the second host did not get the message
-        ([SAID | {"reported": "t2"}, MOVES | {"reported": "t3"}], True),  # the first host decides
-        ([None, SAID | {"reported": "t2"}, MOVES | {"reported": "t3"}], False),  # it does not answer: the newest
-        ([{"reported": None}, SAID | {"reported": "t2"}], True),  # its disk is new
+        ([MOVES | {"reported": at(3)}, SAID | {"reported": at(2)}], False),  # the second host did not get the message
+        ([SAID | {"reported": at(2)}, MOVES | {"reported": at(3)}], True),  # the first host decides
+        ([None, SAID | {"reported": at(2)}, MOVES | {"reported": at(3)}], False),  # it does not answer: the newest
+        ([{"reported": None}, SAID | {"reported": at(2)}], True),  # its disk is new
         ([{"reported": None}, {}], False),
     ],
 )
@@ -178,7 +179,7 @@ def test_what_else_may_have_been_the_cause_is_told_once() -> None:
         }
     )
     assert [one["rank"] for one in run.to_json()["candidates"]] == [2, 1]
-    assert run.to_json()["candidates"][1] == Cause.from_json(one).to_json()
+    assert run.to_json()["candidates"][1] == value_of(Cause, one).to_json()
 
 
 def test_an_end_that_was_seen_stands_when_a_host_is_out_of_reach() -> None:
@@ -186,16 +187,9 @@ def test_an_end_that_was_seen_stands_when_a_host_is_out_of_reach() -> None:
     assert ended.verdict.end == End("killed", "t2")
     (later,) = merge_runs({"a": [node("1", "a", "killed", ended="t2")]})
     assert (later.verdict.state, later.verdict.ended, later.verdict.end) == ("stopping", None, None)
-    later = replace(later, remembered_end=End.from_json(asdict(ended.verdict.end)))
+    later = replace(later, remembered_end=value_of(End, asdict(ended.verdict.end)))
     assert (later.verdict.state, later.verdict.ended) == ("killed", "t2")
     assert [one.state for one in later.nodes] == ["killed", "unreachable"]
-
-
-def test_statuses_survive_json() -> None:
-    data = node("1", "a", "failed", exit_code=1, cause={"host": "a", "reason": "exited", "message": "m", "time": "t"})
-    status = NodeStatus.from_json(data)
-    assert status.cause is not None
-    assert Cause.from_json(asdict(status.cause)) == status.cause
 
 
 def test_an_ended_run_that_only_some_hosts_still_tell_of_is_not_listed_as_lost() -> None:
@@ -231,15 +225,11 @@ def test_a_node_that_a_kill_could_not_reach_loses_the_others_to_it(at: str, whol
     ("timeouts", "grace"), [({"stop": 3}, 3.0), ({"stop": 0}, 0.0), ({"stop": None}, 30.0), ({}, 30.0), (None, 30.0)]
 )
 def test_a_kill_gives_the_time_that_the_job_names(timeouts: Any, grace: float) -> None:
-    assert RunStatus("train", "1", "lab", (), {"timeouts": timeouts}).grace == grace
+    assert RunStatus("train", "1", "lab", (), recorded(timeouts=timeouts)).grace == grace
 
 
 def elastic(*nodes: NodeStatus, least: int | None = 2) -> RunStatus:
-    return RunStatus("train", "1", "lab", nodes, {"min_nodes": least})
-
-
-def at(second: int) -> str:
-    return f"2026-01-01T00:{second // 60:02}:{second % 60:02}Z"
+    return RunStatus("train", "1", "lab", nodes, recorded(min_nodes=least))
 
 
 def ends(host: str, state: str, second: int | None = None, reason: str = "exited") -> NodeStatus:
@@ -281,10 +271,8 @@ def test_a_loss_that_an_elastic_run_survived_is_not_its_cause() -> None:
     assert elastic(*nodes, least=None).verdict.cause == nodes[2].cause
 
 
-def agreed(version: int = 1, over: str | None = None, hosts: str = "abc") -> dict[str, Any]:
-    attempt = {"attempt": 1, "hosts": list(hosts), "started": at(0), "ended": None, "cause": None, "set_aside": []}
-    end = {"state": over, "cause": None} if over else None
-    return {"term": 1, "version": version, "attempts": [attempt], "live": over is None, "over": end}
+def agreed(version: int = 1, over: str | None = None, hosts: str = "abc") -> AgreedRun:
+    return AgreedRun(1, version, (Attempt(1, tuple(hosts), at(0)),), End(over) if over else None)
 
 
 def voters(*states: str, work: str = "ab", ended: int = 0, over: str = "failed") -> RunStatus:
@@ -293,7 +281,7 @@ def voters(*states: str, work: str = "ab", ended: int = 0, over: str = "failed")
     for rank, state in enumerate(states):
         paper = agreed(2, over, work) if rank < ended else agreed(hosts=work)
         nodes.append(NodeStatus("abcde"[rank], rank, state, agreed=None if state == "unreachable" else paper))
-    return RunStatus("train", "1", "lab", tuple(nodes), {"restart": {"first": {}}, "hosts": [*"abcde"[: len(states)]]})
+    return RunStatus("train", "1", "lab", tuple(nodes), recorded(restart={}, hosts=[*"abcde"[: len(states)]]))
 
 
 @pytest.mark.parametrize(
@@ -346,8 +334,8 @@ def test_half_of_the_hosts_may_have_begun_an_attempt_of_which_the_others_have_lo
 
 def test_a_host_without_its_record_of_a_run_cannot_continue_it() -> None:
     """It took part in a newer run, and reports only that run; or its disk is new."""
-    record = {"project": "exp", "restart": {"first": {}}, "hosts": ["a", "b", "c"]}
-    told = node("1", "c", "failed", agreed=agreed(), record=record)
+    record = {"project": "exp", "restart": {}, "hosts": ["a", "b", "c"]}
+    told = replace(node("1", "c", "failed", record=record), agreed=agreed())
     (only,) = merge_runs({"a": [], "c": [told]})
     assert [one.state for one in only.nodes] == ["lost", "unreachable", "failed"]
     assert only.verdict.state == "failed"
@@ -359,7 +347,7 @@ def ranked(record: dict[str, Any], **ranks: tuple[int, ...]) -> RunStatus:
         NodeStatus(host, number, "running" if own else "unreachable", ranks=own)
         for number, (host, own) in enumerate(ranks.items())
     ]
-    return RunStatus("train", "1", "lab", tuple(nodes), record)
+    return RunStatus("train", "1", "lab", tuple(nodes), recorded(**record))
 
 
 @pytest.mark.parametrize(
@@ -374,10 +362,10 @@ def ranked(record: dict[str, Any], **ranks: tuple[int, ...]) -> RunStatus:
         (ranked({"world_size": 4}, a=(0, 1), b=()), {1, 9}, ["a"]),
         (ranked({"world_size": 4}, a=(0, 1), b=()), {9}, []),
         # A restart may have given a rank to another host, and the next restart may give it to a third.
-        (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3)), {2}, ["a", "b"]),
-        (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3), c=()), {2}, ["a", "b", "c"]),
-        (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3)), {4}, []),
-        (ranked({"world_size": 4, "restart": {"first": {}}}, a=(0, 1), b=(2, 3), c=(4, 5)), {5}, ["a", "b", "c"]),
+        (ranked({"world_size": 4, "restart": {}}, a=(0, 1), b=(2, 3)), {2}, ["a", "b"]),
+        (ranked({"world_size": 4, "restart": {}}, a=(0, 1), b=(2, 3), c=()), {2}, ["a", "b", "c"]),
+        (ranked({"world_size": 4, "restart": {}}, a=(0, 1), b=(2, 3)), {4}, []),
+        (ranked({"world_size": 4, "restart": {}}, a=(0, 1), b=(2, 3), c=(4, 5)), {5}, ["a", "b", "c"]),
         (ranked({"world_size": None, "min_nodes": 1}, a=(0, 1), b=(2, 3)), {3}, ["a", "b"]),
     ],
 )

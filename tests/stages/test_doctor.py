@@ -72,7 +72,7 @@ def test_the_node_that_decides_says_who_is_slow() -> None:
     other = host("node1", waits_in(2), late=(2,), slow=[heard], reported="2026-01-01T00:00:01Z")
     gone = DryTransport("node0", {}, unreachable=Unreachable("no route", host="node0"))
     for first, slow in ((host("node0", waits_in(0), late=(3,)), [3]), (host("node0", waits_in(0)), []), (gone, [1])):
-        assert [one["rank"] for one in consulted(first, other).slow] == slow
+        assert [one.rank for one in consulted(first, other).slow] == slow
 
 
 def test_the_stall_is_the_jobs_or_what_the_run_has_done_before() -> None:

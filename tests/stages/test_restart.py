@@ -72,9 +72,17 @@ def test_the_record_wins_over_the_inventory_and_the_difference_is_told(tmp_path:
     assert (found.names, found.job.args, found.alone) == (("gpu0", "gpu1"), ("old",), True)
     assert found.earlier is not None
     (attempt,) = found.earlier.attempts
-    assert (found.earlier.run, attempt["attempt"], attempt["cause"]["reason"]) == (RUN, 1, "node_lost")
+    assert (found.earlier.run, attempt.number, attempt.cause and attempt.cause.reason) == (RUN, 1, "node_lost")
     (note,) = (one for one in told if isinstance(one, Note))
     assert note.message.startswith("args, workdir: it continues with the run's own, not with what job j has now")
+
+
+def test_a_script_that_starts_its_own_processes_is_started_again_as_before(tmp_path: Path) -> None:
+    own = {**SETTINGS, "start": "node"}
+    parts = [answering(host, node(host, settings=own)) for host in ("gpu0", "gpu1")]
+    found = again(tmp_path, *parts, answering("gpu2"))
+    assert found.settings is not None
+    assert found.settings.start == "node"
 
 
 def test_a_live_run_is_refused(tmp_path: Path) -> None:

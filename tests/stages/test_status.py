@@ -10,9 +10,11 @@ from ddpctl.errors import HostsFailed, NoSuchJob, Unreachable, UsageError
 from ddpctl.spec.host import Host
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.merge import merge_runs
+from ddpctl.spec.record import NodeReport
 from ddpctl.stages.status import all_runs, find_run, live_runs, live_runs_of, read_end, read_run
 from ddpctl_worker.wire.contract import begins
 from tests.transport.dry import Asked, DryFleet, DryTransport
+from tests.values import value_of
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +157,7 @@ def test_a_connection_that_breaks_at_the_end_of_a_run_is_tried_again() -> None:
 
     a = DryTransport("a", {"status": {"runs": [part(OLD, "a", "succeeded", ["a", "b"])]}})
     hosts = DryFleet([a, DryTransport("b", {"status": answer})])
-    run = merge_runs({"a": [part(OLD, "a", "running", ["a", "b"])]}, {})[0]
+    run = merge_runs({"a": [value_of(NodeReport, part(OLD, "a", "running", ["a", "b"]))]})[0]
     assert read_end(hosts, run, sleep=pauses.append).verdict.state == "succeeded"
     assert len(pauses) == 1
 
@@ -166,7 +168,7 @@ def test_a_host_that_stays_silent_at_the_end_is_an_error_and_no_failure_of_the_j
 
     a = DryTransport("a", {"status": {"runs": [part(OLD, "a", "succeeded", ["a", "b"])]}})
     hosts = DryFleet([a, DryTransport("b", {"status": answer})])
-    run = merge_runs({"a": [part(OLD, "a", "running", ["a", "b"])]}, {})[0]
+    run = merge_runs({"a": [value_of(NodeReport, part(OLD, "a", "running", ["a", "b"]))]})[0]
     clock = [0.0]
     with pytest.raises(HostsFailed) as caught:
         read_end(hosts, run, sleep=lambda seconds: clock.append(clock[-1] + seconds), now=lambda: clock[-1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import random
 import resource
 from collections.abc import Iterator
@@ -17,6 +16,8 @@ from pydantic import ValidationError
 
 from ddpctl.errors import RemoteError
 from ddpctl.spec import bounds
+from ddpctl.spec.outcome import Cause
+from ddpctl.spec.record import RecordedRun, RecordedTimeouts
 from ddpctl.transport import answers
 from ddpctl.transport.base import Frame
 from ddpctl.transport.limits import LINE_BYTES
@@ -72,11 +73,14 @@ def refused(*words: str, **changes: Any) -> None:
 
 def test_what_has_no_shape_is_dropped() -> None:
     found = status(other=1)["runs"][0]
-    assert found == {**STATUS, "record": RECORD}
+    assert found.cause == Cause("node2", "exited", "gone", TIME, rank=3)
+    assert found.record == RecordedRun(
+        "exp", hosts=("node1", "node2"), world_size=4, timeouts=RecordedTimeouts(stop=10.0)
+    )
 
 
 def test_a_node_speaks_for_itself_of_what_it_was_asked() -> None:
-    refused("runs.0.host", "another host", host="node2")
+    refused("runs.0: it is about another host", host="node2")
     refused("another job", job="other")
     with pytest.raises(RemoteError, match="another run"):
         answers.check_result(
@@ -315,7 +319,7 @@ def test_anything_is_a_value_or_an_error_of_the_protocol(seed: int, verb: str) -
     rng = random.Random(seed)
     data = {rng.choice(WORDS): rng.choice(JUNK) for _ in range(3)}
     with contextlib.suppress(RemoteError):
-        json.dumps(answers.check_result(verb, data, "node1", {}))
+        answers.check_result(verb, data, "node1", {})
 
 
 @pytest.mark.slow

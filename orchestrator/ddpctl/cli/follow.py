@@ -88,11 +88,11 @@ def follow_run(
             noise=noise,
             save=save,
             interrupted=interrupted,
-            restarts=bool(run.record.get("restart")),
+            restarts=run.record.restart is not None,
         )
     end = _end(run, fleet, errors)
     # With restarts a failed host is not yet the end.
-    open_end = end.verdict.cause is None or bool(end.record.get("restart"))
+    open_end = end.verdict.cause is None or end.record.restart is not None
     if not end.verdict.terminal and open_end:  # otherwise the end is known, even if a host is unreachable
         raise_for_errors(run, errors)
     if end.verdict.state != contract.SUCCEEDED:
@@ -174,7 +174,7 @@ def print_lines(run: RunStatus, fleet: Fleet, hosts: Sequence[str], selection: s
             held=not look.as_json,
             noise=noise,
             follow=look.follow,
-            restarts=bool(run.record.get("restart")),
+            restarts=run.record.restart is not None,
             starts=run.verdict.state in (contract.QUEUED, contract.PENDING, contract.STARTING),
         )
     held_back = look.follow and noise is not None and noise.lines

@@ -121,7 +121,7 @@ def _log(
         selection=Selection(lines=OPENED_LINES),
         noise=Held() if not run.verdict.terminal or run.verdict.state == contract.SUCCEEDED else None,
         interrupted=stop,
-        restarts=bool(run.record.get("restart")),
+        restarts=run.record.restart is not None,
     )
 
 

@@ -89,7 +89,7 @@ def ask_holdings(
     except RemoteError as error:
         raise as_provision_error(error, transport.host) from error
     checkpoints = tuple(answer.get("checkpoints") or ())
-    starts = tuple(Start.from_json(start) for start in answer.get("starts") or ())
+    starts = tuple(answer.get("starts") or ())
     sizes, partial = dict(answer["sizes"]), dict(answer["partial"])
     serial = int(answer.get("serial") or 0)
     return Holdings(sizes, partial, int(answer["free"]), checkpoints, starts, serial)

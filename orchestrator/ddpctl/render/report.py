@@ -26,6 +26,7 @@ from ddpctl.spec.curves import Curve
 from ddpctl.spec.gpuuse import GpuUse, least_busy_first, mean_use
 from ddpctl.spec.metrics import COUNTERS
 from ddpctl.spec.outcome import Attempt
+from ddpctl.spec.plan import CodeRef
 from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.report import RunReport
 from ddpctl.spec.times import duration_seconds, elapsed
@@ -119,8 +120,8 @@ def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
 def _facts(report: RunReport) -> Iterator[str]:
     run = report.run
     yield f"started  {origin_text(report)}"
-    if report.code:
-        yield f"code     {code_text(report)}"
+    if report.run.record.code is not None:
+        yield f"code     {code_text(report.run.record.code)}"
     if versions := environments(report):
         yield f"torch    {'; '.join(versions)}"
     if report.command:
@@ -174,12 +175,11 @@ def clock(time: str | None) -> str:
     return f"{day} {rest[:8]} UTC" if rest.endswith(("Z", "+00:00")) else time
 
 
-def code_text(report: RunReport) -> str:
+def code_text(code: CodeRef) -> str:
     """Return ``commit 3f2c91a0b2c4, with changes that were not committed``."""
-    commit, dirty = report.code.get("git_commit"), report.code.get("dirty")
-    if not commit:
-        return f"no git commit; the archive sent was {report.code['hash'][:12]}"
-    return f"commit {commit[:12]}{', with changes that were not committed' if dirty else ''}"
+    if not code.git_commit:
+        return f"no git commit; the archive sent was {code.sha256[:12]}"
+    return f"commit {code.git_commit[:12]}{', with changes that were not committed' if code.dirty else ''}"
 
 
 def environments(report: RunReport) -> list[str]:

@@ -327,7 +327,7 @@ def _ranks(report: RunReport) -> str:
     ranks = [entry for entry in report.ranks if COMM_SHARE in entry[2]]
     if len(ranks) < 2:
         run = report.run
-        calm = not run.slow and not run.diagnosis and run.record.get("doctor") and run.world_size > 1
+        calm = not run.slow and not run.diagnosis and run.record.doctor and run.world_size > 1
         return _section("Ranks", _soft("The doctor saw no rank that the others waited for.")) if calm else ""
     shown = sorted(ranks, key=lambda entry: entry[2][COMM_SHARE])[:MOST_RANKS]
     rows = "".join(
@@ -383,8 +383,8 @@ def _checkpoints(report: RunReport) -> str:
 def _what_ran(report: RunReport) -> str:
     run = report.run
     facts: list[tuple[str, str]] = []
-    if report.code:
-        facts.append(("code", escape(code_text(report))))
+    if report.run.record.code:
+        facts.append(("code", escape(code_text(report.run.record.code))))
     if versions := environments(report):
         facts.append(("torch", escape("; ".join(versions))))
     facts.append(("hosts", escape(fold_names(run.hosts))))

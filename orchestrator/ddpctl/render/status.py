@@ -18,7 +18,7 @@ from ddpctl.spec.checkpoints import lag_line
 from ddpctl.spec.command import REDACTED, display
 from ddpctl.spec.fold import one_line
 from ddpctl.spec.kill import KillOutcome, SavedOutcome, StoppedNode
-from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, Untracked
+from ddpctl.spec.outcome import Attempt, Cause, CheckpointLag, NodeStatus, Straggler, Untracked
 from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.removal import RemovedRun
@@ -137,7 +137,7 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
         parts += [Text(f"{cause.time}  {cause_line(cause)}") for cause in run.verdict.candidates]
     parts += [Text(left_line(node), style="yellow") for node in run.verdict.departed_nodes]
     parts += [Text(f"{node.host}: {node.note}", style="yellow") for node in run.nodes if node.note]
-    if run.record.get("restart") and not run.verdict.terminal:
+    if run.record.restart is not None and not run.verdict.terminal:
         lost = [node.host for node in run.nodes if node.state == contract.LOST]
         parts += [Text(f"{host} is lost: {LOST_FOR_RUN}", style="yellow") for host in lost]
         if run.verdict.lacks_majority:
@@ -166,7 +166,7 @@ def attempt_end(attempt: Attempt) -> str:
 
 def set_aside_text(attempt: Attempt) -> str:
     """Return ``node1 (nothing was heard from it)``: the hosts that the next attempt leaves out."""
-    return ", ".join(f"{host} ({why})" for host, why in attempt.set_aside)
+    return ", ".join(f"{excluded.host} ({excluded.why})" for excluded in attempt.set_aside)
 
 
 def metrics_line(run: RunStatus) -> str:
@@ -175,8 +175,8 @@ def metrics_line(run: RunStatus) -> str:
     return f"{values}  {FROM_OUTPUT}" if run.metrics_are_printed else values
 
 
-def lag_text(lag: Mapping[str, Any]) -> Text:
-    return Text(lag_line(lag), style="yellow" if lag["late"] else "")
+def lag_text(lag: CheckpointLag) -> Text:
+    return Text(lag_line(lag), style="yellow" if lag.late else "")
 
 
 def cause_view(cause: Cause) -> RenderableType:
@@ -215,11 +215,12 @@ def stuck_line(run: RunStatus, now: datetime | None = None) -> str:
 
     If the run is over: ``was stuck for 40s when it ended: ...``. The run must have a diagnosis.
     """
-    diagnosis = run.diagnosis or {}
+    diagnosis = run.diagnosis
+    assert diagnosis is not None
     if run.verdict.terminal:
-        took = duration_text(diagnosis["since"], run.verdict.ended or diagnosis["time"], live=False)
-        return f"was stuck for {took} when it ended: {diagnosis['verdict']}"
-    return f"stuck for {age_text(diagnosis['since'], now).removesuffix(' ago')}: {diagnosis['verdict']}"
+        took = duration_text(diagnosis.since, run.verdict.ended or diagnosis.time, live=False)
+        return f"was stuck for {took} when it ended: {diagnosis.verdict}"
+    return f"stuck for {age_text(diagnosis.since, now).removesuffix(' ago')}: {diagnosis.verdict}"
 
 
 def strangers_line(nodes: Sequence[NodeStatus], now: datetime | None = None) -> str:
@@ -227,12 +228,12 @@ def strangers_line(nodes: Sequence[NodeStatus], now: datetime | None = None) -> 
     strangers = [node.strangers for node in nodes if node.strangers]
     counts: dict[str, int] = {}
     for seen in strangers:
-        for address, number in seen["most"].items():
+        for address, number in seen.most.items():
             counts[address] = counts.get(address, 0) + number
     first = max(counts, key=lambda address: counts[address])
-    others = max(len(counts), *(seen["addresses"] for seen in strangers)) - 1
+    others = max(len(counts), *(seen.addresses for seen in strangers)) - 1
     source = first if others < 1 else f"{first} and {plural(others, 'other address')}"
-    total, last = sum(seen["count"] for seen in strangers), max(seen["last"] for seen in strangers)
+    total, last = sum(seen.count for seen in strangers), max(seen.last for seen in strangers)
     line = f"{total:,} connections by strangers from {source} to {fold_names([node.host for node in nodes])}"
     return f"{line}, the last {age_text(last, now)}: they were closed, and the run is not harmed"
 
@@ -240,16 +241,16 @@ def strangers_line(nodes: Sequence[NodeStatus], now: datetime | None = None) -> 
 def end_line(run: RunStatus) -> str:
     """Return the cause of a run's end, and what the run was stuck in unless both name the same rank."""
     why = cause_line(run.verdict.cause) if run.verdict.cause else "no node recorded a cause"
-    suspects = [(suspect["host"], suspect["rank"]) for suspect in (run.diagnosis or {}).get("suspects", ())]
+    suspects = [(suspect.host, suspect.rank) for suspect in run.diagnosis.suspects] if run.diagnosis else []
     same_rank = run.verdict.cause is not None and (run.verdict.cause.host, run.verdict.cause.rank) in suspects
     return f"{why}; it {stuck_line(run)}" if run.diagnosis and run.verdict.terminal and not same_rank else why
 
 
-def slow_line(slow: Mapping[str, Any]) -> str:
+def slow_line(slow: Straggler) -> str:
     """Return ``slow: rank 2 on node1 is the last one in 94 % of the steps, 22.0 ms after the others``."""
-    who, share = f"rank {slow['rank']} on {slow['host']}", round(100 * slow["last_share"])
-    line = f"slow: {who} is the last one in {share} % of the steps, {slow['lag_ms']} ms after the others"
-    return "; ".join((line, *slow.get("why", ())))
+    who, share = f"rank {slow.rank} on {slow.host}", round(100 * slow.last_share)
+    line = f"slow: {who} is the last one in {share} % of the steps, {slow.lag_ms} ms after the others"
+    return "; ".join((line, *slow.why))
 
 
 def cause_line(cause: Cause) -> str:

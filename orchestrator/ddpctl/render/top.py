@@ -211,12 +211,10 @@ def _rank_row(seen: Overview, run: RunStatus, node: NodeStatus, rank: int) -> To
     host = seen.pulse(node.host)
     of_run = host.runs.get(run.run, {}) if host is not None else {}
     pulse = of_run.get(str(rank), RankPulse())
-    slow = [slow for slow in run.slow if slow["rank"] == rank and not run.verdict.terminal]
-    suspects = [
-        who for who in (run.diagnosis or {}).get("suspects", ()) if who["rank"] == rank and not run.verdict.terminal
-    ]
-    note = [f"slow: last in {100 * lag['last_share']:.0f}% of steps, {lag['lag_ms']} ms" for lag in slow]
-    note += ["the others wait for it" for _ in suspects]
+    slow = [slow for slow in run.slow if slow.rank == rank and not run.verdict.terminal]
+    suspects = run.diagnosis.suspects if run.diagnosis and not run.verdict.terminal else ()
+    note = [f"slow: last in {100 * lag.last_share:.0f}% of steps, {lag.lag_ms} ms" for lag in slow]
+    note += ["the others wait for it" for suspect in suspects if suspect.rank == rank]
     gpus = host.gpus if host is not None else None
     held = [gpu for gpu in gpus or () if any(who.run == run.run and who.rank == rank for who in gpu.holders)]
     return _row(

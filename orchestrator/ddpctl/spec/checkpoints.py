@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.origin import JobId
+from ddpctl.spec.outcome import CheckpointLag
 from ddpctl_worker.rules.attempts import BEFORE_ANY
 from ddpctl_worker.rules.choice import latest, partial
 from ddpctl_worker.rules.complete import Manifest
@@ -18,21 +19,21 @@ from ddpctl_worker.wire import contract
 UNKNOWN = "it is being written, or its writer was killed"
 
 
-def lag_line(lag: Mapping[str, Any]) -> str:
+def lag_line(lag: CheckpointLag) -> str:
     """Return the line about checkpoint lag: ``newest checkpoint with all of its copies: state.pt, saved 8 s ago``.
 
     If the saves are far ahead, the line warns and says how far.
     """
-    what = "newest checkpoint with all of its copies" if lag["copies"] else "newest complete checkpoint"
-    if lag["kept_s"] is None:
+    what = "newest checkpoint with all of its copies" if lag.copies else "newest complete checkpoint"
+    if lag.kept_s is None:
         newest = f"{what}: none so far"
         why = "a file that is rewritten in place never comes to rest: save under another name, then rename it"
     else:
-        newest = f"{what}: {lag['name']}, saved {lag['kept_s']:.0f} s ago"
+        newest = f"{what}: {lag.name}, saved {lag.kept_s:.0f} s ago"
         why = "`ddpctl checkpoints` says what is missing"
-    if not lag["late"]:
+    if not lag.late:
         return newest
-    saves = f"the ranks last saved {lag['saved_s']:.0f} s ago, and have been ahead for {lag['behind_s']:.0f} s"
+    saves = f"the ranks last saved {lag.saved_s:.0f} s ago, and have been ahead for {lag.behind_s or 0.0:.0f} s"
     return f"checkpoints fall behind. {newest}; {saves}; {why}"
 
 
@@ -44,7 +45,7 @@ class JobCheckpoints:
     saved: tuple[Saved, ...]
     errors: Mapping[str, DdpctlError] = field(default_factory=dict)
     unsettled: tuple[tuple[str, str, str], ...] = ()  # files without a manifest so far: name, host, time
-    lag: Mapping[str, Any] | None = None  # ``RunStatus.lag`` of the newest run
+    lag: CheckpointLag | None = None  # ``RunStatus.lag`` of the newest run
     uncopied: tuple[str, ...] = ()  # names of checkpoints whose copy on another host is overdue
 
     @property
@@ -80,7 +81,7 @@ class JobCheckpoints:
                 }
                 for saved in self.saved
             ],
-            "lag": dict(self.lag) if self.lag else None,
+            "lag": asdict(self.lag) if self.lag else None,
         }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpctl.errors import DdpctlError
-from ddpctl.spec.status import SLOW
+from ddpctl.spec.outcome import Straggler
 from ddpctl_worker.rules import flight, frames
 from ddpctl_worker.rules.verdict import Diagnosis
 from ddpctl_worker.wire import contract
@@ -22,7 +22,7 @@ class DoctorReport:
     state: str
     diagnosis: Diagnosis
     looks: Sequence[Mapping[str, Any]] = ()
-    slow: Sequence[Mapping[str, Any]] = field(default=())
+    slow: Sequence[Straggler] = ()
     ended: bool = False  # the looks are from the moment before the end of the run
     errors: Mapping[str, DdpctlError] = field(default_factory=dict)  # host -> why it did not answer
 
@@ -35,7 +35,7 @@ class DoctorReport:
             "suspects": self.diagnosis.suspects,
             "ranks": [rank_json(look) for look in sorted(self.looks, key=lambda look: int(look["rank"]))],
             "groups": self.diagnosis.groups,
-            "slow": [{name: rank[name] for name in SLOW} for rank in self.slow],
+            "slow": [slow.to_json() for slow in self.slow],
         }
 
 

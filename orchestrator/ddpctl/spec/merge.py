@@ -4,53 +4,52 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.outcome import NodeStatus
+from ddpctl.spec.record import NodeReport
 from ddpctl.spec.status import RunStatus
 from ddpctl_worker.wire import contract
 
 
 def merge_runs(
-    answers: Mapping[str, Iterable[Mapping[str, Any]]], errors: Mapping[str, DdpctlError] | None = None
+    answers: Mapping[str, Iterable[NodeReport]], errors: Mapping[str, DdpctlError] | None = None
 ) -> list[RunStatus]:
-    """Return the runs, the oldest first. ``answers``: host -> its node statuses, with run.json under ``record``.
+    """Return the runs, the oldest first. ``answers``: host -> its reports.
 
     A run has every host that a record of it names:
 
     - A host that did not answer, or is no longer in the inventory, is `unreachable`. ``errors`` may say why.
     - A host that answered without the run is `lost`: the run was never started there, or the disk is new.
     """
-    by_run: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for host, statuses in answers.items():
-        for status in statuses:
-            by_run.setdefault(status["run"], {})[host] = status
+    by_run: dict[str, dict[str, NodeReport]] = {}
+    for host, reports in answers.items():
+        for report in reports:
+            by_run.setdefault(report.run, {})[host] = report
     return [_merge(by_run[run], set(answers), errors or {}) for run in sorted(by_run)]
 
 
-def _merge(parts: Mapping[str, Mapping[str, Any]], answered: set[str], errors: Mapping[str, DdpctlError]) -> RunStatus:
+def _merge(parts: Mapping[str, NodeReport], answered: set[str], errors: Mapping[str, DdpctlError]) -> RunStatus:
     first = _most_confirmed(parts)
-    record = first["record"]
     # A host that reports the run takes part in it, even if the chosen record does not name that host.
-    hosts = list(dict.fromkeys((*(record.get("hosts") or ()), *parts)))
-    nodes = []
+    hosts = list(dict.fromkeys((*(first.record.hosts or ()), *parts)))
+    nodes: list[NodeStatus] = []
     for node_rank, host in enumerate(hosts):
         if host in parts:
-            nodes.append(NodeStatus.from_json(parts[host]))
+            nodes.append(parts[host])
         else:
             state = contract.LOST if host in answered else contract.UNREACHABLE
             note = " ".join(errors[host].message.split()) if host in errors else None
             nodes.append(NodeStatus(host=host, node_rank=node_rank, state=state, note=note))
-    return RunStatus(first["job"], first["run"], first["cluster"], tuple(nodes), record)
+    return RunStatus(first.job, first.run, first.cluster, tuple(nodes), first.record)
 
 
-def _most_confirmed(parts: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+def _most_confirmed(parts: Mapping[str, NodeReport]) -> NodeReport:
     """Return the part whose job and hosts most hosts report, so that a single damaged record decides nothing."""
 
-    def identity(part: Mapping[str, Any]) -> tuple[Any, ...]:
-        return (part["job"], part["cluster"], part["record"]["project"], *(part["record"].get("hosts") or ()))
+    def identity(part: NodeReport) -> tuple[str, ...]:
+        return (part.job, part.cluster, part.record.project, *(part.record.hosts or ()))
 
     count = Counter(map(identity, parts.values()))
     return max(parts.values(), key=lambda part: count[identity(part)])

@@ -8,7 +8,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-Values = Mapping[str, float]
+from ddpctl.spec.bounds import Figure, Short
+
+Values = Mapping[Short, Figure]
 
 RATE = "_per_s"  # the ending of names of rates: the job's rate is the sum over its ranks
 COUNTERS = frozenset({"step", "epoch"})  # progress of a rank: the job's value is the greatest

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
+from ddpctl.spec.bounds import Count, Short
 from ddpctl.spec.values import is_name
 
 
@@ -26,17 +26,10 @@ class JobId(NamedTuple):
 class Origin:
     """The place where a run was started: account, machine, and the folder of the inventory file with its inode."""
 
-    account: str
-    machine: str
-    folder: str
-    inode: int
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Origin:
-        return Origin(**data)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    account: Short
+    machine: Short
+    folder: Short
+    inode: Count
 
     def __str__(self) -> str:
         return f"{self.account}@{self.machine}:{self.folder}"

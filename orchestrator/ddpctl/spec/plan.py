@@ -7,9 +7,12 @@ connection: for an unknown fact the plan has ``auto``, and an entry in ``open_qu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from ddpctl.spec.bounds import Count, Flag, Hash, Short
 from ddpctl.spec.command import REDACTED, Command
 from ddpctl.spec.origin import JobId, Origin
 from ddpctl.spec.restart import Earlier, Settings
@@ -53,10 +56,10 @@ class Facts:
 class CodeRef:
     """The archive of the job's code: its hash, and the commit that it was made from."""
 
-    sha256: str
-    size: int
-    git_commit: str | None = None
-    dirty: bool | None = None
+    sha256: Annotated[Hash, Field(alias="hash")]
+    size: Count
+    git_commit: Short | None = None
+    dirty: Flag | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {"hash": self.sha256, "size": self.size, "git_commit": self.git_commit, "dirty": self.dirty}
@@ -197,13 +200,13 @@ class Plan:
             "ranks": list(node.ranks),
             "argv": list(node.command.argv),
             "cwd": node.command.cwd,
-            "origin": self.origin.to_json(),
+            "origin": asdict(self.origin),
             "created": self.created,
             "torch": node.torch,
             "environment": node.environment,
             "gang": self._gang(node),
             "restart": self._restart(),
-            "settings": self.settings.to_json() if self.settings else None,
+            "settings": asdict(self.settings) if self.settings else None,
             "attempt": self.first,
             "continues": self.earlier.to_json() if self.earlier else None,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +14,7 @@ from ddpctl.spec.gpuuse import GpuUse
 from ddpctl.spec.metrics import Values
 from ddpctl.spec.network import Network
 from ddpctl.spec.outcome import Attempt
-from ddpctl.spec.status import SLOW, RunStatus
+from ddpctl.spec.status import RunStatus
 from ddpctl.spec.times import duration_seconds, elapsed
 from ddpctl.spec.values import plural
 from ddpctl_worker.rules.unite import Saved
@@ -52,17 +52,13 @@ class RunReport:
         return hide_secrets(next((launch["argv"] for launch in self.launches.values() if launch.get("argv")), ()))
 
     @property
-    def code(self) -> Mapping[str, Any]:
-        return self.run.record.get("code") or {}
-
-    @property
     def settings(self) -> dict[str, Any]:
         """Return the job's keys that differ from the defaults.
 
         A report may be sent to other people. So the value of a variable or argument is hidden if its name suggests a
         secret.
         """
-        keys = dict((self.run.record.get("settings") or {}).get("keys") or {})
+        keys = dict(self.run.record.settings.keys) if self.run.record.settings else {}
         if isinstance(env := keys.get("env"), Mapping):
             keys["env"] = {name: REDACTED if _SECRET.search(name) else value for name, value in env.items()}
         if isinstance(args := keys.get("args"), Sequence):
@@ -113,7 +109,7 @@ class RunReport:
             "user": run.user,
             "controller": run.origin.machine if run.origin else None,
             "world_size": run.world_size,
-            "code": dict(self.code) or None,
+            "code": run.record.code.to_json() if run.record.code else None,
             "command": list(self.command),
             "settings": self.settings,
             "nodes": [self._node(node.host) | node.to_json() for node in run.nodes],
@@ -121,8 +117,8 @@ class RunReport:
             "attempts": [attempt.to_json() for attempt in run.verdict.attempts],
             "cause": cause.to_json() if cause else None,
             "candidates": [candidate.to_json() for candidate in run.verdict.candidates],
-            "diagnosis": dict(run.diagnosis) if run.diagnosis else None,
-            "slow": [{name: rank[name] for name in SLOW} for rank in run.slow],
+            "diagnosis": asdict(run.diagnosis) if run.diagnosis else None,
+            "slow": [slow.to_json() for slow in run.slow],
             "metrics": [curve.to_json() for curve in self.curves],
             "ranks": [{"host": host, "rank": rank, "metrics": dict(values)} for host, rank, values in self.ranks],
             "gpus": [gpu.to_json() for gpu in self.gpus],

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from ddpctl.errors import UsageError
+from ddpctl.spec.bounds import Flag, Integer, Name, Plain, Short, Small
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.limits import MOST_EARLIER_ATTEMPTS
+from ddpctl.spec.outcome import Attempt
 from ddpctl.spec.script import Start
 
 # Keys that depend on the starting machine or may be secret. Hosts and their number have fields of their own.
@@ -24,22 +26,16 @@ class Settings:
     ``hosts``: in the order of node ranks, spares last. ``nodes``: the number of hosts in an attempt.
     """
 
-    job: str  # the name in the inventory; the run may have another name
-    keys: Mapping[str, Any] = field(repr=False)  # the job's keys that differ from the defaults
-    hosts: tuple[str, ...]
-    nodes: int
-    nproc: int | None = None
-    local_rank_arg: str | None = None
+    job: Name  # the name in the inventory; the run may have another name
+    # The job's keys that differ from the defaults.
+    keys: Annotated[Mapping[Short, Plain], Field(max_length=1000)] = field(repr=False)
+    hosts: Annotated[tuple[Name, ...], Field(min_length=1, max_length=10_000)]
+    nodes: Annotated[Integer, Field(ge=1, le=10_000)]
+    nproc: Small | None = None
+    local_rank_arg: Short | None = None
     start: Start | None = None  # None: the script is on the nodes only, so it was not read
-    secrets: tuple[str, ...] = ()  # the names of secret variables
-    notified: bool = False  # whether the job has notifiers
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "hosts": list(self.hosts), "secrets": list(self.secrets)}
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Settings:
-        return Settings(**{**data, "hosts": tuple(data["hosts"]), "secrets": tuple(data["secrets"])})
+    secrets: Annotated[tuple[Short, ...], Field(max_length=10_000)] = ()  # the names of secret variables
+    notified: Flag = False  # whether the job has notifiers
 
     def as_job(self, name: str, code: str | None) -> JobSpec:
         """Return the job as it was recorded, for a run called ``name``.
@@ -72,21 +68,21 @@ def keys_of(job: JobSpec) -> dict[str, Any]:
 class Earlier:
     """The ended run that a new run continues, with its attempts (the oldest may be missing)."""
 
-    run: str
-    attempts: tuple[Mapping[str, Any], ...]
+    run: Name
+    attempts: Annotated[tuple[Attempt, ...], Field(min_length=1, max_length=2000)]
 
     @property
     def last(self) -> int:
-        return int(self.attempts[-1]["attempt"])
+        return self.attempts[-1].number
 
     def to_json(self) -> dict[str, Any]:
-        return {"run": self.run, "attempts": [dict(attempt) for attempt in self.attempts]}
+        return {"run": self.run, "attempts": [attempt.to_json() for attempt in self.attempts]}
 
 
-def recorded_attempts(attempts: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+def recorded_attempts(attempts: Sequence[Attempt]) -> tuple[Attempt, ...]:
     """Return the newest attempts without tracebacks: a record must stay small, as it goes to every node repeatedly."""
     short = [
-        {**attempt, "cause": {**attempt["cause"], "traceback": None} if attempt["cause"] else None}
+        replace(attempt, cause=replace(attempt.cause, traceback=None) if attempt.cause else None)
         for attempt in attempts
     ]
     return tuple(short[-MOST_EARLIER_ATTEMPTS:])

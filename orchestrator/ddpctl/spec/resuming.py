@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from ddpctl.spec.bounds import Name
 from ddpctl.spec.origin import Origin
 from ddpctl.spec.times import duration_seconds, elapsed
 from ddpctl_worker.rules.entries import step_of
@@ -19,13 +20,8 @@ Row = Mapping[str, Any]  # the summary of a checkpoint on a host (ddpctl_worker.
 class Start:
     """A run that used the checkpoint folder of the job."""
 
-    run: str
+    run: Name
     origin: Origin | None
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Start:
-        origin = data.get("origin")
-        return Start(data["run"], Origin.from_json(origin) if origin else None)
 
 
 @dataclass(frozen=True)

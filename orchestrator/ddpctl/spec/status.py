@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ddpctl.spec.command import display, hide_secrets
 from ddpctl.spec.limits import SAVE_S
 from ddpctl.spec.metrics import job_metrics
 from ddpctl.spec.origin import JobId, Origin
-from ddpctl.spec.outcome import End, NodeStatus, Untracked
+from ddpctl.spec.outcome import CheckpointLag, End, NodeStatus, Straggler, StuckRun, Untracked
+from ddpctl.spec.record import RecordedRun
 from ddpctl.spec.verdict import RunVerdict, judge_run
 from ddpctl_worker.wire import contract
 
-SLOW = ("host", "rank", "lag_ms", "last_share")  # the keys of a slow rank in JSON documents
-STRANGERS = ("count", "addresses", "most", "last")  # the keys of connections by strangers in JSON documents
 LOST_FOR_RUN = "it takes part in this run no more; the next `ddpctl restart` or `ddpctl up` uses it again"
 SAVE_SIGNAL = "SIGUSR1"  # if a damaged record does not have the job's own signal
 
@@ -34,7 +33,7 @@ class RunStatus:
     run: str
     cluster: str
     nodes: tuple[NodeStatus, ...]
-    record: Mapping[str, Any] = field(default_factory=dict)
+    record: RecordedRun = field(default_factory=partial(RecordedRun, project=""))
     remembered_end: End | None = None
     silent_hosts: tuple[str, ...] = ()
     untracked: tuple[Untracked, ...] = ()
@@ -46,7 +45,7 @@ class RunStatus:
 
     @property
     def project(self) -> str:
-        return str(self.record["project"])
+        return self.record.project
 
     @property
     def job_id(self) -> JobId:
@@ -55,8 +54,7 @@ class RunStatus:
     @property
     def origin(self) -> Origin | None:
         """Return where the run was started; ``None``: the record is damaged."""
-        origin = self.record.get("origin")
-        return Origin.from_json(origin) if origin else None
+        return self.record.origin
 
     @property
     def user(self) -> str | None:
@@ -66,12 +64,12 @@ class RunStatus:
     @property
     def continues(self) -> str | None:
         """Return the id of the run that this run continues."""
-        return (self.record.get("continues") or {}).get("run")
+        return self.record.continues.run if self.record.continues else None
 
     @property
     def program_line(self) -> str:
         """Return the script or module and its arguments, with secrets hidden; empty if the record does not name it."""
-        keys = (self.record.get("settings") or {}).get("keys") or {}
+        keys = self.record.settings.keys if self.record.settings else {}
         program = keys.get("script") or keys.get("module")
         return display([str(program), *hide_secrets([str(word) for word in keys.get("args") or ()])]) if program else ""
 
@@ -88,34 +86,29 @@ class RunStatus:
         return bool(self.metrics) and not any(node.metrics for node in self.nodes)
 
     @property
-    def diagnosis(self) -> Mapping[str, Any] | None:
-        """Return why the run is stuck, or was stuck when it ended: verdict, suspects, since, time.
-
-        ``None``: not stuck.
-        """
+    def diagnosis(self) -> StuckRun | None:
+        """Return why the run is stuck, or was stuck when it ended; ``None``: not stuck."""
         if self.verdict.state == contract.SUCCEEDED:
             return None
         return self._doctors_report.diagnosis if self._doctors_report else None
 
     @property
-    def slow(self) -> list[Mapping[str, Any]]:
-        """Return the stragglers, for which all ranks wait again and again: host, rank, lag_ms, last_share."""
-        return sorted(self._doctors_report.slow, key=lambda rank: rank["rank"]) if self._doctors_report else []
+    def slow(self) -> list[Straggler]:
+        return sorted(self._doctors_report.slow, key=lambda slow: slow.rank) if self._doctors_report else []
 
     @property
-    def lag(self) -> Mapping[str, Any] | None:
+    def lag(self) -> CheckpointLag | None:
         """Return how far the fully copied checkpoints are behind the saves, on the host where the gap is widest.
 
-        Keys: name, saved_s, kept_s, behind_s, late, copies. ``None``: no rank has saved in this attempt.
+        ``None``: no rank has saved in this attempt.
         """
         lags = [node.lag for node in self.verdict.active_nodes if node.lag is not None]
-        return max(lags, key=lambda lag: (lag["behind_s"] or 0.0, lag["kept_s"] or 0.0), default=None)
+        return max(lags, key=lambda lag: (lag.behind_s or 0.0, lag.kept_s or 0.0), default=None)
 
     @property
     def strangers(self) -> list[dict[str, Any]]:
         """Return the hosts with connections by strangers: host, count, addresses, most, last."""
-        reports = [(node.host, node.strangers) for node in self.nodes if node.strangers]
-        return [{"host": host, **{name: report[name] for name in STRANGERS}} for host, report in reports]
+        return [{"host": node.host, **asdict(node.strangers)} for node in self.nodes if node.strangers]
 
     @property
     def _doctors_report(self) -> NodeStatus | None:
@@ -130,29 +123,30 @@ class RunStatus:
     @property
     def grace(self) -> float:
         """Return the default seconds from SIGTERM to SIGKILL in a kill: the job's ``timeouts.stop``."""
-        seconds = (self.record.get("timeouts") or {}).get("stop")
-        return contract.STOP_GRACE_S if seconds is None else float(seconds)
+        seconds = self.record.timeouts.stop if self.record.timeouts else None
+        return contract.STOP_GRACE_S if seconds is None else seconds
 
     @property
     def save_signal(self) -> str:
         """Return the signal that asks a rank for a checkpoint: the job's ``checkpoint.signal``."""
-        return str((self.record.get("checkpoint") or {}).get("signal") or SAVE_SIGNAL)
+        return self.record.checkpoint.signal if self.record.checkpoint else SAVE_SIGNAL
 
     @property
     def save_timeout(self) -> float:
         """Return the seconds that a requested checkpoint may take: the job's ``checkpoint.timeout``."""
-        return float((self.record.get("checkpoint") or {}).get("timeout") or SAVE_S)
+        return self.record.checkpoint.timeout if self.record.checkpoint else SAVE_S
 
     @property
     def copies(self) -> bool:
         """Return whether another host gets a copy of each checkpoint."""
-        return bool((self.record.get("checkpoint") or {}).get("replicas")) and len(self.verdict.active_nodes) > 1
+        saving = self.record.checkpoint
+        return saving is not None and saving.replicas > 0 and len(self.verdict.active_nodes) > 1
 
     @property
     def world_size(self) -> int:
         if len(self.verdict.own_attempts) > 1:
             return sum(len(node.ranks) for node in self.verdict.active_nodes)
-        return int(self.record.get("world_size") or sum(len(node.ranks) for node in self.nodes))
+        return self.record.world_size or sum(len(node.ranks) for node in self.nodes)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -166,9 +160,9 @@ class RunStatus:
           ranks at all: that rank may be theirs.
         """
         reported = {rank for node in self.nodes for rank in node.ranks}
-        most = self.record.get("world_size")  # None: torch's elastic agent decides
+        most = self.record.world_size  # None: torch's elastic agent decides
         wanted = set(ranks) if most is None else {rank for rank in ranks if rank < most} | reported.intersection(ranks)
-        if wanted and (self.record.get("restart") or self.record.get("min_nodes") is not None):
+        if wanted and (self.record.restart is not None or self.record.min_nodes is not None):
             return list(self.hosts)
         missing = not wanted <= reported
         return [node.host for node in self.nodes if wanted & set(node.ranks) or (missing and not node.ranks)]
@@ -191,10 +185,10 @@ class RunStatus:
             "candidates": [candidate.to_json() for candidate in self.verdict.candidates],
             "metrics": self.metrics,
             "metrics_are_printed": self.metrics_are_printed,
-            "slow": [{name: rank[name] for name in SLOW} for rank in self.slow],
+            "slow": [slow.to_json() for slow in self.slow],
             "strangers": self.strangers,
-            "checkpoints": dict(self.lag) if self.lag else None,
-            "diagnosis": dict(self.diagnosis) if self.diagnosis else None,
+            "checkpoints": asdict(self.lag) if self.lag else None,
+            "diagnosis": asdict(self.diagnosis) if self.diagnosis else None,
             "attempt": self.verdict.attempts[-1].number,
             "attempts": [attempt.to_json() for attempt in self.verdict.attempts],
             "continues": self.continues,

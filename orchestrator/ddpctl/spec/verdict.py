@@ -14,15 +14,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from ddpctl.spec.limits import SURVIVED
-from ddpctl.spec.outcome import Attempt, Cause, End, NodeStatus
+from ddpctl.spec.outcome import AgreedRun, Attempt, Cause, End, NodeStatus
+from ddpctl.spec.record import RecordedRun
 from ddpctl_worker.wire import contract
 
 Nodes = Sequence[NodeStatus]
-Record = Mapping[str, Any]  # the content of run.json
-Agreed = Mapping[str, Any]  # the document that the agents of a run with restarts agree on
 
 # States of a node that has left an elastic run. An unreachable node is lost, or it ends like the rest.
 _GONE = frozenset({contract.FAILED, contract.LOST, contract.UNREACHABLE})
@@ -54,7 +52,7 @@ class RunVerdict:
         return self.state in contract.TERMINAL
 
 
-def judge_run(nodes: Nodes, record: Record, remembered: End | None = None) -> RunVerdict:
+def judge_run(nodes: Nodes, record: RecordedRun, remembered: End | None = None) -> RunVerdict:
     """Judge a run.
 
     ``nodes`` has all nodes in the order of their ranks, ``record`` is the run.json of any of them. ``remembered`` is
@@ -74,13 +72,12 @@ def judge_run(nodes: Nodes, record: Record, remembered: End | None = None) -> Ru
         cause = _find_cause(_reporting_nodes(nodes, deciding, state), record)
     ended = remembered.ended if remembered else _last_end(_reporting_nodes(nodes, deciding, state), state, cause)
     if agreed:
-        own = tuple(Attempt.from_json(each) for each in agreed["attempts"])
+        own = agreed.attempts
         started = own[0].started
     else:
         started = min((node.started for node in nodes if node.started), default=None)
         number = max((node.attempt for node in nodes), default=1)
         own = (Attempt(number, tuple(node.host for node in nodes), started, ended, cause),)
-    earlier = (record.get("continues") or {}).get("attempts") or ()
     everyone_ended = end is not None or all(node.state in contract.TERMINAL for node in nodes)
     return RunVerdict(
         state=state,
@@ -89,35 +86,35 @@ def judge_run(nodes: Nodes, record: Record, remembered: End | None = None) -> Ru
         started=started,
         ended=ended,
         end=End(state, ended, cause) if everyone_ended else None,
-        attempts=(*(Attempt.from_json(each) for each in earlier), *own),
+        attempts=(*(record.continues.attempts if record.continues else ()), *own),
         own_attempts=own,
         active_nodes=active,
         deciding_nodes=deciding,
         departed_nodes=departed,
-        excluded_hosts=dict((agreed or {}).get("set_aside") or {}),
+        excluded_hosts=agreed.set_aside if agreed else {},
         silent_may_go_on=silent_may_go_on,
         lacks_majority=_lacks_majority(nodes, record),
     )
 
 
-def _newest_agreed(nodes: Nodes) -> Agreed | None:
+def _newest_agreed(nodes: Nodes) -> AgreedRun | None:
     return max([node.agreed for node in nodes if node.agreed], key=_mark, default=None)
 
 
-def _active_nodes(nodes: Nodes, agreed: Agreed | None) -> tuple[NodeStatus, ...]:
+def _active_nodes(nodes: Nodes, agreed: AgreedRun | None) -> tuple[NodeStatus, ...]:
     if not agreed:
         return tuple(nodes)
-    order = {host: rank for rank, host in enumerate(agreed["attempts"][-1]["hosts"])}
+    order = {host: rank for rank, host in enumerate(agreed.attempts[-1].hosts)}
     return tuple(sorted((node for node in nodes if node.host in order), key=lambda node: order[node.host]))
 
 
-def _deciding_nodes(nodes: Nodes, active: Nodes, record: Record) -> tuple[NodeStatus, ...]:
+def _deciding_nodes(nodes: Nodes, active: Nodes, record: RecordedRun) -> tuple[NodeStatus, ...]:
     """Return the nodes that decide on the state: usually all nodes of the newest attempt.
 
     In an elastic run with at least ``min_nodes`` nodes left, the nodes that are gone do not count: torch's elastic
     agent continues without them. A node that fails after another node has succeeded does count.
     """
-    least = record.get("min_nodes")
+    least = record.min_nodes
     rest = [node for node in active if node.state not in _GONE]
     if least is None or len(rest) < least:
         return tuple(active)
@@ -144,27 +141,25 @@ def _silent_may_go_on(nodes: Nodes, active: Nodes) -> bool:
     return 2 * len(silent) >= len(nodes) and (attempt_is_silent or not attempt_is_known)
 
 
-def _committed_end(nodes: Nodes, agreed: Agreed | None) -> Mapping[str, Any] | None:
+def _committed_end(nodes: Nodes, agreed: AgreedRun | None) -> End | None:
     """Return the end in the agents' document, if a majority has it: a single host's copy may not be committed."""
     marks = [_mark(node.agreed) for node in nodes if node.agreed]
     if agreed is None or marks.count(_mark(agreed)) < majority_of(len(nodes)):
         return None
-    end: Mapping[str, Any] | None = agreed["over"]
-    return end
+    return agreed.over
 
 
-def _committed_end_at_rest(nodes: Nodes, agreed: Agreed | None) -> End | None:
+def _committed_end_at_rest(nodes: Nodes, agreed: AgreedRun | None) -> End | None:
     """Return the committed end, once no host is at work any more."""
-    end = None if any(node.state not in _NOT_AT_WORK for node in nodes) else _committed_end(nodes, agreed)
-    return End.from_json(end) if end else None
+    return None if any(node.state not in _NOT_AT_WORK for node in nodes) else _committed_end(nodes, agreed)
 
 
-def _may_go_on(nodes: Nodes, record: Record, committed_end: Mapping[str, Any] | None, silent_may_go_on: bool) -> bool:
+def _may_go_on(nodes: Nodes, record: RecordedRun, committed_end: End | None, silent_may_go_on: bool) -> bool:
     """Return whether another attempt may still start, or may have started already.
 
     That needs restarts, no committed end, and hosts that can go on: a host at work, even a spare, or silent hosts.
     """
-    if not record.get("restart") or committed_end:
+    if record.restart is None or committed_end:
         return False
     return any(node.state not in _NOT_AT_WORK for node in nodes) or silent_may_go_on
 
@@ -200,7 +195,7 @@ def _reporting_nodes(nodes: Nodes, deciding: Nodes, state: str) -> Nodes:
     return [node for node in nodes if node.state == state] or nodes
 
 
-def _find_cause(reporting: Nodes, record: Record) -> Cause | None:
+def _find_cause(reporting: Nodes, record: RecordedRun) -> Cause | None:
     """Return the cause of the run, from the causes that the nodes report:
 
     1. A lost link, if all other causes are missing peers. Both hosts of the link live, so no host was lost.
@@ -218,9 +213,9 @@ def _find_cause(reporting: Nodes, record: Record) -> Cause | None:
     return max(causes, key=lambda cause: reports[cause.host], default=None)
 
 
-def _without_survived(causes: Sequence[Cause], record: Record) -> Sequence[Cause]:
+def _without_survived(causes: Sequence[Cause], record: RecordedRun) -> Sequence[Cause]:
     """Drop the causes that an elastic run survived: a node that it lost days before the end did not end it."""
-    if record.get("min_nodes") is None or not causes:
+    if record.min_nodes is None or not causes:
         return causes
     times = [datetime.fromisoformat(cause.time.replace("Z", "+00:00")) for cause in causes]
     return [cause for cause, time in zip(causes, times, strict=True) if max(times) - time <= SURVIVED]
@@ -244,13 +239,13 @@ def _other_causes(nodes: Nodes, departed: Nodes, cause: Cause | None) -> tuple[C
     return tuple(sorted((found for found in kept.values() if found is not cause), key=lambda found: found.time))
 
 
-def _lacks_majority(nodes: Nodes, record: Record) -> bool:
+def _lacks_majority(nodes: Nodes, record: RecordedRun) -> bool:
     lost = sum(node.state == contract.LOST for node in nodes)
-    return bool(record.get("restart")) and len(nodes) - lost < majority_of(len(nodes))
+    return record.restart is not None and len(nodes) - lost < majority_of(len(nodes))
 
 
-def _mark(agreed: Agreed) -> tuple[int, int]:
-    return agreed["term"], agreed["version"]
+def _mark(agreed: AgreedRun) -> tuple[int, int]:
+    return agreed.term, agreed.version
 
 
 def majority_of(hosts: int) -> int:

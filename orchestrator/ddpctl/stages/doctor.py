@@ -79,8 +79,7 @@ def _expected(run: RunStatus, absent: Sequence[str]) -> dict[int, str]:
 def _stall(run: RunStatus, looks: list[dict[str, Any]]) -> float:
     """Return the seconds that a pause may take: the job's setting, or this run's longest pause where it is longer."""
     longest = max((float(look.get("pause_s") or 0.0) for look in looks), default=0.0)
-    settings = run.record.get("doctor") or {}
-    return max(float(settings.get("stall") or STALL_S), longest)
+    return max(run.record.doctor.stall if run.record.doctor else STALL_S, longest)
 
 
 def _after_the_end(run: RunStatus, found: Diagnosis) -> Diagnosis:

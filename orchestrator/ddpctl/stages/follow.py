@@ -33,6 +33,7 @@ from ddpctl.spec.flow import Flow, Out
 from ddpctl.spec.limits import FULL_BATCH, MOST_WEIGHT
 from ddpctl.spec.lines import Group
 from ddpctl.spec.noise import Held
+from ddpctl.spec.outcome import StuckRun
 from ddpctl.spec.status import LOST_FOR_RUN
 from ddpctl.spec.verdict import end_and_continue, majority_of, no_majority
 from ddpctl.stages.limits import (
@@ -278,7 +279,7 @@ class _Stream:
             self.out.put(_RunNote(self.host, _about(frame.data["stuck"])))
         if "lag" in frame.data:
             lag = frame.data["lag"]
-            self.out.put(_RunNote(self.host, Note(lag_line(lag), "warning" if lag["late"] else "info", self.host)))
+            self.out.put(_RunNote(self.host, Note(lag_line(lag), "warning" if lag.late else "info", self.host)))
         if "lines" in frame.data:
             self.out.put(_Batch(self.host, lines_of(self.host, frame), frame.data["more"]))
             self.offset, self.got_lines = frame.data["offset"], True
@@ -445,12 +446,12 @@ def _without(noise: Held | None, lines: list[Line]) -> list[Line]:
     return lines if noise is None else [line for line in lines if line.rank is not None or not noise.takes(line)]
 
 
-def _about(diagnosis: Mapping[str, Any] | None) -> Note:
+def _about(diagnosis: StuckRun | None) -> Note:
     """Return a note about a stuck run; without a diagnosis, that the run moves again."""
     if diagnosis is None:
         return Note("the job moves again")
-    begun, judged = (datetime.fromisoformat(diagnosis[name]) for name in ("since", "time"))
-    return Note(f"stuck for {(judged - begun).total_seconds():.0f} s: {diagnosis['verdict']}", "warning")
+    begun, judged = datetime.fromisoformat(diagnosis.since), datetime.fromisoformat(diagnosis.time)
+    return Note(f"stuck for {(judged - begun).total_seconds():.0f} s: {diagnosis.verdict}", "warning")
 
 
 def _unreachable(broken: _Cut | _Stale) -> DdpctlError:

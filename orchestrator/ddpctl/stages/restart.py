@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from ddpctl.files.env_file import read_env_file
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
+from ddpctl.spec.outcome import Attempt, ExcludedHost
 from ddpctl.spec.plan import CodeRef, RunIdentity
 from ddpctl.spec.ranges import fold_names
+from ddpctl.spec.record import NodeReport
 from ddpctl.spec.restart import (
     ChosenHosts,
     Earlier,
@@ -58,13 +61,14 @@ def launch_again(fleet: Fleet, inventory: Inventory, run: RunStatus, identity: R
             hint="set the clock, then run it again",
         )
     heard = ask_runs(fleet, run.run)
-    record = _recorded(run, heard)
-    settings = without_hosts(Settings.from_json(record["settings"]), run.verdict.excluded_hosts)
+    recorded, code_ref = _recorded(run, heard)
+    settings = without_hosts(recorded, run.verdict.excluded_hosts)
     own = run.job_id == inventory.job_id(run.job)
     job_now = inventory.jobs.get(settings.job) if own else None
     inventory = inventory.model_copy(update={"cluster": run.cluster, "project": run.project})
-    here = _pack_here(inventory, job_now) if record["code"] else None
-    archive = _code(run, record["code"], here, fleet, list(heard.results), tell) if record["code"] else None
+    archive = None
+    if code_ref is not None:
+        archive = _code(run, code_ref, _pack_here(inventory, job_now), fleet, list(heard.results), tell)
     same = job_now is not None and archive is not None and bool(archive.names)
     code = job_now.code if same and job_now is not None else "." if archive else None
     job = settings.as_job(run.job, code)
@@ -92,7 +96,7 @@ def require_ended(run: RunStatus) -> None:
     """Raises UsageError: the run is live. ConnectError: silent hosts may still run it."""
     if run.verdict.terminal:
         return
-    restarts = bool(run.record.get("restart"))
+    restarts = run.record.restart is not None
     silent = [node.host for node in run.nodes if node.state == contract.UNREACHABLE]
     heard = {node.state for node in run.nodes if node.host not in silent}
     if silent and heard <= contract.TERMINAL:
@@ -119,16 +123,19 @@ def require_ended(run: RunStatus) -> None:
     )
 
 
-def _recorded(run: RunStatus, heard: FleetOutcome[dict[str, Any]]) -> dict[str, Any]:
+def _recorded(run: RunStatus, heard: FleetOutcome[dict[str, Any]]) -> tuple[Settings, CodeRef | None]:
     """Return settings and code of the run from the records of the hosts that answered.
 
     Raises:
         NoSuchJob: no host has a record. UsageError: the record has no settings. DdpctlError: the records differ.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for host, answer in heard.results.items():
-        for record in (status["record"] for status in answer["runs"] if status["run"] == run.run):
-            found[host] = {"settings": record.get("settings"), "code": record.get("code")}
+    reports: Mapping[str, Sequence[NodeReport]] = {host: answer["runs"] for host, answer in heard.results.items()}
+    found = {
+        host: (report.record.settings, report.record.code)
+        for host, own in reports.items()
+        for report in own
+        if report.run == run.run
+    }
     if not found:
         raise NoSuchJob(f"no host that answers has a record of {run.run} any more", hint=NEW_RUN)
     (first, record), *others = found.items()
@@ -137,11 +144,12 @@ def _recorded(run: RunStatus, heard: FleetOutcome[dict[str, Any]]) -> dict[str, 
         raise DdpctlError(
             f"{fold_names(odd)} and {first} have different records of what {run.run} ran", hint=f"look there; {NEW_RUN}"
         )
-    if record["settings"] is None:
+    settings, code = record
+    if settings is None:
         raise UsageError(
             f"the record of {run.run} does not hold its settings: an older ddpctl started it", hint=NEW_RUN
         )
-    return record
+    return settings, code
 
 
 def _unusable(
@@ -177,18 +185,21 @@ def _chosen_hosts(
     raise error
 
 
-def _attempts(run: RunStatus, missing: Mapping[str, DdpctlError]) -> tuple[Mapping[str, Any], ...]:
+def _attempts(run: RunStatus, missing: Mapping[str, DdpctlError]) -> tuple[Attempt, ...]:
     """Return the attempts of the ended run.
 
     A last attempt without an end gets the end of the run: its hosts could not agree on another end. The hosts that
     cannot be used now count as excluded from it.
     """
-    *others, last = [attempt.to_json() for attempt in run.verdict.attempts]
-    excluded = {entry["host"] for entry in last["set_aside"]}
-    absent = [host for host in last["hosts"] if host in missing and host not in excluded]
-    last["ended"] = last["ended"] or run.verdict.ended
-    last["cause"] = last["cause"] or run.to_json()["cause"]
-    last["set_aside"] += [{"host": host, "why": " ".join(missing[host].message.split())} for host in absent]
+    *others, last = run.verdict.attempts
+    excluded = {entry.host for entry in last.set_aside}
+    absent = [host for host in last.hosts if host in missing and host not in excluded]
+    last = replace(
+        last,
+        ended=last.ended or run.verdict.ended,
+        cause=last.cause or run.verdict.cause,
+        set_aside=(*last.set_aside, *(ExcludedHost(host, " ".join(missing[host].message.split())) for host in absent)),
+    )
     return recorded_attempts([*others, last])
 
 
@@ -231,7 +242,7 @@ def _secrets(
 
 # --- the code --------------------------------------------------------------------------------------------------------
 def _code(
-    run: RunStatus, code: Mapping[str, Any], here: CodeArchive | None, fleet: Fleet, hosts: Sequence[str], tell: Tell
+    run: RunStatus, wanted: CodeRef, here: CodeArchive | None, fleet: Fleet, hosts: Sequence[str], tell: Tell
 ) -> CodeArchive:
     """Return the archive that the ended run had.
 
@@ -241,9 +252,8 @@ def _code(
     Raises:
         ProvisionError: no host has it.
     """
-    if here is not None and here.sha256 == code["hash"]:
+    if here is not None and here.sha256 == wanted.sha256:
         return here
-    wanted = CodeRef(code["hash"], code["size"], code.get("git_commit"), code.get("dirty"))
     path = find_archive(wanted.sha256) or from_a_host(run.run, wanted, fleet, hosts, tell)
     return CodeArchive(path, wanted.sha256, wanted.size, files=0, git_commit=wanted.git_commit, dirty=wanted.dirty)
 

@@ -215,7 +215,7 @@ def _why(fleet: Fleet, run: RunStatus, errors: Mapping[str, DdpctlError]) -> str
     except DdpctlError as error:
         return str(error)
     if now.diagnosis:
-        return f"the run is stuck: {now.diagnosis['verdict']}"
+        return f"the run is stuck: {now.diagnosis.verdict}"
     said = [line for node in now.nodes[:SAVE_LAST_LINES] for line in _last_line(fleet, run, node.host)]
     return "; ".join(said) or "no rank has written a line"
 

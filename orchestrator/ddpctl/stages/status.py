@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from pydantic import ValidationError
+
 from ddpctl.errors import DdpctlError, HostsFailed, NoSuchJob, RemoteError, Unreachable, UsageError
 from ddpctl.files.records import last_end, save_end
 from ddpctl.spec.inventory import Inventory
@@ -23,6 +25,7 @@ from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages.limits import END_PAUSE_S, END_S, NAMED_OWNERS, STATUS_S
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
+from ddpctl.transport.shapes.adapters import adapter
 from ddpctl_worker.wire import contract
 
 
@@ -175,7 +178,7 @@ def read_end(
     while True:
         end = read_run(fleet, run, gone=gone)
         silent = [node for node in end.nodes if node.state == contract.UNREACHABLE and node.host not in unread]
-        known = end.verdict.terminal or (end.verdict.cause is not None and not end.record.get("restart"))
+        known = end.verdict.terminal or (end.verdict.cause is not None and end.record.restart is None)
         if known or not any(node.host in fleet.hosts for node in silent):
             return end
         if now() >= until:
@@ -201,4 +204,7 @@ def with_remembered_end(run: RunStatus) -> RunStatus:
             save_end(run.run, asdict(run.verdict.end))
         return run
     seen = last_end(run.run)
-    return replace(run, remembered_end=End.from_json(seen)) if seen and "state" in seen else run
+    if seen is not None:
+        with contextlib.suppress(ValidationError):
+            return replace(run, remembered_end=adapter(End).validate_python(seen))
+    return run

@@ -11,7 +11,6 @@ from ddpctl.checks.report import size
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.kill import KillOutcome, StoppedNode
-from ddpctl.spec.outcome import NodeStatus
 from ddpctl.spec.verdict import run_state
 from ddpctl.stages.limits import KILL_GRACES, KILL_PROOF_S
 from ddpctl.stages.status import is_no_such_run
@@ -65,6 +64,6 @@ def _node(host: str, answer: dict[str, Any] | None, error: DdpctlError | None) -
 
 
 def _state(answers: Mapping[str, dict[str, Any]], nodes: Sequence[StoppedNode]) -> str:
-    states = [NodeStatus.from_json(answer["status"]).state for answer in answers.values()]
+    states = [answer["status"].state for answer in answers.values()]
     states += [contract.UNREACHABLE for node in nodes if not node.reachable]
     return run_state(states)

@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ddpctl.errors import ConnectError, DdpctlError, Interrupted, to_ddpctl_error
 from ddpctl.spec.merge import current_runs, merge_runs
+from ddpctl.spec.record import NodeReport
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.top import HostView, Overview, Pulse
 from ddpctl.stages.limits import TOP_ONCE_S, TOP_SILENT_S
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class _Host:
     """The state of a host. Only its own thread writes here, and replaces values instead of changing them."""
 
-    statuses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # run -> NodeStatus
+    reports: Mapping[str, NodeReport] = field(default_factory=dict)  # by run
     pulse: Pulse | None = None
     at: float = 0.0  # monotonic time of the pulse
     error: DdpctlError | None = None
@@ -33,14 +33,14 @@ class _Host:
 
     def hear(self, frame: Frame) -> None:
         if "run" in frame.data:
-            status = frame.data["run"]
-            self.statuses = {**self.statuses, status["run"]: status}
+            report: NodeReport = frame.data["run"]
+            self.reports = {**self.reports, report.run: report}
             self.news += 1
             return
         counted = self.pulse is not None and self.error is None  # before this pulse
         self.pulse, self.at = Pulse.from_json(frame.data["pulse"]), time.monotonic()
-        if not counted or self.statuses.keys() - self.pulse.runs.keys():
-            self.statuses = {run: status for run, status in self.statuses.items() if run in self.pulse.runs}
+        if not counted or self.reports.keys() - self.pulse.runs.keys():
+            self.reports = {run: report for run, report in self.reports.items() if run in self.pulse.runs}
             self.error = None
             self.news += 1
 
@@ -122,7 +122,7 @@ def _merged(hosts: Mapping[str, _Host]) -> tuple[RunStatus, ...]:
     """Return the runs, newest first. A host without a first pulse does not count yet."""
     errors = {name: error for name, host in hosts.items() if (error := host.error) is not None}
     answers = {
-        name: tuple(host.statuses.values())
+        name: tuple(host.reports.values())
         for name, host in hosts.items()
         if name not in errors and host.pulse is not None
     }

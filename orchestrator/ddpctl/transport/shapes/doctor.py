@@ -8,8 +8,8 @@ from pydantic import AfterValidator, Field
 from typing_extensions import NotRequired, TypedDict
 
 from ddpctl.spec.bounds import Count, Flag, Name, NodeState, Number, Short, Small, Unicode, Whole
+from ddpctl.spec.outcome import Straggler
 from ddpctl.transport.shapes.adapters import own_name
-from ddpctl.transport.shapes.runs import SlowDict
 
 _Entry = tuple[Count, Short, Whole, Flag, Number | Whole, Flag]
 _Frame = tuple[Short, Whole, Short]
@@ -78,4 +78,4 @@ class ConsultedDict(TypedDict):
     state: NodeState
     ended: Flag
     looks: Annotated[list[LookDict], Field(max_length=10_000)]
-    slow: list[SlowDict]
+    slow: list[Straggler]

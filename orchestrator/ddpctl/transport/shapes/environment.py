@@ -8,7 +8,7 @@ from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from ddpctl.spec.bounds import IP, Count, File, Hash, Moment, Name, Number, Place, Port, Short, Unicode
-from ddpctl.transport.shapes.runs import OriginDict
+from ddpctl.spec.origin import Origin
 
 Version = Annotated[Unicode, Field(pattern="^([0-9a-f]{32})?$")]  # empty: it is unknown whether the entry is complete
 
@@ -19,7 +19,7 @@ class NothingDict(TypedDict):
 
 class StartDict(TypedDict):
     run: Name
-    origin: OriginDict | None
+    origin: Origin | None
 
 
 class HeldInShortDict(TypedDict):

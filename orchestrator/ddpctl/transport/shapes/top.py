@@ -8,7 +8,7 @@ from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from ddpctl.spec.bounds import Count, Digits, Figure, Name, Real, Short, Small, Unicode
-from ddpctl.transport.shapes.runs import StatusDict
+from ddpctl.transport.shapes.runs import Status
 
 _Share = Annotated[Real, Field(ge=0, le=100)]
 _Some = Annotated[Real, Field(ge=0, le=1e9)]
@@ -89,4 +89,4 @@ class PulseFrameDict(TypedDict):
 
 
 class RunFrameDict(TypedDict):
-    run: StatusDict
+    run: Status
