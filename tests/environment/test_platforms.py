@@ -9,6 +9,7 @@ from packaging.tags import parse_tag
 
 from ddpctl.environment.platforms import NodePlatform, Platform, read_platform, same_python, targets
 from ddpctl.errors import ProvisionError
+from ddpctl.spec.question import Answer
 
 SMI = (
     "index, uuid, name, driver_version, compute_cap\n"
@@ -19,7 +20,7 @@ KERNEL = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n"
 
 
-def answers(kernel: str = "", smi: str = "", **python: Any) -> dict[str, dict[str, Any]]:
+def answers(kernel: str = "", smi: str = "", **python: Any) -> dict[str, Answer]:
     value = {
         "implementation": "CPython",
         "info": [3, 11, 2],
@@ -29,9 +30,9 @@ def answers(kernel: str = "", smi: str = "", **python: Any) -> dict[str, dict[st
         **python,
     }
     return {
-        "python": {"ok": True, "value": value},
-        "nvidia_kernel": {"ok": True, "value": {"version": kernel}},
-        "nvidia_smi": {"ok": True, "value": {"gpu": {"stdout": smi, "code": 0}} if smi else None},
+        "python": Answer(True, value),
+        "nvidia_kernel": Answer(True, {"version": kernel}),
+        "nvidia_smi": Answer(True, {"gpu": {"stdout": smi, "code": 0}} if smi else None),
     }
 
 

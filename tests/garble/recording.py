@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from ddpctl.spec.command import Command
 from ddpctl.spec.host import Host
 from ddpctl.spec.inventory import Environment, Inventory
 from ddpctl.spec.job import JobSpec
-from ddpctl.spec.mesh import Link
 from ddpctl.spec.network import Network
 from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import Facts, NodeFacts, Plan, RunIdentity
@@ -71,7 +71,7 @@ class Recorder(LocalTransport):
         self.said: dict[str, list[Frame]] = {}
         self._verb = threading.local()
 
-    def call(self, verb: str, *args: Any, **how: Any) -> dict[str, Any]:
+    def call(self, verb: str, *args: Any, **how: Any) -> Any:
         self._verb.name = verb
         try:
             return super().call(verb, *args, **how)
@@ -126,8 +126,8 @@ def record(folder: Path) -> Mapping[str, Mapping[str, list[Frame]]]:
 
     run_preflight(Launch(where, None, where.hosts), fleet, quiet, options=Options(skip=("torch", "gpu")))
     ask_platforms(fleet, HOSTS)
-    links = tuple(Link(one, other, "ok", 0.1, 940.0) for one in HOSTS for other in HOSTS if one != other)
-    start(plan_of(where), fleet, quiet, serial=1, network=Network(HOSTS, links))
+    rows = tuple((one, other, "ok", 0.1, 940.0) for one, other in permutations(range(len(HOSTS)), 2))
+    start(plan_of(where), fleet, quiet, serial=1, network=Network(HOSTS, rows))
     _note_looks(recorders)
     until = time.monotonic() + 60
     while (run := find_run(fleet, RUN)).verdict.state not in TERMINAL:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from itertools import permutations
 from typing import Any
 
 from ddpctl.spec.curves import Curve, CurveLine
 from ddpctl.spec.gpuuse import GpuStretch, GpuUse
-from ddpctl.spec.mesh import Link
 from ddpctl.spec.network import Network
 from ddpctl.spec.outcome import NodeStatus
-from ddpctl.spec.record import RecordedRun
+from ddpctl.spec.record import RecordedLaunch, RecordedRun
 from ddpctl.spec.report import RunReport
 from ddpctl.spec.status import RunStatus
 from tests.values import value_of
@@ -52,7 +52,7 @@ def small(state: str = "succeeded") -> RunReport:
     record["code"] = {"hash": "ab" * 32, "size": 5, "git_commit": "3f2c91a0b2c4d5e6", "dirty": True}
     run = RunStatus("train", "20261124T030000Z-aaaaaa", "lab", (node,), value_of(RecordedRun, record))
     line = CurveLine(1, ((10, 2.5), (20, 1.25), (30, 0.5)))
-    launch = {"argv": ["python", "-m", "torch.distributed.launch", "train.py"], "torch": "2.13.0"}
+    launch = RecordedLaunch(("python", "-m", "torch.distributed.launch", "train.py"), "2.13.0")
     return RunReport(run, BEGAN + timedelta(minutes=13), {"node0": launch}, (Curve("loss", "step", (line,), 3),))
 
 
@@ -124,15 +124,15 @@ def worst(hosts: int = 64, attempts: int = 30) -> RunReport:
         Curve("flat", "step", (CurveLine(1, ((5, 3.0), (9, 3.0))),), 2),
         Curve("nan", "step", (), 0, 12, 0),
     ]
-    links = [
-        Link(one, other, "dropped" if number % 131 == 0 else "ok", 0.2, 940.0 if number % 17 else 95.0)
-        for number, (one, other) in enumerate((one, other) for one in names for other in names if one != other)
+    rows = [
+        (one, other, "dropped" if number % 131 == 0 else "ok", 0.2, 940.0 if number % 17 else 95.0)
+        for number, (one, other) in enumerate(permutations(range(hosts), 2))
     ]
-    launches = {name: {"argv": ["python", HOSTILE, "y" * 2000], "torch": "2.13.0"} for name in names}
+    launches = {name: RecordedLaunch(("python", HOSTILE, "y" * 2000), "2.13.0") for name in names}
     missing = {names[5]: f"no route to host {HOSTILE}", names[6]: "the login was refused"}
     gpus = tuple(gpu(name, local, 97.0 - local, name=f"GPU {HOSTILE}") for name in names for local in range(8))
     made = BEGAN + timedelta(hours=11)
-    return RunReport(run, made, launches, tuple(curves), gpus, Network(names, tuple(links)), (), missing)
+    return RunReport(run, made, launches, tuple(curves), gpus, Network(names, tuple(rows)), (), missing)
 
 
 def line(attempt: int, scale: float) -> CurveLine:

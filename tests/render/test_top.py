@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,12 +30,19 @@ from ddpctl.spec.top import GpuPulse, Holder, HostView, Overview, Pulse, RankPul
 from tests.values import recorded
 
 GB = 1_000_000_000
-RANK = Holder(41, "ada", "python train.py", "train", "r1", 0)
-STRANGER = Holder(77, "bob", "python serve.py")
+RANK = Holder(41, "ada", "python train.py", "train", "r1", 0, None)
+STRANGER = replace(RANK, pid=77, user="bob", command="python serve.py", job=None, run=None, rank=None)
 
 
 def gpu(index: int = 0, *holders: Holder, **changes: Any) -> GpuPulse:
-    words = {"use": 97.0, "memory": 40 * GB, "memory_total": 80 * GB, "temperature": 71.0, "power_w": 350.0}
+    words: dict[str, Any] = {
+        "error": None,
+        "use": 97.0,
+        "memory": 40 * GB,
+        "memory_total": 80 * GB,
+        "temperature": 71.0,
+        "power_w": 350.0,
+    }
     return GpuPulse(index, "NVIDIA H100", power_limit_w=700.0, holders=holders, **{**words, **changes})
 
 
@@ -85,7 +93,7 @@ def test_many_gpus_are_folded_until_a_host_is_opened() -> None:
         (HostView("node0", pulse(late={"runs": 8.0})), "the disk has not answered for 8 s"),
         (HostView("node0", pulse(errors={"runs": "OSError('x')"})), "the runs cannot be read: OSError('x')"),
         (HostView("node0", pulse(gpu_error="NVML: Driver not loaded")), "NVML: Driver not loaded"),
-        (HostView("node0", pulse(gpu(0, Holder(9)))), "pid 9, not seen from here"),
+        (HostView("node0", pulse(gpu(0, Holder(9, None, None, None, None, None, None)))), "pid 9, not seen from here"),
     ],
 )
 def test_what_is_wrong_with_a_host_is_in_its_row(view: HostView, last: str) -> None:
@@ -150,7 +158,10 @@ def test_an_unreachable_node_is_named() -> None:
 @given(st.text(), st.text())
 def test_no_text_of_a_node_steers_the_terminal_or_makes_a_line(command: str, error: str) -> None:
     views = (
-        HostView("node0", pulse(gpu(0, Holder(1, "u\x1b[2J", command), error=error or None), gpu_error=error)),
+        HostView(
+            "node0",
+            pulse(gpu(0, replace(STRANGER, user="u\x1b[2J", command=command), error=error or None), gpu_error=error),
+        ),
         HostView("node1", error=error),
     )
     rows = host_rows(seen(*views))

@@ -33,8 +33,12 @@ def run(name: str, state: str = "running") -> RunStatus:
     return RunStatus(name, f"run-{name}", "lab", nodes, recorded(hosts=["node0", "node1"]))
 
 
+def gpu(index: int, name: str, use: float | None = None) -> GpuPulse:
+    return GpuPulse(index, name, use, None, None, None, None, None, (), None)
+
+
 def host(number: int, use: float = 97.0, gpus: int = 8) -> HostView:
-    cards = tuple(GpuPulse(index, "NVIDIA H100", use) for index in range(gpus))
+    cards = tuple(gpu(index, "NVIDIA H100", use) for index in range(gpus))
     ranks = {"run-train": {str(number): RankPulse(40 + number, "running")}} if number < 2 else {}
     return HostView(f"node{number}", Pulse(0.5, 8, 10.0, 1, 2, cards, runs=ranks))
 
@@ -143,7 +147,7 @@ def test_many_hosts_are_a_row_each_and_enter_opens_one() -> None:
 
 
 def test_a_host_with_two_gpus_of_one_number_does_not_end_the_screen() -> None:
-    twice = HostView("node0", Pulse(0.5, 8, 10.0, 1, 2, (GpuPulse(0, "one"), GpuPulse(0, "two"))))
+    twice = HostView("node0", Pulse(0.5, 8, 10.0, 1, 2, (gpu(0, "one"), gpu(0, "two"))))
 
     async def steps(pilot: Pilot[None]) -> None:
         await until(pilot, "gpu0 one", "gpu0 two")

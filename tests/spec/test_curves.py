@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.spec.curves import combine_curves, curves, growing_curves
+from ddpctl.spec.curves import RankCurve, RankCurves, combine_curves, curves, growing_curves
 from ddpctl.spec.limits import MOST_POINTS
 
 FIGURES = st.floats(-1e250, 1e250)
 POINTS = st.lists(st.tuples(st.integers(0, 50), FIGURES), max_size=40)
 
 
-def rank(axis: str = "step", **names: list[list[float]]) -> dict[str, Any]:
-    series = {
-        name: {"points": points, "count": len(points), "not_finite": 0, "not_finite_at": None}
-        for name, points in names.items()
-    }
-    return {"axis": axis, "sampled": False, "series": series}
+def rank(**names: list[list[float]]) -> RankCurves:
+    series = {name: RankCurve(tuple((x, y) for x, y in points), len(points), 0, None) for name, points in names.items()}
+    return RankCurves("step", False, series)
 
 
 def test_a_line_for_each_attempt_and_the_loss_first() -> None:

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.spec.gpuuse import GpuStretch, GpuUse, gpu_use, least_busy_first, mean_use, use_over_time
+from ddpctl.spec.gpuuse import (
+    GpuStretch,
+    GpuUse,
+    RecordedGpu,
+    RecordedGpus,
+    gpu_use,
+    least_busy_first,
+    mean_use,
+    use_over_time,
+)
 
 BEGAN = "2026-11-24T03:00:00Z"
 LATER = "2026-11-24T03:01:00Z"
 
 
-def kept(*uses: float | None, index: int = 0, held: bool = True, every_s: float = 10.0) -> dict[str, Any]:
-    return {
-        "index": index,
-        "name": "H100",
-        "held": held,
-        "every_s": every_s,
-        "use": list(uses),
-        "memory_mb": [5 for _ in uses],
-        "memory_total_mb": 80,
-        "memory_max_mb": int(max((use for use in uses if use is not None), default=0)),
-        "temperature_max": None,
-        "power_max_w": 300.0,
-    }
+def kept(*uses: float | None, index: int = 0, held: bool = True, every_s: float = 10.0) -> RecordedGpu:
+    return RecordedGpu(
+        index,
+        "H100",
+        held,
+        every_s,
+        uses,
+        memory_mb=tuple(5 for _ in uses),
+        memory_total_mb=80,
+        memory_max_mb=int(max((use for use in uses if use is not None), default=0)),
+        temperature_max=None,
+        power_max_w=300.0,
+    )
 
 
-def of_attempt(*gpus: dict[str, Any], began: str = BEGAN) -> dict[str, Any]:
-    return {"began": began, "gpus": list(gpus)}
+def of_attempt(*gpus: RecordedGpu, began: str = BEGAN) -> RecordedGpus:
+    return RecordedGpus(began, gpus)
 
 
 def test_attempts_of_a_gpu_are_put_together() -> None:
@@ -42,7 +49,10 @@ def test_attempts_of_a_gpu_are_put_together() -> None:
 
 
 def test_only_those_of_the_run_where_any_is_known_to_be() -> None:
-    told = {"node0": {"1": of_attempt(kept(1.0, held=False), kept(2.0, index=1))}, "node1": {}}
+    told: dict[str, dict[str, RecordedGpus]] = {
+        "node0": {"1": of_attempt(kept(1.0, held=False), kept(2.0, index=1))},
+        "node1": {},
+    }
     assert [(one.host, one.index) for one in gpu_use(told)] == [("node0", 1)]
     told = {"node0": {"1": of_attempt(kept(1.0, held=False), kept(2.0, index=1, held=False))}}
     assert [one.index for one in gpu_use(told)] == [0, 1]

@@ -13,6 +13,7 @@ from ddpctl.spec.mesh import Dial, Link, Mesh, Speed
 from ddpctl.spec.network import Network
 from ddpctl.spec.times import duration_seconds, elapsed
 from tests.render.reports import small, worst
+from tests.values import value_of
 
 KEYS = [
     "schema", "job", "run", "cluster", "project", "folder", "state", "verdict", "made", "started", "ended",
@@ -25,7 +26,8 @@ KEYS = [
 def test_the_document_has_all_keys_and_is_json(report: object) -> None:
     document = report.to_json()  # type: ignore[attr-defined]
     assert list(document) == KEYS
-    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    text = json.dumps(document, allow_nan=False)
+    assert json.dumps(json.loads(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -65,8 +67,6 @@ def test_a_record_keeps_what_was_measured_between_64_hosts_at_most() -> None:
     kept = Network.of(Mesh(hosts=names, dials=tuple(dials), speeds=speeds))
     assert (len(kept.hosts), kept.left_out) == (MOST_RECORDED_HOSTS, 36)
     assert {"node90", "node91", "node80", "node81"} <= set(kept.hosts)
-    assert Link("node90", "node91", "dropped", 0.12345, 900.0) in kept.tried
-    again = Network.from_json(json.loads(json.dumps(kept.to_json())))
-    assert again.hosts == kept.hosts
-    assert again.tried[0].rtt_ms == pytest.approx(kept.tried[0].rtt_ms, abs=1e-3)
+    assert Link("node90", "node91", "dropped", 0.123, 900.0) in kept.links()
+    assert value_of(Network, json.loads(json.dumps(kept.to_json()))) == kept
     assert len(json.dumps(kept.to_json())) < 20_000

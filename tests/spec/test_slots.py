@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ddpctl.spec.runs import runs_document
-from ddpctl.spec.slots import Claim, fold_numbers, holder_lines, other_runs
+from ddpctl.spec.slots import Claim, HostSlots, SlotLimit, fold_numbers, holder_lines, other_runs
+from tests.values import value_of
 
 NOW = datetime(2026, 1, 2, 12, 0, tzinfo=timezone.utc)
 
@@ -35,7 +36,7 @@ def claim(**changes: Any) -> dict[str, Any]:
 def test_each_holder_has_a_line_and_the_line_of_waiting_runs_follows() -> None:
     bob = claim(run="r2", job="bert", account="train", slots=[], want=8, place=2, age_s=30.0)
     bob["origin"] = {"account": "bob", "machine": "lap", "folder": "/data/x"}
-    answer = {
+    found = {
         "gpus": True,
         "claims": [bob, claim(), claim(run="r3", slots=[], want=1, place=1, age_s=90000.0)],
         "holders": [
@@ -47,7 +48,7 @@ def test_each_holder_has_a_line_and_the_line_of_waiting_runs_follows() -> None:
             {"slots": [7], "claim": 17, "foreign": None},
         ],
     }
-    assert holder_lines("node3", answer) == [
+    assert holder_lines("node3", value_of(HostSlots, found)) == [
         "node3: GPUs 0-3: alice, run resnet (since 2 h, from desk:~/exp1)",
         "node3: GPU 5: eve, python x.py (pid 9, not started by ddpctl)",
         "node3: GPU 6: of another container or user, python (pid 8, not started by ddpctl)",
@@ -57,8 +58,8 @@ def test_each_holder_has_a_line_and_the_line_of_waiting_runs_follows() -> None:
 
 
 def test_the_limit_of_an_account_is_named_as_the_reason() -> None:
-    answer = {"gpus": True, "claims": [claim()], "holders": [], "limited": {"limit": 4, "held": 3}}
-    assert holder_lines("a", answer) == ["a: an account may hold 4 GPUs here (/etc/ddpctl.conf), and yours has 3"]
+    found = HostSlots(gpus=True, limited=SlotLimit(limit=4, held=3))
+    assert holder_lines("a", found) == ["a: an account may hold 4 GPUs here (/etc/ddpctl.conf), and yours has 3"]
 
 
 @pytest.mark.parametrize(("numbers", "text"), [([3], "3"), ([1, 0, 2, 7], "0-2,7"), ([], ""), ([0, 2, 4], "0,2,4")])
@@ -68,10 +69,13 @@ def test_numbers_fold(numbers: list[int], text: str) -> None:
 
 def test_runs_of_other_accounts_have_what_their_claims_show() -> None:
     claims = [
-        Claim.from_json("a", claim(slots=[2])),
-        Claim.from_json("b", claim(slots=[], want=1, place=3)),
-        Claim.from_json("a", claim(run="r0", slots=[0, 1], age_s=60.0)),
-        Claim.from_json("a", claim(run="mine", slots=[5])),
+        value_of(Claim, each)
+        for each in (
+            claim(host="a", slots=[2]),
+            claim(host="b", slots=[], want=1, place=3),
+            claim(host="a", run="r0", slots=[0, 1], age_s=60.0),
+            claim(host="a", run="mine", slots=[5]),
+        )
     ]
     others = other_runs(claims, {"mine"})
     rows = runs_document([], others, claims, NOW)["jobs"]

@@ -19,6 +19,7 @@ from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Mesh
 from ddpctl.spec.question import Answer
 from ddpctl.stages.mesh import MeshPlan, run_mesh
+from ddpctl.transport import answers
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, T, Transport
 from ddpctl_worker.mesh.limits import CONNECT_S, IN_FLIGHT
 
@@ -46,7 +47,7 @@ class Node:
         assert verb == "dial"
         return self._dial(args["targets"], timeout)
 
-    def _dial(self, targets: list[dict[str, Any]], timeout: float) -> dict[str, Any]:
+    def _dial(self, targets: list[dict[str, Any]], timeout: float) -> Any:
         lost = [one for one in targets if self._world.dropped(self.host, one["peer"])]
         fine = [one for one in targets if one not in lost]
         seconds = math.ceil(sum(len(one["ports"]) for one in lost) / IN_FLIGHT) * CONNECT_S
@@ -54,7 +55,7 @@ class Node:
             raise RemoteError(f"no answer within {timeout:g} s", kind="timeout", host=self.host)
         self.seconds += seconds
         mine = self._world.addresses[self.host]
-        return {
+        found = {
             "open": [[one["peer"], one["address"], mine, "eth0", one["ports"]] for one in fine],
             "links": [
                 {"peer": one["peer"], "address": one["address"], "port": port, "status": "dropped"}
@@ -62,10 +63,18 @@ class Node:
                 for port in one["ports"]
             ],
             "speeds": [
-                {"peer": one["peer"], "address": one["address"], "rtt_ms": 0.1, "push_mbit": 940.0} for one in fine
+                {
+                    "dialer": self.host,
+                    "peer": one["peer"],
+                    "address": one["address"],
+                    "rtt_ms": 0.1,
+                    "push_mbit": 940.0,
+                }
+                for one in fine
             ],
             "neighbours": {"limit": 32768, "entries": 10, "overflows": 0},
         }
+        return answers.check_result("dial", found, self.host, {"targets": targets})
 
     def close(self) -> None: ...
 

@@ -43,7 +43,7 @@ def test_ranks_that_are_stuck_and_a_launcher_that_never_joined(tmp_path: Path, m
     with socket.create_server(("127.0.0.1", 0)) as master, fleet_of(local_inventory(tmp_path, 2)) as fleet:
         port = master.getsockname()[1]
 
-        def rehearse(transport: Transport) -> dict[str, Any]:
+        def rehearse(transport: Transport) -> Any:
             number = transport.host.removeprefix("n")
             words = [str(port), "stays away" if number == "1" else "joins", number]
             request = {"argv": [sys.executable, "-c", LAUNCHER, *words], "env": {}, "token_env": []}

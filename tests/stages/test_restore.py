@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from ddpctl.environment.direct import Holdings
 from ddpctl.environment.spread import Addresses
 from ddpctl.errors import DdpctlError, RemoteError, Unreachable, UsageError
 from ddpctl.spec.event import Note, StageEnded, StageStarted
 from ddpctl.spec.job import JobSpec
 from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import RunIdentity
-from ddpctl.spec.resuming import Start
+from ddpctl.spec.resuming import CheckpointRow, Holdings, Start
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.restore import ask_held, refuse_others, restore
 from ddpctl.transport.base import Fleet, FleetOutcome
@@ -208,7 +207,7 @@ def test_a_host_outside_of_the_run_that_fails_is_left_out(tmp_path: Path, monkey
     site.disks[2].save("step_2", {"model": BIG}, age=50)
     real = LocalTransport.call
 
-    def call(transport: LocalTransport, verb: str, *args: Any, **keys: Any) -> dict[str, Any]:
+    def call(transport: LocalTransport, verb: str, *args: Any, **keys: Any) -> Any:
         if (transport.host, verb) == ("n2", "restore"):
             raise RemoteError("the disk is full", host="n2")
         return real(transport, verb, *args, **keys)
@@ -221,14 +220,16 @@ def test_a_host_outside_of_the_run_that_fails_is_left_out(tmp_path: Path, monkey
 
 
 def held_by(origin: Origin | None) -> FleetOutcome[Holdings]:
-    row: dict[str, Any] = {
+    row: CheckpointRow = {
         "writer": "n0",
         "entry": "step_2.pt",
         "version": "v",
         "time": "2026-01-02T11:00:00+00:00",
         "clock": "n0",
+        "serial": 1,
+        "run": "r1",
+        "attempt": 1,
     }
-    row.update(serial=1, run="r1", attempt=1)
     start = Start("r1", origin)
     return FleetOutcome({"n0": Holdings({}, {}, 0, (row,), (start,)), "n1": Holdings({}, {}, 0)})
 

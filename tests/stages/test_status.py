@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ddpctl.errors import HostsFailed, NoSuchJob, Unreachable, UsageError
+from ddpctl.files.records import run_dir
 from ddpctl.spec.host import Host
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.merge import merge_runs
@@ -93,6 +94,16 @@ def test_a_host_that_did_not_answer_may_have_a_newer_run_of_that_name() -> None:
     assert live_runs(hosts, "train")[0].silent_hosts == ("c",)
     assert find_run(hosts, OLD).silent_hosts == ()
     assert find_run(heard, "train").silent_hosts == ()
+
+
+def test_an_end_is_remembered_unless_its_record_is_damaged() -> None:
+    both = fleet(a=[(OLD, "killed", ["a", "b"])], b=[(OLD, "killed", ["a", "b"])])
+    assert find_run(both, OLD).verdict.state == "killed"
+    silent = DryFleet([both.table["a"], DryTransport("b", unreachable=Unreachable("no route", host="b"))])
+    assert find_run(silent, OLD).verdict.state == "killed"
+    for damaged in ('{"state": "killed", "cause": "x"}', '{"state": "fine"}', "{}", "{"):
+        (run_dir(OLD) / "end.json").write_text(damaged)
+        assert find_run(silent, OLD).verdict.state == "stopping"
 
 
 def test_why_a_host_is_out_of_reach_is_told_beside_its_run() -> None:

@@ -76,7 +76,7 @@ class DryTransport:
         timeout: float | None = 60.0,
         cancel: Callable[[], bool] | None = None,
         until: threading.Event | None = None,
-    ) -> dict[str, Any]:
+    ) -> Any:
         self.prepare()
         asked = Asked(self._host, verb, dict(args or {}), b"".join(body or ()))
         self.calls.append(asked)

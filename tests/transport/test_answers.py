@@ -7,6 +7,7 @@ import copy
 import random
 import resource
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 
 from ddpctl.errors import RemoteError
 from ddpctl.spec import bounds
+from ddpctl.spec.mesh import Link
 from ddpctl.spec.outcome import Cause
 from ddpctl.spec.record import RecordedRun, RecordedTimeouts
 from ddpctl.transport import answers
@@ -60,7 +62,7 @@ WORDS = ("runs", "status", "answers", "ports", "open", "items", "sizes")
 JUNK = [None, True, 1.5, -1, "x", "\0", [], {}, [STATUS], {"runs": [STATUS]}, float("inf")]
 
 
-def status(**changes: Any) -> dict[str, Any]:
+def status(**changes: Any) -> Any:
     return answers.check_result("status", {"runs": [{**STATUS, **changes}]}, "node1", {"job": "train"})
 
 
@@ -86,6 +88,9 @@ def test_a_node_speaks_for_itself_of_what_it_was_asked() -> None:
         answers.check_result(
             "stop", {"signalled": 0, "forced": 0, "survivors": [], "status": STATUS}, "node1", {"run": "r2"}
         )
+    untracked = {"host": "node2", "folder": "/w", "files": 0, "bytes": 0, "largest": [], "whole": True}
+    with pytest.raises(RemoteError, match="another host"):
+        answers.check_result("untracked", untracked, "node1", {})
     args = {"targets": [{"peer": "node2", "address": "10.0.0.2", "ports": [22]}]}
     made = {"open": [["node2", "10.0.0.2", None, None, [23]]], "links": [], "speeds": [], "neighbours": None}
     with pytest.raises(RemoteError, match="not asked for"):
@@ -149,7 +154,7 @@ def probe(value: Any, name: str = "network", **changes: Any) -> Any:
 
 
 def test_facts_that_plans_are_made_from_have_a_shape_and_the_others_bounds() -> None:
-    assert probe(NETWORK)["answers"]["network"]["value"] == NETWORK
+    assert probe(NETWORK)["answers"]["network"].value == NETWORK
     deep: Any = []
     for _ in range(100):
         deep = [deep]
@@ -194,9 +199,9 @@ HISTORY: dict[str, Any] = {
 
 def test_a_history_is_whole() -> None:
     found = answers.check_result("history", HISTORY, "node1", {})
-    assert found["attempts"]["1"]["0"]["series"]["loss"]["points"] == [(1, 0.5), (2, 0.25)]
-    assert found["gpus"]["1"]["gpus"] == [GPU]
-    assert found["network"]["links"] == [(0, 1, "ok", 0.1, 940.0)]
+    assert found["attempts"]["1"]["0"].series["loss"].points == ((1, 0.5), (2, 0.25))
+    assert asdict(found["gpus"]["1"].gpus[0]) == {**GPU, "use": (97.5, None), "memory_mb": (61440, None)}
+    assert found["network"].links() == (Link("node1", "node2", "ok", 0.1, 940.0),)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from ddpctl.transport import answers
 from tests.worker.looks import Look, group, look, receives, recorded, waits_in
 
 
-def answer(*looks: Look, host: str = "node0", **changes: Any) -> dict[str, Any]:
+def answer(*looks: Look, host: str = "node0", **changes: Any) -> Any:
     said = {"state": "running", "ended": False, "looks": list(looks), "slow": [], **changes}
     return answers.check_result("doctor", said, host, {"run": "r1"})
 

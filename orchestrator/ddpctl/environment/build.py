@@ -25,7 +25,14 @@ from typing import Any
 from filelock import FileLock
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from ddpctl.environment.direct import FileSource, as_provision_error, ask_holdings, hash_file, send_missing
+from ddpctl.environment.direct import (
+    FileSource,
+    as_provision_error,
+    ask_holdings,
+    hash_file,
+    missing_files,
+    send_missing,
+)
 from ddpctl.environment.limits import BUILD_ROUNDS, BUILD_S, BUILT_WHEEL_BYTES
 from ddpctl.environment.lock import Lock, SourcePackage, Wheel, find_built
 from ddpctl.environment.material import (
@@ -232,7 +239,7 @@ class Builder:
 
         def work(transport: Transport) -> Path | list[str]:
             known = ask_holdings(transport, [file.sha256 for file in files])
-            missing = known.missing(files)
+            missing = missing_files(known, files)
             send_missing(transport, files, known)
             sizes = [sum(file.size for file in some) for some in (files, missing)]
             self.traffic += Traffic(sizes[0], sizes[1], 0, sizes[0] - sizes[1])

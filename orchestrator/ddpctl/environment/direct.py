@@ -6,17 +6,17 @@ Only missing files are sent, each from the offset where an earlier try ended.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from ddpctl.environment.limits import CHUNK_BYTES, HOLDINGS_S, VERIFY_S
 from ddpctl.errors import DdpctlError, FileDamaged, ProvisionError, RemoteError
 from ddpctl.spec.event import Progress, Tell
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.push import Delivery, Traffic
-from ddpctl.spec.resuming import Start
+from ddpctl.spec.resuming import Holdings
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker.wire import contract
 
@@ -31,6 +31,9 @@ class Source(Protocol):
     @property
     def name(self) -> str: ...
     def chunks(self, offset: int = 0) -> Iterator[bytes]: ...
+
+
+S = TypeVar("S", bound=Source)
 
 
 @dataclass(frozen=True)
@@ -58,19 +61,8 @@ def hash_file(path: Path) -> str:
         return sha.hexdigest()
 
 
-@dataclass(frozen=True)
-class Holdings:
-    """The requested files that a node has: complete files with their sizes, and bytes of partial files."""
-
-    have: dict[str, int]
-    partial: dict[str, int]
-    free: int
-    checkpoints: tuple[Mapping[str, Any], ...] = ()  # of a job, if the request named a job: summaries for choice.py
-    starts: tuple[Start, ...] = ()  # the job's last starts
-    serial: int = 0  # the number of the job's newest start
-
-    def missing(self, sources: Sequence[Source]) -> list[Source]:
-        return [source for source in sources if source.sha256 not in self.have]
+def missing_files(known: Holdings, sources: Iterable[S]) -> list[S]:
+    return [source for source in sources if source.sha256 not in known.have]
 
 
 def ask_holdings(
@@ -85,14 +77,10 @@ def ask_holdings(
     """
     request = {"hashes": sorted(set(hashes)), "verify": verify, "job_id": str(job) if job is not None else None}
     try:
-        answer = transport.call("store_has", request, timeout=VERIFY_S if verify else HOLDINGS_S)
+        found: Holdings = transport.call("store_has", request, timeout=VERIFY_S if verify else HOLDINGS_S)
     except RemoteError as error:
         raise as_provision_error(error, transport.host) from error
-    checkpoints = tuple(answer.get("checkpoints") or ())
-    starts = tuple(answer.get("starts") or ())
-    sizes, partial = dict(answer["sizes"]), dict(answer["partial"])
-    serial = int(answer.get("serial") or 0)
-    return Holdings(sizes, partial, int(answer["free"]), checkpoints, starts, serial)
+    return found
 
 
 def send_missing(
@@ -104,7 +92,7 @@ def send_missing(
         ProvisionError: no space, an unsafe path, or a file that arrived changed.
         ConnectError: the connection failed.
     """
-    for source in known.missing(sources):
+    for source in missing_files(known, sources):
         offset = min(known.partial.get(source.sha256, 0), source.size)
         try:
             try:
@@ -142,7 +130,7 @@ def deliver(stage: str, sources: Sequence[Source], fleet: Fleet, tell: Tell, hos
 
     def work(transport: Transport) -> Traffic:
         known = ask_holdings(transport, [source.sha256 for source in sources])
-        lacking = sum(source.size for source in known.missing(sources))
+        lacking = sum(source.size for source in missing_files(known, sources))
         count = 0
 
         def sent(size: int) -> None:

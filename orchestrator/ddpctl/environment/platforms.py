@@ -13,7 +13,7 @@ from ddpctl.environment.tools import MACHINES, machine_type
 from ddpctl.errors import ProvisionError
 from ddpctl.spec import nvidia
 from ddpctl.spec.fold import group_by
-from ddpctl.spec.question import Question
+from ddpctl.spec.question import Answer, Question
 
 # Minor glibc versions of the manylinux platforms that uv supports; a node gets the newest that its C library allows.
 _UV_GLIBC = (17, 28, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40)
@@ -85,16 +85,16 @@ class Platform:
         return [*cpython_tags(self.python, platforms=platforms), *compatible_tags(self.python, interpreter, platforms)]
 
 
-def read_platform(host: str, answers: Mapping[str, Mapping[str, Any]]) -> NodePlatform:
+def read_platform(host: str, answers: Mapping[str, Answer]) -> NodePlatform:
     """Return the platform in a node's answers to QUESTIONS.
 
     Raises:
         ProvisionError: no packages can be resolved for such a node.
     """
     python = answers["python"]
-    if not python.get("ok"):
-        raise ProvisionError(f"cannot tell its platform: {python.get('error')}", host=host)
-    value = python["value"]
+    if not python.ok:
+        raise ProvisionError(f"cannot tell its platform: {python.error}", host=host)
+    value = python.value
     return NodePlatform(
         python=_cpython(host, value),
         machine=_machine(host, value),
@@ -137,24 +137,23 @@ def _glibc(host: str, value: Mapping[str, Any]) -> int:
     return int(version[1])
 
 
-def _driver(answers: Mapping[str, Mapping[str, Any]]) -> tuple[int, ...] | None:
+def _driver(answers: Mapping[str, Answer]) -> tuple[int, ...] | None:
     """Return the driver's version: the kernel's, or nvidia-smi's if the kernel's file is hidden (containers)."""
-    kernel = (answers.get("nvidia_kernel") or {}).get("value") or {}
-    match = _DRIVER.search(str(kernel.get("version", "")))
+    match = _DRIVER.search(str((answers[nvidia.KERNEL.key].value or {}).get("version", "")))
     text = match[1] if match else next(iter(_column(answers, "driver_version")), "")
     return tuple(int(part) for part in text.split(".")) if re.fullmatch(r"\d+(\.\d+)+", text) else None
 
 
-def _capabilities(answers: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[int, int]]:
+def _capabilities(answers: Mapping[str, Answer]) -> Iterable[tuple[int, int]]:
     for text in _column(answers, "compute_cap"):
         match = re.fullmatch(r"(\d+)\.(\d+)", text)
         if match:
             yield int(match[1]), int(match[2])
 
 
-def _column(answers: Mapping[str, Mapping[str, Any]], name: str) -> list[str]:
-    value = (answers.get("nvidia_smi") or {}).get("value") or {}
-    rows = nvidia.table((value.get("gpu") or {}).get("stdout") or "")
+def _column(answers: Mapping[str, Answer], name: str) -> list[str]:
+    smi = answers[nvidia.SMI.key]
+    rows = nvidia.table(smi.value["gpu"]["stdout"] if smi.ok and smi.value else "")
     return [text for row in rows if (text := row.get(name))]
 
 

@@ -15,11 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpctl.environment.direct import Holdings, Source, as_provision_error, ask_holdings, deliver
+from ddpctl.environment.direct import Source, as_provision_error, ask_holdings, deliver, missing_files
 from ddpctl.environment.limits import SPREAD_LEAST_BYTES, SPREAD_START_S, WANTS
 from ddpctl.errors import RemoteError
 from ddpctl.spec.event import Note, Progress, Tell
 from ddpctl.spec.push import Delivery, Traffic
+from ddpctl.spec.resuming import Holdings
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
 
@@ -164,14 +165,15 @@ def bring_files(
     hashes = [source.sha256 for source in sources]
     known = known or fleet.map(lambda transport: ask_holdings(transport, hashes), hosts)
     total = sum(source.size for source in sources)
-    lacking = [host for host in hosts if host in known.results and known.results[host].missing(sources)]
+    lacking = [host for host in hosts if host in known.results and missing_files(known.results[host], sources)]
     having = [host for host in hosts if host in known.results and host not in lacking]
     for host in having:
         tell(Progress(stage, total, total, host))
     there = Delivery(Traffic(total * len(having), 0, 0, total * len(having)), tuple(having), dict(known.errors))
     if not lacking:
         return there
-    if sum(source.size for host in lacking for source in known.results[host].missing(sources)) <= SPREAD_LEAST_BYTES:
+    files = [source for host in lacking for source in missing_files(known.results[host], sources)]
+    if sum(source.size for source in files) <= SPREAD_LEAST_BYTES:
         return _joined(hosts, there, deliver(stage, sources, fleet, tell, lacking))
     # A node that already has everything relieves the controller.
     given = Spread(stage, sources, lacking, tell, addresses or Addresses(), helpers=having[:1]).run(fleet)
@@ -231,7 +233,7 @@ class Spread:
         )
 
     # --- one node -----------------------------------------------------------------------------------------------------
-    def _work(self, transport: Transport) -> dict[str, Any]:
+    def _work(self, transport: Transport) -> Any:
         """Run the verb on one host, from start to end."""
         node = self._nodes[transport.host]
         request = {

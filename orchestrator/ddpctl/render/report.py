@@ -186,7 +186,7 @@ def environments(report: RunReport) -> list[str]:
     """Return ``2.13.0 in environment 1f0c92ab4d5e``, with the hosts if they differ."""
     found: dict[str, list[str]] = {}
     for host, launch in report.launches.items():
-        if launch.get("torch"):
-            where = f" in environment {launch['environment'][:12]}" if launch.get("environment") else ""
-            found.setdefault(f"{launch['torch']}{where}", []).append(host)
+        if launch.torch:
+            where = f" in environment {launch.environment[:12]}" if launch.environment else ""
+            found.setdefault(f"{launch.torch}{where}", []).append(host)
     return list(found) if len(found) < 2 else [f"{text} on {fold_names(hosts)}" for text, hosts in found.items()]

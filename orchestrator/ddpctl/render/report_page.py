@@ -33,6 +33,7 @@ from ddpctl.spec.limits import MOST_POINTS
 from ddpctl.spec.metrics import COMM_SHARE, SAMPLES
 from ddpctl.spec.outcome import Attempt, Cause
 from ddpctl.spec.ranges import fold_names
+from ddpctl.spec.record import RecordedLaunch
 from ddpctl.spec.report import RunReport
 from ddpctl.spec.times import duration_seconds, elapsed
 from ddpctl.spec.values import plural
@@ -417,7 +418,7 @@ def _hosts(report: RunReport) -> str:
             node.state,
             fold_ranks(node.ranks),
             "-" if node.exit_code is None else str(node.exit_code),
-            report.launches.get(node.host, {}).get("torch") or "-",
+            report.launches.get(node.host, RecordedLaunch()).torch or "-",
         )
         for node in report.run.nodes
     ]

@@ -397,7 +397,7 @@ def kill_view(outcome: KillOutcome) -> RenderableType:
     for node in outcome.nodes:
         left = Text("none", style="green") if node.reachable else Text(_unknown(node), style="bold red")
         if node.survivors:
-            left = Text(", ".join(f"pid {pid} ({cmd})" for pid, cmd in node.survivors), style="bold red")
+            left = Text(", ".join(f"pid {process.pid} ({process.cmd})" for process in node.survivors), style="bold red")
         table.add_row(Text(node.host), str(node.signalled), str(node.forced), left)
     head = Text.assemble(
         f"{outcome.job}  ", state_text(outcome.state), f"  run {outcome.run}  {outcome.duration_s:.1f}s"

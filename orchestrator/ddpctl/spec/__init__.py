@@ -4,10 +4,11 @@
 - Program text: source, imports, script, spawning, backend.
 - Launch: plan (the values), planning (inventory and facts in, Plan out), plain, command, again (restart), resuming.
 - Preflight: question and answer, finding, preflight, autofix, nvidia, interpreters, fabric, schedule, mesh, network.
-- Runs: origin (identity of a job), names, merge (node records in, RunStatus out), outcome (state, cause, attempts),
-  checkpoints, done (kill, save), removal, push.
+- Runs: origin (identity of a job), names, outcome (state, cause, attempts), record (run.json), merge (reports of nodes
+  in, RunStatus out), checkpoints, done (kill, save), removal, push.
 - Output: event (what a stage reports), lines and flow (merge and fold the lines of all ranks), noise.
 - Measurements: metrics, curves, gpuuse, top, bench, report, doctor.
+- Answers of nodes: bounds (the types of their fields). An answer is validated straight into the values here.
 - Helpers: fold (short names and messages for many hosts), times, limits (every size and threshold).
 
 Other packages import these modules; spec imports only errors and the shared rules and contract of the worker.

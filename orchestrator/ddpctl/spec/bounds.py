@@ -80,6 +80,10 @@ Whole = Annotated[Integer, Field(gt=-_MOST, lt=_MOST)]
 Number = Annotated[Real, Field(ge=-1e300, le=1e300)]
 Figure = Whole | Number  # a step stays a whole number
 Small = Annotated[Integer, Field(ge=0, lt=1 << 20)]  # ranks, cores, attempts
+Rate = Annotated[Real, Field(ge=0, le=1e12)]
+LinkStatus = Annotated[Unicode, Field(pattern="^[a-z_]{1,20}$")]
+Percent = Annotated[Real, Field(ge=0, le=100)]
+Celsius = Annotated[Real, Field(ge=-300, le=1e4)]
 Port = Annotated[Integer, Field(ge=1, le=65535)]
 NodeState = Annotated[
     Unicode, Field(pattern=one_of(*_ACTIVE, *sorted(contract.TERMINAL), contract.UNREACHABLE, contract.STALE))

@@ -5,13 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from ddpctl.spec.bounds import Count, Figure, Flag, Short
 from ddpctl.spec.limits import MOST_GRID_VALUES, MOST_POINTS
 from ddpctl.spec.metrics import RATE, job_value
 from ddpctl_worker.rules.thinned import Thinned
 
 Points = Sequence[tuple[float, float]]
+Axis = Literal["step", "epoch", "line"]
+
+
+@dataclass(frozen=True)
+class RankCurve:
+    """A metric of a rank in an attempt. ``not_finite_at``: the x of the first NaN or infinite value."""
+
+    points: Annotated[tuple[tuple[Figure, Figure], ...], Field(max_length=500)]
+    count: Count
+    not_finite: Count
+    not_finite_at: Figure | None
+
+
+@dataclass(frozen=True)
+class RankCurves:
+    """The metrics of a rank in an attempt, by name."""
+
+    axis: Axis
+    sampled: Flag
+    series: Annotated[Mapping[Short, RankCurve], Field(max_length=200)]
 
 
 @dataclass(frozen=True)
@@ -44,26 +67,16 @@ class Curve:
         return tuple(point for line in self.lines for point in line.points)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "axis": self.axis,
-            "lines": [
-                {"attempt": line.attempt, "points": [list(point) for point in line.points]} for line in self.lines
-            ],
-            "count": self.count,
-            "not_finite": self.not_finite,
-            "not_finite_at": self.not_finite_at,
-            "sampled": self.sampled,
-        }
+        return {**vars(self), "lines": [vars(line) for line in self.lines]}
 
 
-def curves(attempts: Sequence[Mapping[str, Mapping[str, Any]]]) -> tuple[Curve, ...]:
-    """Return the curves of a job, the loss first. ``attempts``: for each host, attempt -> rank -> its ``history``."""
-    ranks: dict[int, list[Mapping[str, Any]]] = {}
+def curves(attempts: Sequence[Mapping[str, Mapping[str, RankCurves]]]) -> tuple[Curve, ...]:
+    """Return the curves of a job, the loss first. ``attempts``: for each host, attempt -> rank -> its curves."""
+    ranks: dict[int, list[RankCurves]] = {}
     for host in attempts:
         for attempt, of_rank in host.items():
             ranks.setdefault(int(attempt), []).extend(of_rank[rank] for rank in sorted(of_rank, key=_number))
-    names = dict.fromkeys(name for attempt in sorted(ranks) for rank in ranks[attempt] for name in rank["series"])
+    names = dict.fromkeys(name for attempt in sorted(ranks) for rank in ranks[attempt] for name in rank.series)
     return tuple(_curve(name, ranks) for name in sorted(names, key=_place))
 
 
@@ -78,22 +91,22 @@ def _place(name: str) -> tuple[int, str]:
     return (2, name) if name.endswith(RATE) else (1 if "acc" in name else 3, name)
 
 
-def _curve(name: str, ranks: Mapping[int, Sequence[Mapping[str, Any]]]) -> Curve:
+def _curve(name: str, ranks: Mapping[int, Sequence[RankCurves]]) -> Curve:
     lines: list[CurveLine] = []
     for attempt in sorted(ranks):
-        series = [rank["series"][name]["points"] for rank in ranks[attempt] if name in rank["series"]]
+        series = [rank.series[name].points for rank in ranks[attempt] if name in rank.series]
         filled = [points for points in series if points]
         lines += [CurveLine(attempt, tuple(points)) for points in _of_job(name, filled)]
-    having = [rank for attempt in ranks.values() for rank in attempt if name in rank["series"]]
-    every = [rank["series"][name] for rank in having]
+    having = [rank for attempt in ranks.values() for rank in attempt if name in rank.series]
+    every = [rank.series[name] for rank in having]
     return Curve(
         name,
-        axis=next((rank["axis"] for rank in having), "line"),
+        axis=next((rank.axis for rank in having), "line"),
         lines=tuple(lines),
-        count=sum(part["count"] for part in every),
-        not_finite=sum(part["not_finite"] for part in every),
-        not_finite_at=min((part["not_finite_at"] for part in every if part["not_finite_at"] is not None), default=None),
-        sampled=any(rank["sampled"] for rank in having),
+        count=sum(part.count for part in every),
+        not_finite=sum(part.not_finite for part in every),
+        not_finite_at=min((part.not_finite_at for part in every if part.not_finite_at is not None), default=None),
+        sampled=any(rank.sampled for rank in having),
     )
 
 

@@ -5,9 +5,38 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from ddpctl.spec.bounds import Celsius, Flag, Integer, Moment, Percent, Real, Short, Small
 from ddpctl.spec.times import elapsed
+
+Megabytes = Annotated[Integer, Field(ge=0, le=1 << 40)]
+
+
+@dataclass(frozen=True)
+class RecordedGpu:
+    """A GPU in one attempt, as its node has recorded it. ``GpuStretch`` and ``GpuUse`` explain the fields."""
+
+    index: Small
+    name: Short
+    held: Flag
+    every_s: Annotated[Real, Field(gt=0, le=1e9)]
+    use: Annotated[tuple[Percent | None, ...], Field(max_length=1000)]
+    memory_mb: Annotated[tuple[Megabytes | None, ...], Field(max_length=1000)]
+    memory_total_mb: Megabytes | None
+    memory_max_mb: Megabytes | None
+    temperature_max: Celsius | None
+    power_max_w: Annotated[Real, Field(ge=0, le=1e9)] | None
+
+
+@dataclass(frozen=True)
+class RecordedGpus:
+    """The GPUs of a node in one attempt."""
+
+    began: Moment
+    gpus: Annotated[tuple[RecordedGpu, ...], Field(max_length=1000)]
 
 
 @dataclass(frozen=True)
@@ -22,15 +51,6 @@ class GpuStretch:
     every_s: float
     use: tuple[float | None, ...]
     memory_mb: tuple[int | None, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "attempt": self.attempt,
-            "began": self.began,
-            "every_s": self.every_s,
-            "use": list(self.use),
-            "memory_mb": list(self.memory_mb),
-        }
 
 
 @dataclass(frozen=True)
@@ -66,37 +86,36 @@ class GpuUse:
             "memory_max_mb": self.memory_max_mb,
             "temperature_max": self.temperature_max,
             "power_max_w": self.power_max_w,
-            "attempts": [part.to_json() for part in self.attempts],
+            "attempts": [vars(part) for part in self.attempts],
         }
 
 
-def gpu_use(records: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> tuple[GpuUse, ...]:
+def gpu_use(records: Mapping[str, Mapping[str, RecordedGpus]]) -> tuple[GpuUse, ...]:
     """Return the GPUs on which a rank was seen; all GPUs if no rank was seen on any.
 
-    ``records``: host -> attempt -> the worker's record of its GPUs.
+    ``records``: host -> attempt -> its GPUs.
     """
     gpus = [gpu for host, attempts in records.items() for gpu in _of_host(host, attempts)]
     return tuple([gpu for gpu in gpus if gpu.held] or gpus)
 
 
-def _of_host(host: str, attempts: Mapping[str, Mapping[str, Any]]) -> Iterator[GpuUse]:
-    seen: dict[int, list[tuple[GpuStretch, Mapping[str, Any]]]] = {}
+def _of_host(host: str, attempts: Mapping[str, RecordedGpus]) -> Iterator[GpuUse]:
+    seen: dict[int, list[tuple[GpuStretch, RecordedGpu]]] = {}
     for attempt, kept in sorted(attempts.items(), key=lambda item: int(item[0])):
-        for gpu in kept["gpus"]:
-            series = tuple(gpu["use"]), tuple(gpu["memory_mb"])
-            stretch = GpuStretch(int(attempt), kept["began"], gpu["every_s"], *series)
-            seen.setdefault(gpu["index"], []).append((stretch, gpu))
+        for gpu in kept.gpus:
+            stretch = GpuStretch(int(attempt), kept.began, gpu.every_s, gpu.use, gpu.memory_mb)
+            seen.setdefault(gpu.index, []).append((stretch, gpu))
     for index, parts in sorted(seen.items()):
         gpus = [gpu for _, gpu in parts]
         yield GpuUse(
             host,
             index,
-            gpus[-1]["name"],
-            held=any(gpu["held"] for gpu in gpus),
-            memory_total_mb=gpus[-1]["memory_total_mb"],
-            memory_max_mb=_most(gpu["memory_max_mb"] for gpu in gpus),
-            temperature_max=_most(gpu["temperature_max"] for gpu in gpus),
-            power_max_w=_most(gpu["power_max_w"] for gpu in gpus),
+            gpus[-1].name,
+            held=any(gpu.held for gpu in gpus),
+            memory_total_mb=gpus[-1].memory_total_mb,
+            memory_max_mb=_most(gpu.memory_max_mb for gpu in gpus),
+            temperature_max=_most(gpu.temperature_max for gpu in gpus),
+            power_max_w=_most(gpu.power_max_w for gpu in gpus),
             attempts=tuple(stretch for stretch, _ in parts),
         )
 

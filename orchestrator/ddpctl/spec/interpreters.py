@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from packaging.version import InvalidVersion, Version
+from pydantic import Field
 
+from ddpctl.spec.bounds import Flag, Unicode
 from ddpctl.spec.limits import MOST_PATHS
 
 USUAL_TORCH = "2.13.0"  # proposed for installation if no host has torch
@@ -17,10 +20,10 @@ OLDEST = (3, 8)  # the oldest Python that the worker runs on
 class Interpreter:
     """A Python interpreter of one host; ``default``: it is used if the inventory names no interpreter."""
 
-    path: str
-    version: str
-    torch: str | None = None
-    default: bool = False
+    path: Annotated[Unicode, Field(pattern=r"^(~/|/)[^\x00-\x1f]{1,4000}$")]
+    version: Annotated[Unicode, Field(pattern=r"^3\.[0-9]{1,3}$")]
+    torch: Annotated[Unicode, Field(pattern=r"^[!-~]{1,64}$")] | None = None
+    default: Flag = False
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddpctl.errors import DdpctlError
+from ddpctl.spec.bounds import Count, Short
 from ddpctl_worker.wire import contract
 
 
 @dataclass(frozen=True)
+class Survivor:
+    """A process that a kill did not end."""
+
+    pid: Count
+    cmd: Short
+
+
+@dataclass(frozen=True)
 class StoppedNode:
-    """The outcome of a kill on one node: signalled and forced (SIGKILL) processes, and survivors (pid, command)."""
+    """The outcome of a kill on one node: signalled and forced (SIGKILL) processes, and the survivors."""
 
     host: str
     signalled: int = 0
     forced: int = 0
-    survivors: tuple[tuple[int, str], ...] = ()
+    survivors: tuple[Survivor, ...] = ()
     reachable: bool = True
     error: DdpctlError | None = None  # why this node gave no proof
 
@@ -25,7 +34,7 @@ class StoppedNode:
             "host": self.host,
             "signalled": self.signalled,
             "forced": self.forced,
-            "survivors": [{"pid": pid, "cmd": cmd} for pid, cmd in self.survivors],
+            "survivors": [asdict(process) for process in self.survivors],
             "reachable": self.reachable,
         }
 
@@ -44,7 +53,7 @@ class KillOutcome:
 
     @property
     def survivors(self) -> tuple[tuple[str, int, str], ...]:
-        return tuple((node.host, pid, cmd) for node in self.nodes for pid, cmd in node.survivors)
+        return tuple((node.host, process.pid, process.cmd) for node in self.nodes for process in node.survivors)
 
     @property
     def errors(self) -> dict[str, DdpctlError]:

@@ -6,9 +6,12 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
 
 from ddpctl.spec import limits
+from ddpctl.spec.bounds import Count, Name, Rate, Unicode, one_of
 from ddpctl_worker.wire import contract
 
 OK = contract.OK
@@ -18,6 +21,7 @@ _NO_ROOM = frozenset({contract.DROPPED, contract.REJECTED, contract.NO_ROUTE, co
 BROKEN = frozenset({contract.STALLED, contract.BROKEN})
 
 Pair = tuple[str, str]
+_Transfer = Annotated[Unicode, Field(pattern=one_of(OK, contract.SLOW, contract.STALLED, contract.BROKEN))]
 
 
 class Dial(NamedTuple):
@@ -46,15 +50,15 @@ class Speed:
     link that stalled, the size of the largest packets that pass.
     """
 
-    dialer: str
-    peer: str
-    rtt_ms: float | None = None
-    push_mbit: float | None = None
-    pull_mbit: float | None = None
-    push: str = OK
-    pull: str = OK
-    mtu: int | None = None
-    address: str | None = None
+    dialer: Name
+    peer: Name
+    rtt_ms: Rate | None = None
+    push_mbit: Rate | None = None
+    pull_mbit: Rate | None = None
+    push: _Transfer = OK
+    pull: _Transfer = OK
+    mtu: Count | None = None
+    address: Unicode | None = None
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,9 @@ class Neighbours:
     ``limit``: the most entries it may have. ``overflows``: entries that found no room during the dials.
     """
 
-    limit: int
-    entries: int
-    overflows: int
+    limit: Count
+    entries: Count
+    overflows: Count
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from ddpctl.spec.bounds import Count, LinkStatus, Name, Rate, Small
 from ddpctl.spec.limits import MOST_RECORDED_HOSTS
 from ddpctl.spec.mesh import Link, Mesh, worst_hosts
+
+_Row = tuple[Small, Small, LinkStatus, Rate | None, Rate | None]
 
 
 @dataclass(frozen=True)
@@ -18,34 +22,31 @@ class Network:
     ``left_out`` is the number of the remaining hosts.
     """
 
-    hosts: tuple[str, ...]
-    tried: tuple[Link, ...]
-    left_out: int = 0
+    hosts: Annotated[tuple[Name, ...], Field(max_length=64)]
+    # A row for each link: the places of both in ``hosts``, then the fields of ``Link``.
+    rows: Annotated[tuple[_Row, ...], Field(alias="links", max_length=64 * 64)]
+    left_out: Count = 0
 
     def links(self) -> tuple[Link, ...]:
-        return self.tried
+        return tuple(
+            Link(self.hosts[dialer], self.hosts[peer], status, rtt_ms, mbit)
+            for dialer, peer, status, rtt_ms, mbit in self.rows
+        )
 
     @staticmethod
     def of(mesh: Mesh) -> Network:
         links = mesh.links()
         hosts = worst_hosts(mesh.hosts, links, MOST_RECORDED_HOSTS)
-        kept = tuple(link for link in links if link.dialer in hosts and link.peer in hosts)
-        return Network(hosts, kept, len(mesh.hosts) - len(hosts))
+        place = {host: index for index, host in enumerate(hosts)}
+        rows = tuple(
+            (place[link.dialer], place[link.peer], link.status, _rounded(link.rtt_ms), _rounded(link.mbit))
+            for link in links
+            if link.dialer in place and link.peer in place
+        )
+        return Network(hosts, rows, len(mesh.hosts) - len(hosts))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the compact form: a row per link, with indexes into ``hosts`` in place of names."""
-        place = {host: index for index, host in enumerate(self.hosts)}
-        rows = [
-            [place[link.dialer], place[link.peer], link.status, _rounded(link.rtt_ms), _rounded(link.mbit)]
-            for link in self.tried
-        ]
-        return {"hosts": list(self.hosts), "links": rows, "left_out": self.left_out}
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Network:
-        hosts = tuple(data["hosts"])
-        links = (Link(hosts[dialer], hosts[peer], *rest) for dialer, peer, *rest in data["links"])
-        return Network(hosts, tuple(links), data["left_out"])
+        return {"hosts": self.hosts, "links": self.rows, "left_out": self.left_out}
 
 
 def _rounded(value: float | None) -> float | None:

@@ -219,10 +219,10 @@ class Untracked:
     why the files are not known.
     """
 
-    host: str
-    folder: str = ""
-    files: int = 0
-    bytes: int = 0
-    largest: tuple[tuple[str, int], ...] = ()
-    whole: bool = True
-    error: str | None = None
+    host: Name
+    folder: Short | None = ""
+    files: Count = 0
+    bytes: Count = 0
+    largest: Annotated[tuple[tuple[Short, Count], ...], Field(max_length=10)] = ()
+    whole: Flag = True
+    error: Short | None = None

@@ -196,7 +196,7 @@ class Plan:
             "nnodes": len(self.active),
             "hosts": list(self.hosts),
             "nproc": node.nproc,
-            "slots": node.slots.to_json(),
+            "slots": asdict(node.slots),
             "ranks": list(node.ranks),
             "argv": list(node.command.argv),
             "cwd": node.command.cwd,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddpctl.errors import DdpctlError, HostsFailed
+from ddpctl.spec.bounds import Count, Number, Short
 from ddpctl.spec.values import plural
 from ddpctl_worker.wire import contract
 
@@ -146,10 +147,10 @@ class PushOutcome:
 class Garbage:
     """An item to remove from a node. ``kind``: run, environment, wheel, file, cache or part. ``bytes``: freed space."""
 
-    kind: str
-    name: str
-    bytes: int
-    age_s: float
+    kind: Short
+    name: Short
+    bytes: Count
+    age_s: Number
 
 
 @dataclass(frozen=True)

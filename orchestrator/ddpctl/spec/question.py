@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddpctl.spec.bounds import Flag, Number, Plain, Short
 from ddpctl.spec.limits import QUESTION_S
 
 
@@ -31,18 +32,13 @@ class Question:
 class Answer:
     """The answer of a host: ``value`` if ok, otherwise ``error``; ``timed_out``: the deadline passed."""
 
-    ok: bool
-    value: Any = None
-    error: str | None = None
-    timed_out: bool = False
-    seconds: float = 0.0
+    ok: Flag
+    value: Plain = None
+    error: Short | None = None
+    timed_out: Flag = False
+    seconds: Number = 0.0
 
 
 def probe_questions(asked: Iterable[Question]) -> list[dict[str, Any]]:
     """Return the argument ``questions`` of the verb ``probe``."""
     return [{"id": q.key, "name": q.name, "params": dict(q.params), "deadline": q.deadline} for q in asked]
-
-
-def probe_answers(reply: Mapping[str, Any]) -> dict[str, Answer]:
-    """Return the answers in a reply of ``probe``, by the keys of the questions."""
-    return {key: Answer(**answer) for key, answer in reply["answers"].items()}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ddpctl.spec.bounds import Count, Name, Real, Small, Unicode
+from ddpctl.spec.bounds import Count, Name, Real, Short, Small, Unicode
 from ddpctl.spec.origin import Origin
 from ddpctl.spec.outcome import NodeStatus
 from ddpctl.spec.plan import CodeRef
@@ -52,6 +52,15 @@ class RecordedRun:
     code: CodeRef | None = None
     settings: Settings | None = None
     continues: Earlier | None = None
+
+
+@dataclass(frozen=True)
+class RecordedLaunch:
+    """The launch of a node's ranks."""
+
+    argv: Annotated[tuple[Short, ...], Field(max_length=10_000)] | None = None
+    torch: Short | None = None
+    environment: Short | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from ddpctl.spec.gpuuse import GpuUse
 from ddpctl.spec.metrics import Values
 from ddpctl.spec.network import Network
 from ddpctl.spec.outcome import Attempt
+from ddpctl.spec.record import RecordedLaunch
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.times import duration_seconds, elapsed
 from ddpctl.spec.values import plural
@@ -27,13 +28,13 @@ _SECRET = re.compile("key|token|secret|passw|credential", re.IGNORECASE)
 class RunReport:
     """A run as its nodes have recorded it at the time ``made``.
 
-    ``launches``: host -> the launch as recorded there (argv, torch, environment). ``missing``: the hosts whose records
+    ``launches``: host -> the launch as recorded there. ``missing``: the hosts whose records
     are not in the report, each with why.
     """
 
     run: RunStatus
     made: datetime
-    launches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    launches: Mapping[str, RecordedLaunch] = field(default_factory=dict)
     curves: tuple[Curve, ...] = ()
     gpus: tuple[GpuUse, ...] = ()
     network: Network | None = None
@@ -49,7 +50,7 @@ class RunReport:
     @property
     def command(self) -> Sequence[str]:
         """Return the launcher's command line without secrets, from the first node that recorded it."""
-        return hide_secrets(next((launch["argv"] for launch in self.launches.values() if launch.get("argv")), ()))
+        return hide_secrets(next((launch.argv for launch in self.launches.values() if launch.argv), ()))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -137,5 +138,5 @@ class RunReport:
         }
 
     def _node(self, host: str) -> dict[str, Any]:
-        launch = self.launches.get(host, {})
-        return {"torch": launch.get("torch"), "environment": launch.get("environment")}
+        launch = self.launches.get(host, RecordedLaunch())
+        return {"torch": launch.torch, "environment": launch.environment}

@@ -5,15 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
-from ddpctl.spec.bounds import Name
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from ddpctl.spec.bounds import Count, Hash, Moment, Name, Place, Unicode
 from ddpctl.spec.origin import Origin
 from ddpctl.spec.times import duration_seconds, elapsed
 from ddpctl_worker.rules.entries import step_of
 from ddpctl_worker.rules.order import oldest_first, when_of
 
-Row = Mapping[str, Any]  # the summary of a checkpoint on a host (ddpctl_worker.checkpoint.listing.summarize)
+Version = Annotated[Unicode, Field(pattern="^([0-9a-f]{32})?$")]  # empty: it is unknown whether the entry is complete
+
+
+class CheckpointRow(TypedDict):
+    """The summary of a checkpoint on a host (ddpctl_worker.checkpoint.listing.summarize): the shared rules read it."""
+
+    writer: Name
+    entry: Place
+    version: Version
+    time: Moment
+    clock: Name
+    serial: Count
+    run: Name | None
+    attempt: Count
 
 
 @dataclass(frozen=True)
@@ -22,6 +38,21 @@ class Start:
 
     run: Name
     origin: Origin | None
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """The requested files that a node has: complete files with their sizes, and bytes of partial files.
+
+    If the request named a job: ``checkpoints`` of the job, its last ``starts``, and the ``serial`` of the newest start.
+    """
+
+    have: Annotated[Mapping[Hash, Count], Field(alias="sizes")]
+    partial: Mapping[Hash, Count]
+    free: Count
+    checkpoints: tuple[CheckpointRow, ...] = ()
+    starts: Annotated[tuple[Start, ...], Field(max_length=1000)] = ()
+    serial: Count = 0
 
 
 @dataclass(frozen=True)
@@ -45,7 +76,9 @@ class Resumed:
         return f"resumes from {self.entry} ({', '.join(words)}); `ddpctl up --fresh` starts without it"
 
 
-def newest_resumed(rows: Mapping[str, Sequence[Row]], starts: Mapping[str, Sequence[Start]]) -> Resumed | None:
+def newest_resumed(
+    rows: Mapping[str, Sequence[Mapping[str, Any]]], starts: Mapping[str, Sequence[Start]]
+) -> Resumed | None:
     """Return the newest checkpoint that any host has.
 
     ``None`` if there is no checkpoint. Both arguments are by host.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated
 
+from pydantic import Field
+
+from ddpctl.spec.bounds import Count, Flag, Name, Real, Short, Small
 from ddpctl.spec.values import plural
 from ddpctl_worker.wire import contract
 
@@ -23,11 +26,17 @@ class SlotWish:
     count: int | None = None
     nodes: int = 1
 
-    def to_json(self) -> dict[str, Any]:
-        return {"count": self.count, "nodes": self.nodes}
-
 
 ONE_SLOT = SlotWish()
+
+
+@dataclass(frozen=True)
+class ClaimOrigin:
+    """The place where a run was started, as its claim says."""
+
+    account: Short
+    machine: Short
+    folder: Short
 
 
 @dataclass(frozen=True)
@@ -35,40 +44,70 @@ class Claim:
     """A claim of any account on a host, as far as the host shows it.
 
     - ``account``: the account on the host, from the kernel. ``mine``: it is the login's own.
-    - ``origin``: where the run was started, as its claim says.
     - ``place``: in the line of the host, from 1; None: it has its slots.
     """
 
-    host: str
-    run: str
-    job: str
-    cluster: str
-    project: str
-    hosts: tuple[str, ...]
-    account: str
-    mine: bool
-    origin: str
-    age_s: float
-    slots: tuple[int, ...]
-    want: int
-    place: int | None
-
-    @staticmethod
-    def from_json(host: str, data: Mapping[str, Any]) -> Claim:
-        names = ("run", "job", "cluster", "project", "account", "mine", "age_s", "want", "place")
-        values = {name: data[name] for name in names}
-        origin = _origin(data["origin"], data["account"])
-        return Claim(host=host, hosts=tuple(data["hosts"]), origin=origin, slots=tuple(data["slots"]), **values)
+    host: Name
+    run: Name
+    job: Name
+    cluster: Name
+    project: Name
+    hosts: Annotated[tuple[Name, ...], Field(max_length=10_000)]
+    account: Short
+    mine: Flag
+    origin: ClaimOrigin
+    age_s: Annotated[Real, Field(ge=0, le=1e12)]
+    slots: Annotated[tuple[Small, ...], Field(max_length=10_000)]
+    want: Small
+    place: Small | None
 
 
-def _origin(start: Mapping[str, str], account: str) -> str:
+@dataclass(frozen=True)
+class ForeignProgram:
+    """A program on a GPU that ddpctl did not start."""
+
+    pid: Count
+    account: Short | None
+    command: Short
+
+
+@dataclass(frozen=True)
+class SlotHolder:
+    """A holder of slots that a run may take. ``claim``: its place among the claims of the host."""
+
+    slots: Annotated[tuple[Small, ...], Field(max_length=10_000)]
+    claim: Small | None
+    foreign: ForeignProgram | None
+
+
+@dataclass(frozen=True)
+class SlotLimit:
+    """The most slots that an account may hold, and the slots that the login's own holds."""
+
+    limit: Small
+    held: Small
+
+
+@dataclass(frozen=True)
+class HostSlots:
+    """The slots of a host: their claims, and how a run fits (the worker's verb ``slots``)."""
+
+    claims: Annotated[tuple[Claim, ...], Field(max_length=10_000)] = ()
+    fits: Flag | None = None
+    gpus: Flag = False
+    holders: Annotated[tuple[SlotHolder, ...], Field(max_length=20_000)] = ()
+    limited: SlotLimit | None = None
+    trouble: Short | None = None
+
+
+def _origin(claim: Claim) -> str:
     """Return ``desk:~/exp1``, or ``ann@desk:~/exp1`` where the account of the host has another name."""
-    own, folder = start["account"], start["folder"]
+    own, folder = claim.origin.account, claim.origin.folder
     for home in (f"/home/{own}", f"/Users/{own}", "/root"):
         if folder == home or folder.startswith(home + "/"):
             folder = "~" + folder[len(home) :]
             break
-    return f"{own + '@' if own != account else ''}{start['machine']}:{folder}"
+    return f"{own + '@' if own != claim.account else ''}{claim.origin.machine}:{folder}"
 
 
 def slots_of_run(claims: Iterable[Claim], run: str) -> dict[str, list[int]]:
@@ -113,25 +152,24 @@ def other_runs(claims: Sequence[Claim], own: Collection[str]) -> list[OtherRun]:
     return sorted(runs, key=lambda run: run.first.run)
 
 
-def holder_lines(host: str, answer: Mapping[str, Any]) -> list[str]:
-    """Return a line for each holder in the answer of the worker's ``slots`` verb, and a line for the runs that wait.
+def holder_lines(host: str, found: HostSlots) -> list[str]:
+    """Return a line for each holder of slots of a host, and a line for the runs that wait.
 
     node3: GPUs 0-3: alice, run resnet (since 2 h, from desk:~/exp1)
     """
-    if limited := answer.get("limited"):
-        limit, held = plural(limited["limit"], "GPU" if answer["gpus"] else "slot"), limited["held"]
-        return [f"{host}: an account may hold {limit} here (/etc/ddpctl.conf), and yours has {held}"]
-    claims = dict(enumerate(Claim.from_json(host, claim) for claim in answer["claims"]))
+    if found.limited is not None:
+        limit = plural(found.limited.limit, "GPU" if found.gpus else "slot")
+        return [f"{host}: an account may hold {limit} here (/etc/ddpctl.conf), and yours has {found.limited.held}"]
+    claims = dict(enumerate(found.claims))
     lines, waiting = [], []
-    for holder in answer["holders"]:
-        claim, program = claims.get(holder["claim"]), holder["foreign"]
-        if claim and not holder["slots"]:
+    for holder in found.holders:
+        claim = None if holder.claim is None else claims.get(holder.claim)
+        if claim and not holder.slots:
             waiting.append(claim)
-        elif claim or program:
-            who = _claim(claim) if claim else _foreign(program)
-            lines.append(f"{host}: {slots_text(holder['slots'], gpus=answer['gpus'])}: {who}")
+        elif who := _claim(claim) if claim else _foreign(holder.foreign) if holder.foreign else None:
+            lines.append(f"{host}: {slots_text(holder.slots, gpus=found.gpus)}: {who}")
     for claim in sorted(waiting, key=lambda claim: claim.place or 0):
-        wanted = plural(claim.want, "GPU" if answer["gpus"] else "slot")
+        wanted = plural(claim.want, "GPU" if found.gpus else "slot")
         lines.append(f"{host}: waiting for {wanted}: {_claim(claim)}")
     return lines
 
@@ -142,12 +180,12 @@ def others_text(claim: Claim) -> str:
 
 
 def _claim(claim: Claim) -> str:
-    return f"{claim.account}, run {claim.job} (since {age(claim.age_s)}, from {claim.origin})"
+    return f"{claim.account}, run {claim.job} (since {age(claim.age_s)}, from {_origin(claim)})"
 
 
-def _foreign(program: Mapping[str, Any]) -> str:
-    who = program["account"] or "of another container or user"
-    return f"{who}, {program['command']} (pid {program['pid']}, not started by ddpctl)"
+def _foreign(program: ForeignProgram) -> str:
+    who = program.account or "of another container or user"
+    return f"{who}, {program.command} (pid {program.pid}, not started by ddpctl)"
 
 
 def slots_text(numbers: Iterable[int], *, gpus: bool) -> str:

@@ -4,96 +4,82 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from ddpctl.spec.bounds import Celsius, Count, Digits, Name, Percent, Real, Short, Small, Unicode
 from ddpctl.spec.metrics import Values
 from ddpctl.spec.status import RunStatus
+
+_Some = Annotated[Real, Field(ge=0, le=1e9)]
+_Reading = Literal["runs", "gpus"]
 
 
 @dataclass(frozen=True)
 class Holder:
     """A process on a GPU: a rank of a run, or any other process. ``memory`` in bytes."""
 
-    pid: int
-    user: str | None = None
-    command: str | None = None
-    job: str | None = None
-    run: str | None = None
-    rank: int | None = None
-    memory: int | None = None
+    pid: Count
+    user: Short | None
+    command: Short | None
+    job: Short | None
+    run: Short | None
+    rank: Small | None
+    memory: Count | None
 
 
 @dataclass(frozen=True)
 class GpuPulse:
     """A reading of a GPU: memory in bytes, use in percent, temperature in degrees Celsius. ``None``: not available."""
 
-    index: int
-    name: str
-    use: float | None = None
-    memory: int | None = None
-    memory_total: int | None = None
-    temperature: float | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    holders: tuple[Holder, ...] = ()
-    error: str | None = None
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> GpuPulse:
-        return GpuPulse(**{**data, "holders": tuple(Holder(**holder) for holder in data["holders"])})
+    index: Small
+    name: Short
+    use: Percent | None
+    memory: Count | None
+    memory_total: Count | None
+    temperature: Celsius | None
+    power_w: _Some | None
+    power_limit_w: _Some | None
+    holders: Annotated[tuple[Holder, ...], Field(max_length=10_000)]
+    error: Short | None
 
 
 @dataclass(frozen=True)
 class RankPulse:
     """A reading of the process of a rank. ``cpu`` in percent of a core; ``printed``: progress read from its output."""
 
-    pid: int | None = None
-    state: str | None = None
-    cpu: float | None = None
-    rss_mb: float | None = None
-    output_age_s: float | None = None
+    pid: Count | None = None
+    state: Annotated[Unicode, Field(max_length=20)] | None = None
+    cpu: Annotated[Real, Field(ge=-1e6, le=1e6)] | None = None
+    rss_mb: _Some | None = None
+    output_age_s: _Some | None = None
     metrics: Values = field(default_factory=dict)
     printed: Values = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """The last reading of a host.
+    """The last reading of a host, memory in bytes.
 
     ``late``: the readings that hang, with the seconds since their start. While the reading of GPUs hangs, ``gpus`` is
     ``None``; while the reading of runs hangs, ``runs`` is old. ``errors``: the readings that
     failed, with their errors; their values are old.
     """
 
-    load: float | None
-    cores: int
-    cpu: float | None
-    memory: int
-    memory_total: int
-    gpus: tuple[GpuPulse, ...] | None
-    gpu_error: str | None = None
-    late: Mapping[str, float] = field(default_factory=dict)
-    errors: Mapping[str, str] = field(default_factory=dict)
-    runs: Mapping[str, Mapping[str, RankPulse]] = field(default_factory=dict)  # run -> rank ("": unknown) -> pulse
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Pulse:
-        memory, gpus = data["memory"], data["gpus"]
-        return Pulse(
-            load=data["load"],
-            cores=data["cores"],
-            cpu=data["cpu"],
-            memory=max(0, memory["total"] - memory["available"]),
-            memory_total=memory["total"],
-            gpus=None if gpus is None else tuple(GpuPulse.from_json(gpu) for gpu in gpus["gpus"]),
-            gpu_error=None if gpus is None else gpus["error"],
-            late=data["late"],
-            errors=data["errors"],
-            runs={
-                run: {rank: RankPulse(**pulse) for rank, pulse in (node.get("ranks") or {}).items()}
-                for run, node in data["runs"].items()
-            },
-        )
+    load: _Some | None
+    cores: Count
+    cpu: Percent | None
+    memory: Count
+    memory_total: Count
+    gpus: Annotated[tuple[GpuPulse, ...], Field(max_length=1000)] | None
+    gpu_error: Short | None = None
+    late: Mapping[_Reading, _Some] = field(default_factory=dict)
+    errors: Mapping[_Reading, Short] = field(default_factory=dict)
+    # run -> rank ("": unknown) -> pulse
+    runs: Annotated[
+        Mapping[Name, Annotated[Mapping[Digits, RankPulse], Field(max_length=100_000)]], Field(max_length=1000)
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

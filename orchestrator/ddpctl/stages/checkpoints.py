@@ -77,7 +77,7 @@ def _uncopied(found: JobCheckpoints) -> tuple[str, ...]:
 def read_checkpoints(fleet: Fleet, job: JobId, hosts: Collection[str] | None = None) -> JobCheckpoints:
     """Ask the hosts for the checkpoints of a job; ``hosts``: ask only these."""
 
-    def ask(transport: Transport) -> dict[str, Any]:
+    def ask(transport: Transport) -> Any:
         return transport.call("checkpoints", {"job_id": str(job)}, timeout=CHECKPOINTS_S)
 
     outcome = fleet.map(ask, hosts)

@@ -48,7 +48,7 @@ def discover(fleet: Fleet, tell: Tell) -> Discovered:
         if not found.ok:
             unread[host] = found.error or "no answer"
         value: Mapping[str, Any] = found.value if found.ok else {"pythons": [], "modules": False}
-        pythons[host] = [Interpreter(**python) for python in value["pythons"]]
+        pythons[host] = value["pythons"]
         modules += [host] if value["modules"] else []
         network = answers[NETWORK.key]
         if network.ok:

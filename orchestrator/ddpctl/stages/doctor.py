@@ -28,7 +28,7 @@ def ask_doctor(fleet: Fleet, job: str, of: Inventory | None = None) -> DoctorRep
     """
     run = find_run(fleet, job, of)
 
-    def look(transport: Transport) -> dict[str, Any]:
+    def look(transport: Transport) -> Any:
         return transport.call("doctor", {"run": run.run}, timeout=DOCTOR_LOOK_S)
 
     at_work = [node.host for node in run.verdict.active_nodes]

@@ -29,10 +29,10 @@ def collect_garbage(
 
     def work(transport: Transport) -> tuple[Garbage, ...]:
         try:
-            answer = transport.call("gc", {"days": days, "delete": delete}, timeout=GC_S)
+            found: tuple[Garbage, ...] = transport.call("gc", {"days": days, "delete": delete}, timeout=GC_S)["items"]
         except RemoteError as error:
             raise ProvisionError(error.message, hint=error.hint, host=transport.host) from error
-        return tuple(Garbage(**item) for item in answer["items"])
+        return found
 
     outcome = fleet.map(work, [host.name for host in hosts], on_done=counting("gc", len(hosts), tell))
     tell(StageEnded("gc", outcome.ok))

@@ -227,7 +227,7 @@ def _dial(
     done = 0
     lock = threading.Lock()
 
-    def dial(transport: Transport) -> dict[str, Any]:
+    def dial(transport: Transport) -> Any:
         nonlocal done
         targets = requests[transport.host]
         request = {"nonce": nonce, "targets": targets, **bulk.to_request()}
@@ -242,8 +242,8 @@ def _dial(
     answers = [(host, outcome.results[host]) for host in requests if host in outcome.results]
     return _Dialled(
         dials=[dial for host, answer in answers for dial in _dials_of(host, answer)],
-        speeds=[Speed(host, **entry) for host, answer in answers for entry in answer["speeds"]],
-        neighbours={host: Neighbours(**answer["neighbours"]) for host, answer in answers if answer["neighbours"]},
+        speeds=[speed for _, answer in answers for speed in answer["speeds"]],
+        neighbours={host: answer["neighbours"] for host, answer in answers if answer["neighbours"]},
         errors=dict(outcome.errors),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ddpctl.checks.base import Timing
 from ddpctl.errors import DdpctlError
-from ddpctl.spec.question import Answer, Question, probe_answers, probe_questions
+from ddpctl.spec.question import Answer, Question, probe_questions
 from ddpctl.stages.limits import PROBE_SLACK_S
 from ddpctl.transport.base import Fleet, Transport
 
@@ -39,7 +39,8 @@ def probe(
         reply = transport.call("probe", {"questions": probe_questions(own)}, timeout=deadline + PROBE_SLACK_S)
         probed.timings[transport.host] = Timing(start, reply["received"], reply["sent"], time.time())
         also(transport)
-        return probe_answers(reply)
+        answers: Mapping[str, Answer] = reply["answers"]
+        return answers
 
     outcome = fleet.map(ask, list(questions), on_done=on_done)
     probed.answers, probed.errors = dict(outcome.results), dict(outcome.errors)

@@ -36,7 +36,7 @@ def run_rehearsal(launch: Launch, facts: Facts, fleet: Fleet, tell: Tell) -> dic
     last_call.daemon = True
     first = threading.Semaphore()
 
-    def rehearse(transport: Transport) -> dict[str, Any]:
+    def rehearse(transport: Transport) -> Any:
         request = _request(plan, plan.node(transport.host), script)
         try:
             answer = transport.call("rehearse", request, timeout=REHEARSAL_S + REHEARSAL_SLACK_S, until=enough)

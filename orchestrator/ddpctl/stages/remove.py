@@ -31,7 +31,7 @@ def remove_run(run: RunStatus, fleet: Fleet) -> RemovedRun:
             f"run {run.run} of {run.job} is live on {fold_names(live)}", hint=f"end it: ddpctl kill {run.run}"
         )
 
-    def remove(transport: Transport) -> dict[str, Any]:
+    def remove(transport: Transport) -> Any:
         return transport.call("remove", {"run": run.run}, timeout=REMOVE_S)
 
     outcome = fleet.map(remove, [host for host in run.hosts if host in fleet.hosts])

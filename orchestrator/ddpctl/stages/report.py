@@ -9,7 +9,6 @@ from ddpctl.spec.checkpoints import job_checkpoints
 from ddpctl.spec.curves import curves
 from ddpctl.spec.gpuuse import gpu_use
 from ddpctl.spec.inventory import Inventory
-from ddpctl.spec.network import Network
 from ddpctl.spec.report import RunReport
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.times import elapsed
@@ -37,7 +36,6 @@ def make_report(fleet: Fleet, job: str, of: Inventory | None = None) -> RunRepor
     outcome = fleet.map(ask, [host for host in run.hosts if host not in silent])
     answers = {host: outcome.results[host] for host in run.hosts if host in outcome.results}
     errors = {host: " ".join(error.message.split()) for host, error in outcome.errors.items()}
-    networks = [answer["network"] for answer in answers.values() if answer["network"] is not None]
     held = job_checkpoints(run.job_id, {host: answer["held"] for host, answer in answers.items()}, {})
     return RunReport(
         run,
@@ -45,7 +43,7 @@ def make_report(fleet: Fleet, job: str, of: Inventory | None = None) -> RunRepor
         launches={host: answer["launch"] for host, answer in answers.items()},
         curves=curves([answer["attempts"] for answer in answers.values()]),
         gpus=gpu_use({host: answer["gpus"] for host, answer in answers.items()}),
-        network=Network.from_json(networks[0]) if networks else None,
+        network=next((answer["network"] for answer in answers.values() if answer["network"] is not None), None),
         checkpoints=_of_run(run, held.saved),
         missing={**silent, **errors},
     )

@@ -15,13 +15,13 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
-from ddpctl.environment.direct import Holdings, ask_holdings
+from ddpctl.environment.direct import ask_holdings
 from ddpctl.environment.spread import Addresses, Feed, new_credentials
 from ddpctl.errors import DdpctlError, HostsFailed, ProvisionError, RemoteError, UsageError
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.ranges import fold_names
-from ddpctl.spec.resuming import Resumed, Start, newest_resumed, start_of
+from ddpctl.spec.resuming import Holdings, Resumed, Start, newest_resumed, start_of
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.limits import RESTORE_MANIFESTS
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
@@ -184,7 +184,7 @@ class Restoring:
                 text = f"its checkpoints of {self._job.job} were left out: {error.message}; newer ones may lie there"
                 self._tell(Note(text, "warning", host))
 
-    def _work(self, transport: Transport) -> dict[str, Any]:
+    def _work(self, transport: Transport) -> Any:
         node = self._nodes[transport.host]
         request = {
             "job_id": str(self._job),

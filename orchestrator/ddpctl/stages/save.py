@@ -139,7 +139,7 @@ def _series(entry: str) -> str:
 def _ask(fleet: Fleet, run: RunStatus, *, send: bool) -> Mapping[str, dict[str, Any]]:
     request = {"run": run.run, "signal": run.save_signal, "send": send}
 
-    def ask(transport: Transport) -> dict[str, Any]:
+    def ask(transport: Transport) -> Any:
         return transport.call("ask_checkpoint", request, timeout=SAVE_ASK_S)
 
     outcome = fleet.together(ask, [node.host for node in run.verdict.active_nodes])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ddpctl.environment.direct import FileSource, Holdings, Source, ask_holdings
+from ddpctl.environment.direct import FileSource, Source, ask_holdings
 from ddpctl.environment.spread import bring_files
 from ddpctl.environment.tools import PY_SPY, as_tool
 from ddpctl.errors import DdpctlError, ProvisionError
@@ -13,6 +13,7 @@ from ddpctl.spec.event import Note, StageEnded, StageStarted, Tell
 from ddpctl.spec.fold import group_by
 from ddpctl.spec.plan import Facts
 from ddpctl.spec.push import Delivery
+from ddpctl.spec.resuming import Holdings
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.py_spy import py_spy_for
 from ddpctl.transport.base import Fleet, FleetOutcome

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ddpctl.errors import HostsInUse
 from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.spec.ranges import fold_names
-from ddpctl.spec.slots import Claim, holder_lines, others_text
+from ddpctl.spec.slots import Claim, HostSlots, holder_lines, others_text
 from ddpctl.stages.limits import SLOTS_S
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 
@@ -19,7 +20,7 @@ _CHOICES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES
 def refuse_in_use(plan: Plan, fleet: Fleet) -> None:
     """Raise HostsInUse if a node of the plan gets no slots now. A host that cannot be asked is left to the start."""
     answers = _ask_nodes(plan, fleet, plan.hosts)
-    full = {host: answer for host, answer in answers.items() if answer["fits"] is False}
+    full = {host: answer for host, answer in answers.items() if answer.fits is False}
     if full:
         raise _in_use(full)
 
@@ -27,20 +28,25 @@ def refuse_in_use(plan: Plan, fleet: Fleet) -> None:
 def start_refused(plan: Plan, fleet: Fleet, hosts: Sequence[str]) -> HostsInUse:
     """Return the error of a start that these hosts refused because their slots are in use."""
     answers = _ask_nodes(plan, fleet, hosts)
-    return _in_use({host: answers.get(host, {"claims": [], "holders": []}) for host in hosts})
+    return _in_use({host: answers.get(host, HostSlots()) for host in hosts})
 
 
-def _ask_nodes(plan: Plan, fleet: Fleet, hosts: Sequence[str]) -> Mapping[str, dict[str, Any]]:
+def _ask_nodes(plan: Plan, fleet: Fleet, hosts: Sequence[str]) -> Mapping[str, HostSlots]:
     return fleet.map(lambda transport: _ask_node(transport, plan.node(transport.host)), hosts).results
 
 
-def _ask_node(transport: Transport, node: NodePlan) -> dict[str, Any]:
+def _ask_node(transport: Transport, node: NodePlan) -> HostSlots:
     chosen = {name: node.command.env[name] for name in _CHOICES if name in node.command.env}
-    run = {"slots": node.slots.to_json(), "nproc": node.nproc, "env": chosen}
-    return transport.call("slots", {"run": run}, timeout=SLOTS_S)
+    run = {"slots": asdict(node.slots), "nproc": node.nproc, "env": chosen}
+    return _ask(transport, {"run": run})
 
 
-def _in_use(answers: Mapping[str, Mapping[str, Any]]) -> HostsInUse:
+def _ask(transport: Transport, request: Mapping[str, Any]) -> HostSlots:
+    found: HostSlots = transport.call("slots", request, timeout=SLOTS_S)
+    return found
+
+
+def _in_use(answers: Mapping[str, HostSlots]) -> HostsInUse:
     """Return the error for the hosts with these answers, with a line for each holder."""
     lines = [line for host, answer in answers.items() for line in holder_lines(host, answer)]
     verb = "is" if len(answers) == 1 else "are"
@@ -51,11 +57,10 @@ def _in_use(answers: Mapping[str, Mapping[str, Any]]) -> HostsInUse:
     )
 
 
-def ask_claims(fleet: Fleet) -> tuple[list[Claim], FleetOutcome[dict[str, Any]]]:
+def ask_claims(fleet: Fleet) -> tuple[list[Claim], FleetOutcome[HostSlots]]:
     """Return the claims of all accounts on the hosts of the fleet, and the outcome."""
-    outcome = fleet.map(lambda transport: transport.call("slots", {}, timeout=SLOTS_S))
-    found = [Claim.from_json(host, claim) for host, answer in outcome.results.items() for claim in answer["claims"]]
-    return found, outcome
+    outcome = fleet.map(lambda transport: _ask(transport, {}))
+    return [claim for answer in outcome.results.values() for claim in answer.claims], outcome
 
 
 def warn_other_runs(fleet: Fleet, hosts: Sequence[str], tell: Tell) -> None:
@@ -63,16 +68,16 @@ def warn_other_runs(fleet: Fleet, hosts: Sequence[str], tell: Tell) -> None:
 
     A host that cannot be asked is left out: the command itself says why.
     """
-    outcome = fleet.map(lambda transport: transport.call("slots", {}, timeout=SLOTS_S), hosts)
+    outcome = fleet.map(lambda transport: _ask(transport, {}), hosts)
     for host, answer in outcome.results.items():
-        for claim in (Claim.from_json(host, each) for each in answer["claims"]):
+        for claim in answer.claims:
             if claim.slots and not claim.mine:
                 tell(Note(others_text(claim), "warning", host))
 
 
-def unknown_claims(outcome: FleetOutcome[dict[str, Any]]) -> dict[str, str]:
+def unknown_claims(outcome: FleetOutcome[HostSlots]) -> dict[str, str]:
     """Return host -> why its claims are not known."""
-    troubles = {host: answer["trouble"] for host, answer in outcome.results.items() if answer["trouble"]}
+    troubles = {host: answer.trouble for host, answer in outcome.results.items() if answer.trouble}
     return {**troubles, **{host: error.message for host, error in outcome.errors.items()}}
 
 

@@ -56,7 +56,7 @@ def start(
     copying = _credentials(plan)
     tell(StageStarted("launch", len(plan.hosts)))
 
-    def start_node(transport: Transport) -> dict[str, Any]:
+    def start_node(transport: Transport) -> Any:
         own = (py_spy or {}).get(transport.host)
         request = start_request(plan, plan.node(transport.host), secrets or {}, gang_key, own, notify)
         more = {
@@ -117,7 +117,7 @@ def _begin(plan: Plan, fleet: Fleet, answers: Mapping[str, Mapping[str, Any]]) -
     """Send all agents' addresses to all hosts of a run with restarts. Each waits for its peers and starts its part."""
     peers = _peers(plan, answers)
 
-    def begin(transport: Transport) -> dict[str, Any]:
+    def begin(transport: Transport) -> Any:
         return transport.call("begin", {"run": plan.run, "peers": peers}, timeout=BEGIN_S)
 
     return fleet.together(begin, list(peers))

@@ -38,7 +38,7 @@ def ask_runs(
     ``hosts``: ask only these.
     """
 
-    def ask(transport: Transport) -> dict[str, Any]:
+    def ask(transport: Transport) -> Any:
         request = {"job": job, "all": everything or job is not None}
         return transport.call("status", request, timeout=STATUS_S)
 

@@ -36,7 +36,7 @@ def stop_run(
     """
     begun = time.monotonic()
 
-    def stop(transport: Transport) -> dict[str, Any]:
+    def stop(transport: Transport) -> Any:
         request = {"run": run, "grace": grace, "by": by, "longer": longer}
         on_frame = partial(_tell_growing, job, transport.host, tell)
         return transport.call("stop", request, on_frame=on_frame, timeout=KILL_GRACES * grace + KILL_PROOF_S)
@@ -59,8 +59,7 @@ def _node(host: str, answer: dict[str, Any] | None, error: DdpctlError | None) -
     if answer is None:
         never_started = error is not None and is_no_such_run(error)
         return StoppedNode(host, reachable=never_started, error=None if never_started else error)
-    survivors = tuple((process["pid"], process["cmd"]) for process in answer["survivors"])
-    return StoppedNode(host, answer["signalled"], answer["forced"], survivors)
+    return StoppedNode(host, answer["signalled"], answer["forced"], answer["survivors"])
 
 
 def _state(answers: Mapping[str, dict[str, Any]], nodes: Sequence[StoppedNode]) -> str:

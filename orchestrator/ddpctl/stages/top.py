@@ -37,10 +37,11 @@ class _Host:
             self.reports = {**self.reports, report.run: report}
             self.news += 1
             return
+        pulse: Pulse = frame.data["pulse"]
         counted = self.pulse is not None and self.error is None  # before this pulse
-        self.pulse, self.at = Pulse.from_json(frame.data["pulse"]), time.monotonic()
-        if not counted or self.reports.keys() - self.pulse.runs.keys():
-            self.reports = {run: report for run, report in self.reports.items() if run in self.pulse.runs}
+        self.pulse, self.at = pulse, time.monotonic()
+        if not counted or self.reports.keys() - pulse.runs.keys():
+            self.reports = {run: report for run, report in self.reports.items() if run in pulse.runs}
             self.error = None
             self.news += 1
 

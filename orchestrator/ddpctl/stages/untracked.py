@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ddpctl.spec.outcome import Untracked
 from ddpctl.spec.status import RunStatus
@@ -16,17 +15,14 @@ from ddpctl_worker.wire import contract
 def with_untracked(fleet: Fleet, run: RunStatus) -> RunStatus:
     """Return the run with its untracked files. Hosts that were unreachable a moment ago are not asked."""
 
-    def ask(transport: Transport) -> dict[str, Any]:
-        return transport.call("untracked", {"run": run.run}, timeout=UNTRACKED_S)
+    def ask(transport: Transport) -> Untracked:
+        found: Untracked = transport.call("untracked", {"run": run.run}, timeout=UNTRACKED_S)
+        return found
 
     absent = (contract.UNREACHABLE, contract.LOST)
     asked = [node.host for node in run.nodes if node.state not in absent and node.host in fleet.hosts]
     outcome = fleet.map(ask, asked)
-    found = [
-        Untracked(host, **{**answer, "largest": tuple(map(tuple, answer["largest"]))})
-        for host in asked
-        if (answer := outcome.results.get(host)) and answer["files"]
-    ]
+    found = [outcome.results[host] for host in asked if host in outcome.results and outcome.results[host].files]
     found += [
         Untracked(host, error=" ".join(error.message.split()))
         for host, error in outcome.errors.items()

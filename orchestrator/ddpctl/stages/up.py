@@ -12,7 +12,6 @@ from typing import Generic, TypeVar
 from ddpctl.checks import judge
 from ddpctl.checks.catalogue import CATALOGUE
 from ddpctl.checks.job_imports import IMPORTS
-from ddpctl.environment.direct import Holdings
 from ddpctl.environment.spread import Addresses
 from ddpctl.errors import DdpctlError, HostsFailed, PreflightFailed
 from ddpctl.spec.event import Event, Note, Tell
@@ -23,6 +22,7 @@ from ddpctl.spec.plan import Facts, NodeFacts, Plan
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.push import EnvironmentOutcome
 from ddpctl.spec.ranges import fold_names
+from ddpctl.spec.resuming import Holdings
 from ddpctl.spec.status import RunStatus
 from ddpctl.stages.checkpoints import set_aside
 from ddpctl.stages.imports import try_imports

@@ -61,7 +61,7 @@ class Transport(Protocol):
         timeout: float | None = 60.0,
         cancel: Callable[[], bool] | None = None,
         until: threading.Event | None = None,
-    ) -> dict[str, Any]:
+    ) -> Any:
         """Run a verb of the worker on the host and return its result.
 
         - ``body`` follows the request on the worker's stdin; the request must carry its size.

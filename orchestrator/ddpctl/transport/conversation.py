@@ -245,7 +245,7 @@ class WorkerTransport:
         timeout: float | None = 60.0,
         cancel: Callable[[], bool] | None = None,
         until: threading.Event | None = None,
-    ) -> dict[str, Any]:
+    ) -> Any:
         request = Request(self.host, self._host.base_dir, verb, args or {}, body, on_frame, until)
         watch = Watch(f"`{verb}`", timeout, cancel)
         return call(request, watch, self._waiting, self._host.python, lambda: self._worker(timeout), payload())
@@ -257,7 +257,7 @@ class WorkerTransport:
 
 def call(
     request: Request, watch: Watch, waiting: IdleWorker, python: str, start: Callable[[], Pipe], package: Payload
-) -> dict[str, Any]:
+) -> Any:
     """Do ``Transport.call`` with the waiting worker, or with a worker that ``start`` starts."""
     worker = waiting.take()
     if worker is not None:
@@ -271,7 +271,7 @@ def call(
     return _serve(Worker(start(), python), request, watch, waiting, package)
 
 
-def _serve(worker: Worker, request: Request, watch: Watch, waiting: IdleWorker, package: Payload) -> dict[str, Any]:
+def _serve(worker: Worker, request: Request, watch: Watch, waiting: IdleWorker, package: Payload) -> Any:
     """Serve a request, then keep the worker for another request or close it."""
     host, verb = request.host, request.verb
 

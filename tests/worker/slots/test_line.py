@@ -45,7 +45,7 @@ def ticket(run: dict[str, Any]) -> Ticket:
 
 
 def shown() -> dict[str, tuple[list[int], int | None]]:
-    answer = slots({}, Channel())
+    answer = slots({"host": "node0"}, Channel())
     return {claim["run"]: (claim["slots"], claim["place"]) for claim in answer["claims"]}
 
 
@@ -54,7 +54,7 @@ def test_slots_are_taken_until_they_are_left() -> None:
     assert shown() == {"r1": ([0, 1, 2], None), "r2": ([3], None)}
     with pytest.raises(WorkerError, match="in use"):
         take(run_of("r3", 1), {})
-    answer = slots({"run": {"slots": {"count": 4, "nodes": 1}, "nproc": 1, "env": {}}}, Channel())
+    answer = slots({"host": "node0", "run": {"slots": {"count": 4, "nodes": 1}, "nproc": 1, "env": {}}}, Channel())
     assert (answer["fits"], [holder["slots"] for holder in answer["holders"]]) == (False, [[0, 1, 2], [3]])
     first.close(over=True)
     third = taken(run_of("r3", 2))

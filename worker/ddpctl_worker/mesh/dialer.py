@@ -5,7 +5,7 @@ answer:
 
     {"open": [[peer, address, local, interface, [port]]],    the ports with the right answer
      "links": [{"peer", "address", "port", "status", "errno", "detail", "local", "interface", "ms"}],    all other ports
-     "speeds": [{"peer", "address", "port", "rtt_ms", "push_mbit", "pull_mbit", "push", "pull"}],
+     "speeds": [{"dialer", "peer", "address", "port", "rtt_ms", "push_mbit", "pull_mbit", "push", "pull"}],
      "neighbours": the neighbour table after the dials, "overflows" during the dials; None: unknown}
 
 The words for ``status``, ``push`` and ``pull`` are in contract.py.
@@ -98,6 +98,8 @@ def dial(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
             ),
             channel,
         )
+    for speed in speeds:
+        speed["dialer"] = request["host"]
     return {
         "open": _open(links),
         "links": [entry for entry in links if entry["status"] != OK],

@@ -40,7 +40,7 @@ def slots(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         found = read_claims(settings.folder)
         entries = claims.entries_of(found)
         answer["claims"] = [
-            _shown(claim, entry, entries)
+            _shown(request["host"], claim, entry, entries)
             for claim, entry in zip(found, entries)  # noqa: B905
         ]
         if run is not None:
@@ -89,15 +89,16 @@ def _holders(own: SlotEntry, devices: Devices, entries: List[SlotEntry]) -> List
     return found
 
 
-def _shown(claim: LockedClaim, entry: SlotEntry, entries: List[SlotEntry]) -> Dict[str, Any]:
+def _shown(host: str, claim: LockedClaim, entry: SlotEntry, entries: List[SlotEntry]) -> Dict[str, Any]:
     """Return a claim as ddpctl gets it. Another account may have written anything into it: see ``_text``."""
     value = claim.value
     origin = value.get("origin")
     origin = origin if isinstance(origin, dict) else {}
     hosts = value.get("hosts")
     return {
-        **{key: _name(value.get(key)) for key in ("run", "job", "cluster", "project", "host")},
-        "hosts": [_name(host) for host in hosts[:10_000]] if isinstance(hosts, list) else [],
+        **{key: _name(value.get(key)) for key in ("run", "job", "cluster", "project")},
+        "host": host,
+        "hosts": [_name(name) for name in hosts[:10_000]] if isinstance(hosts, list) else [],
         "account": entry.account,
         "mine": claim.uid == os.geteuid(),
         "origin": {key: _text(origin.get(key)) for key in ("account", "machine", "folder")},

@@ -55,8 +55,9 @@ def _send(channel: Channel, machine: Dict[str, Any], readings: Dict[str, Any], s
         errors={name: reading.error for name, reading in readings.items() if reading.error is not None},
     )
     runs, gpus = readings["runs"], readings["gpus"]
-    pulse["gpus"] = gpus.value if gpus.late_s is None else None
-    pulse["runs"] = {run: seen["pulse"] for run, seen in (runs.value or {}).items()}
+    read = (gpus.value if gpus.late_s is None else None) or {"gpus": None, "error": None}
+    pulse.update(gpus=read["gpus"], gpu_error=read["error"])
+    pulse["runs"] = {run: seen["ranks"] for run, seen in (runs.value or {}).items()}
     for run, seen in (runs.value or {}).items():
         status = {name: value for name, value in seen["status"].items() if name not in _AGES}
         if sent.get(run) != status:

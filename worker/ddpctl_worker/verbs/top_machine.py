@@ -21,12 +21,14 @@ class Machine:
     def read(self) -> Dict[str, Any]:
         """Return the state. ``cpu``: percent of all cores, ``None`` at the first call; memory in bytes."""
         now, before = _ticks(), self._last
+        found = memory()
         self._last = now
         return {
             "load": _load(),
             "cores": os.cpu_count() or 1,
             "cpu": _percent(before, now) if before and now else None,
-            "memory": memory(),
+            "memory": max(0, found["total"] - found["available"]),
+            "memory_total": found["total"],
         }
 
 

@@ -52,7 +52,7 @@ class RunReader:
         self._live: Dict[str, _Live] = {}
 
     def read(self) -> Dict[str, Any]:
-        """Return run -> ``status`` (a NodeStatus) and ``pulse`` (ages and ranks; empty once the run is over)."""
+        """Return run -> ``status`` (a NodeStatus) and ``ranks`` (the state by rank; empty once the run is over)."""
         self._find()
         found = {}
         for run in sorted({*self._live, *self._ended}, reverse=True)[:MOST_RUNS]:
@@ -65,7 +65,7 @@ class RunReader:
                 continue
             over = status["state"] in contract.TERMINAL
             if not over or live is None or run in self._jobs.values():
-                found[run] = {"status": status, "pulse": {} if live is None or over else live.pulse(status)}
+                found[run] = {"status": status, "ranks": {} if live is None or over else live.ranks(status)}
             if over and live is not None and os.path.exists(live.paths.exit):
                 del self._live[run]
                 self._ended[run] = status
@@ -145,15 +145,9 @@ class _Live:
                 self._look_at = time.monotonic() + LOST_RUN_S
         return self._status
 
-    def pulse(self, status: Dict[str, Any]) -> Dict[str, Any]:
-        """Return the values that change all the time."""
-        attempts = self.paths.attempts()
-        part = self.paths.of_attempt(int(status["attempt"])) if attempts else self.paths
-        numbers = {name: status.get(name) for name in ("heartbeat_age_s", "last_output_age_s")}
-        return dict(numbers, ranks=self._ranks(part))
-
-    def _ranks(self, part: RunPaths) -> Dict[str, Dict[str, Any]]:
+    def ranks(self, status: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
         """Return the state by rank. The key "" holds the metrics if the ranks of this node share a file."""
+        part = self.paths.of_attempt(int(status["attempt"])) if self.paths.attempts() else self.paths
         metrics = self._values(part)
         ages = self._log.ages()
         seen, found = {}, {}

@@ -36,7 +36,7 @@ def untracked(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     paths, run = named_by(request)
     root, since = _working_folder(paths), _begun(paths)
     if root is None or since is None:
-        return {"folder": None, "files": 0, "bytes": 0, "largest": [], "whole": True}
+        return {"host": request["host"], "folder": None, "files": 0, "bytes": 0, "largest": [], "whole": True}
     kept = (run.get("checkpoint") or {}).get("paths") or ()
     wanted = [*(run.get("outputs") or ()), *kept]
     covering = list(
@@ -46,6 +46,7 @@ def untracked(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     found = [(info.st_size, name) for name, info in walk.files()]
     largest = heapq.nlargest(LARGEST_FILES, found)
     return {
+        "host": request["host"],
         "folder": root,
         "files": len(found),
         "bytes": sum(size for size, _ in found),

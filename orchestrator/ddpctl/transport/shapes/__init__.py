@@ -1,1 +1,1 @@
-"""The declared shapes of a worker's answers, a module per subject. answers.py validates against them."""
+"""The shapes of answers that are no values of spec/, and the checks of an answer against its request."""

@@ -1,4 +1,7 @@
-"""Validators by shape, and the context of an answer: the host that sent it and the call that it answers."""
+"""Validators by shape, and the context of an answer: the host that sent it and the call that it answers.
+
+A shape is a value of spec/, or a dict with the fields of a TypedDict.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,13 @@ from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError, ValidationInfo
+from typing_extensions import TypedDict
+
+
+def shape_of(**fields: Any) -> Any:
+    """Return the shape of a JSON object with these fields. ``NotRequired`` marks a field that may be missing."""
+    return TypedDict("Object", fields)  # type: ignore[operator]
+
 
 _made = cache(TypeAdapter[Any])
 _making = threading.Lock()

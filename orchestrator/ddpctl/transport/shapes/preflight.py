@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -23,21 +24,21 @@ from ddpctl.spec.bounds import (
     Flag,
     Hash,
     Label,
+    LinkStatus,
     Name,
     Number,
-    Plain,
     Port,
-    Real,
     Short,
     Small,
     Text,
     Unicode,
     Whole,
-    one_of,
 )
-from ddpctl.transport.shapes.adapters import adapter, asked, first_fault
-from ddpctl.transport.shapes.runs import SurvivorDict
-from ddpctl_worker.wire import contract
+from ddpctl.spec.interpreters import Interpreter
+from ddpctl.spec.mesh import Neighbours, Speed
+from ddpctl.spec.network import Network
+from ddpctl.spec.question import Answer
+from ddpctl.transport.shapes.adapters import adapter, asked, first_fault, own_name, shape_of
 
 
 def _interface(value: AddressDict) -> AddressDict:
@@ -115,18 +116,6 @@ class PythonDict(TypedDict):
     kernel: Short
 
 
-class InterpreterDict(TypedDict):
-    path: Annotated[Unicode, Field(pattern=r"^(~/|/)[^\x00-\x1f]{1,4000}$")]
-    version: Annotated[Unicode, Field(pattern=r"^3\.[0-9]{1,3}$")]
-    torch: Annotated[Unicode, Field(pattern=r"^[!-~]{1,64}$")] | None
-    default: Flag
-
-
-class InterpretersDict(TypedDict):
-    pythons: Annotated[list[InterpreterDict], Field(max_length=64)]
-    modules: Flag
-
-
 class DriverDict(TypedDict):
     """Devices that the library of CUDA or HIP reports."""
 
@@ -192,7 +181,7 @@ class AmdGpusDict(TypedDict):
 FACTS: Mapping[str, Any] = {
     "network": NetworkDict,
     "versions": VersionsDict,
-    "interpreters": InterpretersDict,
+    "interpreters": shape_of(pythons=Annotated[tuple[Interpreter, ...], Field(max_length=64)], modules=Flag),
     "script": ScriptDict,
     "python": PythonDict,
     "torch_import": ImportedDict,
@@ -202,15 +191,7 @@ FACTS: Mapping[str, Any] = {
 }
 
 
-class AnswerDict(TypedDict):
-    ok: Flag
-    value: Plain
-    error: Short | None
-    timed_out: Flag
-    seconds: Number
-
-
-def _answers(found: dict[str, AnswerDict], info: ValidationInfo) -> dict[str, AnswerDict]:
+def _answers(found: dict[str, Answer], info: ValidationInfo) -> dict[str, Answer]:
     """Check that every question has an answer; drop other answers."""
     wanted = [str(question["id"]) for question in asked(info).get("questions", ())]
     lacking = [name for name in wanted if name not in found]
@@ -219,20 +200,17 @@ def _answers(found: dict[str, AnswerDict], info: ValidationInfo) -> dict[str, An
     return {name: _fact(name, found[name]) for name in wanted}
 
 
-def _fact(name: str, answer: AnswerDict) -> AnswerDict:
+def _fact(name: str, answer: Answer) -> Answer:
     shape = FACTS.get(name.partition(":")[0])
-    if not answer["ok"] or shape is None:
+    if not answer.ok or shape is None:
         return answer
     try:
-        return {**answer, "value": adapter(shape).validate_python(answer["value"])}
+        return replace(answer, value=adapter(shape).validate_python(answer.value))
     except ValidationError as error:
         raise ValueError(f"{name}: {first_fault(error)}") from None
 
 
-class ProbedDict(TypedDict):
-    answers: Annotated[dict[Unicode, AnswerDict], AfterValidator(_answers)]
-    received: Number
-    sent: Number
+Answers = Annotated[dict[Unicode, Answer], AfterValidator(_answers)]
 
 
 def _all_ports(found: list[int], info: ValidationInfo) -> list[int]:
@@ -242,45 +220,19 @@ def _all_ports(found: list[int], info: ValidationInfo) -> list[int]:
     return found
 
 
-class FreePortsDict(TypedDict):
-    ports: Annotated[list[Port], AfterValidator(_all_ports)]
-
-
-class TakenDict(TypedDict):
-    port: Port
-
-
-class ListeningDict(TypedDict):
-    listening: list[Port]
-    samples: list[Port]
-    taken: list[TakenDict]
+AllPorts = Annotated[list[Port], AfterValidator(_all_ports)]
 
 
 class LinkDict(TypedDict):
     peer: Name
     address: Unicode
     port: Port
-    status: Annotated[Unicode, Field(pattern="^[a-z_]{1,20}$")]
+    status: LinkStatus
     errno: NotRequired[Short | None]
     detail: NotRequired[Short | None]
     local: NotRequired[Short | None]
     interface: NotRequired[Label | None]
     ms: NotRequired[Number | None]
-
-
-Transfer = Annotated[Unicode, Field(pattern=one_of(contract.OK, contract.SLOW, contract.STALLED, contract.BROKEN))]
-Rate = Annotated[Real, Field(ge=0, le=1e12)]
-
-
-class SpeedDict(TypedDict):
-    peer: Name
-    address: Unicode
-    rtt_ms: NotRequired[Rate | None]
-    push_mbit: NotRequired[Rate | None]
-    pull_mbit: NotRequired[Rate | None]
-    push: NotRequired[Transfer]
-    pull: NotRequired[Transfer]
-    mtu: NotRequired[Count | None]
 
 
 Open = tuple[Name, Unicode, Short | None, Label | None, list[Port]]
@@ -289,8 +241,8 @@ Open = tuple[Name, Unicode, Short | None, Label | None, list[Port]]
 class DialsDict(TypedDict):
     open: list[Open]
     links: list[LinkDict]
-    speeds: list[SpeedDict]
-    neighbours: NeighboursDict | None
+    speeds: list[Speed]
+    neighbours: Neighbours | None
 
 
 def _dialled(found: DialsDict, info: ValidationInfo) -> DialsDict:
@@ -299,26 +251,15 @@ def _dialled(found: DialsDict, info: ValidationInfo) -> DialsDict:
     wanted = {(target["peer"], target["address"], port) for target in targets for port in target["ports"]}
     made = {(peer, address, port) for peer, address, _, _, ports in found["open"] for port in ports}
     seen = made | {(link["peer"], link["address"], link["port"]) for link in found["links"]}
-    measured = {(speed["peer"], speed["address"]) for speed in found["speeds"]}
+    for speed in found["speeds"]:
+        own_name(speed.dialer, info)
+    measured = {(speed.peer, speed.address) for speed in found["speeds"]}
     if not seen <= wanted or not measured <= {connection[:2] for connection in made}:
         raise ValueError("it reports a connection that it was not asked for")
     return found
 
 
 Dialled = Annotated[DialsDict, AfterValidator(_dialled)]
-
-
-class RulesDict(TypedDict):
-    """The text of the rules follows as raw bytes."""
-
-    tool: Literal["nft", "iptables", "ip6tables"]
-
-
-class FirewallDict(TypedDict):
-    uid: Count
-    ufw: Flag
-    firewalld: Flag
-    errors: dict[Short, Short]
 
 
 class ReportDict(TypedDict):
@@ -333,6 +274,11 @@ class RehearsedRankDict(TypedDict):
     report: ReportDict | None
 
 
+class SurvivorDict(TypedDict):
+    pid: Count
+    cmd: Short
+
+
 class RehearsedDict(TypedDict):
     exit_code: Whole | None
     timed_out: Flag
@@ -343,3 +289,12 @@ class RehearsedDict(TypedDict):
     nccl: list[Short]
     met: Flag
     survivors: list[SurvivorDict]
+
+
+def _among_its_hosts(found: Network) -> Network:
+    if any(max(row[:2]) >= len(found.hosts) for row in found.rows):
+        raise ValueError("it has a link of a host that it does not name")
+    return found
+
+
+RecordedNetwork = Annotated[Network, AfterValidator(_among_its_hosts)]

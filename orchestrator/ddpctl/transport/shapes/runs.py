@@ -1,4 +1,4 @@
-"""Runs, their output and their files."""
+"""Runs: their state, output, checkpoints and ranks."""
 
 from __future__ import annotations
 
@@ -8,26 +8,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationInfo
 from typing_extensions import NotRequired, TypedDict
 
-from ddpctl.spec.bounds import (
-    Count,
-    Digits,
-    Figure,
-    Flag,
-    Integer,
-    Moment,
-    Name,
-    NodeState,
-    Number,
-    Place,
-    Port,
-    Real,
-    Short,
-    Small,
-    Text,
-    Whole,
-)
-from ddpctl.spec.outcome import CheckpointLag, StuckRun
+from ddpctl.spec.bounds import Count, Flag, Hash, Moment, Name, Number, Place, Real, Short, Small, Text, Unicode, Whole
+from ddpctl.spec.outcome import Untracked
 from ddpctl.spec.record import NodeReport
+from ddpctl.spec.slots import HostSlots
 from ddpctl.transport.shapes.adapters import asked, own_name
 from ddpctl_worker.wire.contract import begins
 
@@ -44,128 +28,31 @@ def _of_call(report: NodeReport, info: ValidationInfo) -> NodeReport:
 Status = Annotated[NodeReport, AfterValidator(_of_call)]
 
 
-class UntrackedDict(TypedDict):
-    folder: Short | None
-    files: Count
-    bytes: Count
-    largest: Annotated[list[tuple[Short, Count]], Field(max_length=10)]
-    whole: Flag
+def _of_host(found: Untracked, info: ValidationInfo) -> Untracked:
+    own_name(found.host, info)
+    return found
 
 
-class SurvivorDict(TypedDict):
-    pid: Count
-    cmd: Short
+OwnUntracked = Annotated[Untracked, AfterValidator(_of_host)]
 
 
-def _of_job(runs: list[NodeReport], info: ValidationInfo) -> list[NodeReport]:
+def _claims_of_host(found: HostSlots, info: ValidationInfo) -> HostSlots:
+    for claim in found.claims:
+        own_name(claim.host, info)
+    return found
+
+
+OwnSlots = Annotated[HostSlots, AfterValidator(_claims_of_host)]
+
+
+def _of_job(runs: tuple[NodeReport, ...], info: ValidationInfo) -> tuple[NodeReport, ...]:
     job = asked(info).get("job")
     if job is not None and any(job not in (run.job, run.run) and not begins(run.run, job) for run in runs):
         raise ValueError("it is about another job")
     return runs
 
 
-class RunsDict(TypedDict):
-    runs: Annotated[list[Status], AfterValidator(_of_job)]
-    left_out: NotRequired[Count]
-
-
-class StartedDict(TypedDict):
-    status: Status
-    port: NotRequired[Port | None]
-    beside: NotRequired[list[Name]]
-    unclaimed: NotRequired[Short | None]
-    machine: NotRequired[Short]
-
-
-class OriginTextDict(TypedDict):
-    account: Short
-    machine: Short
-    folder: Short
-
-
-class SlotClaimDict(TypedDict):
-    run: Name
-    job: Name
-    cluster: Name
-    project: Name
-    host: Name
-    hosts: Annotated[list[Name], Field(max_length=10_000)]
-    account: Short
-    mine: Flag
-    origin: OriginTextDict
-    age_s: Annotated[Real, Field(ge=0, le=1e12)]
-    slots: Annotated[list[Small], Field(max_length=10_000)]
-    want: Small
-    place: Small | None
-
-
-class ForeignProgramDict(TypedDict):
-    pid: Count
-    account: Short | None
-    command: Short
-
-
-class SlotHolderDict(TypedDict):
-    slots: Annotated[list[Small], Field(max_length=10_000)]
-    claim: Small | None
-    foreign: ForeignProgramDict | None
-
-
-class LimitDict(TypedDict):
-    limit: Small
-    held: Small
-
-
-class SlotsDict(TypedDict):
-    claims: Annotated[list[SlotClaimDict], Field(max_length=10_000)]
-    fits: Flag | None
-    gpus: Flag
-    holders: Annotated[list[SlotHolderDict], Field(max_length=20_000)]
-    limited: NotRequired[LimitDict | None]
-    trouble: Short | None
-
-
-class RemovedDict(TypedDict):
-    removed: Flag
-
-
-class StoppedDict(TypedDict):
-    signalled: Count
-    forced: Count
-    survivors: list[SurvivorDict]
-    status: Status
-
-
-class GrowingDict(TypedDict):
-    path: Short
-    size: Count
-    left: Annotated[Real, Field(ge=0, le=1e9)]
-
-
-class GrowingFrameDict(TypedDict):
-    growing: GrowingDict
-
-
-class DeafDict(TypedDict):
-    rank: Small
-    pid: Count
-
-
-class AskedDict(TypedDict):
-    ranks: Annotated[list[Small], Field(max_length=100_000)]
-    deaf: Annotated[list[DeafDict], Field(max_length=100_000)]
-    absent: Small
-    sent: Flag
-    newest: Moment | None
-
-
-class RankMetricsDict(TypedDict):
-    offset: Count
-    lines: list[dict[Short, Figure]]
-
-
-class MetricsDict(TypedDict):
-    ranks: dict[Digits, RankMetricsDict]
+Statuses = Annotated[tuple[Status, ...], AfterValidator(_of_job)]
 
 
 class ColumnsDict(TypedDict):
@@ -194,39 +81,109 @@ class LinesDict(TypedDict):
     more: Flag
 
 
-class StandingDict(TypedDict):
-    state: NodeState
-    heartbeat_age_s: NotRequired[Number | None]
+# --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-class StuckDict(TypedDict):
-    stuck: StuckRun | None
+def _in_entry(value: str) -> str:
+    """Check the path of a file within an entry; it is empty for an entry that is a file."""
+    if value and (value.startswith("/") or {"", ".", ".."} & set(value.split("/")) or "\0" in value):
+        raise ValueError(f"a file named {value[:200]!r} is not taken")
+    return value
 
 
-class FallingBehindDict(TypedDict):
-    lag: CheckpointLag
+PathInEntry = Annotated[Unicode, Field(max_length=4000), AfterValidator(_in_entry)]
 
 
-class TailedDict(TypedDict):
-    offset: Count
-    state: NodeState
-
-
-class FileInfoDict(TypedDict):
-    path: Place
+class KeptFileDict(TypedDict):
     size: Count
-    mode: NotRequired[Annotated[Integer, Field(ge=0, le=0o7777)]]
-    offset: NotRequired[Count]
-    mtime_ns: NotRequired[Whole]
+    sha256: Hash
+    mtime_ns: Whole
+    save: Count | None
 
 
-class FileFrameDict(TypedDict):
-    file: FileInfoDict
+class ManifestDict(TypedDict):
+    entry: Place
+    host: Name
+    step: Count | None
+    time: Moment
+    size: Count
+    files: Annotated[dict[PathInEntry, KeptFileDict], Field(min_length=1)]
+    references: dict[PathInEntry, Count] | None
+    version: Annotated[Unicode, Field(pattern="^[0-9a-f]{32}$")]
+    serial: Count
+    run: Name | None
+    attempt: Count
+    clock: Name
 
 
-class ChunkDict(TypedDict):
-    chunk: Literal[True]
+class UnknownDict(TypedDict):
+    entry: Place
+    host: Name
+    step: Count | None
+    time: Moment
+    size: Count
 
 
-class FetchedDict(TypedDict):
-    missing: list[Short]
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+_Entry = tuple[Count, Short, Whole, Flag, Number | Whole, Flag]
+_Frame = tuple[Short, Whole, Short]
+_Stack = Annotated[list[_Frame], Field(max_length=200)]
+_Figure = Number | Whole
+_Unanswered = tuple[Short, Short, Count]
+
+
+class GroupDict(TypedDict):
+    what: NotRequired[Short]
+    ranks: NotRequired[Annotated[list[Small], Field(max_length=100_000)]]
+    entries: Annotated[list[_Entry], Field(max_length=4000)]
+
+
+class ThreadDict(TypedDict):
+    name: NotRequired[Short]
+    stack: _Stack
+
+
+class ChildDict(TypedDict):
+    pid: Count
+    state: Short
+    sleep_s: NotRequired[_Figure | None]
+    still: NotRequired[Flag]
+    polls: NotRequired[Flag]
+    stack: _Stack
+
+
+class LookDict(TypedDict):
+    host: Annotated[Name, AfterValidator(own_name)]
+    rank: Small
+    local_rank: Small
+    pid: Count
+    state: Annotated[Unicode, Field(max_length=20)]
+    now: NotRequired[_Figure]
+    cpu: NotRequired[_Figure | None]
+    below: NotRequired[_Figure | None]
+    gpu: NotRequired[_Figure | None]
+    gpu_mb: NotRequired[_Figure | None]
+    bytes: NotRequired[Count | None]
+    rss_mb: NotRequired[_Figure | None]
+    swap_mb: NotRequired[_Figure | None]
+    waits_in: NotRequired[Short]
+    sleep_s: NotRequired[_Figure | None]
+    output_age_s: NotRequired[_Figure | None]
+    pause_s: NotRequired[_Figure | None]
+    stack: NotRequired[_Stack | None]
+    gil: NotRequired[Flag]
+    spins: NotRequired[Flag]
+    wants_cpu: NotRequired[Flag]
+    still: NotRequired[Flag]
+    polls: NotRequired[Flag]
+    unseen: NotRequired[Count]
+    ended_s: NotRequired[_Figure | None]
+    moved: NotRequired[Flag]
+    threads: NotRequired[Annotated[list[ThreadDict], Field(max_length=100)]]
+    children: NotRequired[Annotated[list[ChildDict], Field(max_length=100)]]
+    peers: NotRequired[dict[Short, Small]]
+    unanswered: NotRequired[Annotated[list[_Unanswered], Field(max_length=100)]]
+    groups: NotRequired[dict[Short, GroupDict] | None]
+    dumped: NotRequired[Flag]
+    missing: NotRequired[list[Short]]
