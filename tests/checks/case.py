@@ -14,6 +14,7 @@ mesh      the dials between the nodes; left out: every node reached every node o
           fabric: host -> [address, interface]; dials: [[dialer, peer, status, local address, its interface]] in place
           of successful dials; neighbours: host -> [limit, entries, overflows]
 rehearsal host -> its report of the rehearsal
+slots     host -> its answer to the question for slots
 """
 
 from __future__ import annotations
@@ -35,14 +36,27 @@ from ddpctl.spec.imports import Import, Imports
 from ddpctl.spec.mesh import OK, Dial, Fabric, Mesh, Neighbours, Speed
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.question import Answer
+from ddpctl.spec.slots import HostSlots
 from ddpctl.spec.source import SourceFault
+from tests.values import value_of
 
 CASES = Path(__file__).with_name("cases")
 
 
 def load(path: Path) -> dict[str, Any]:
     case: dict[str, Any] = json.loads(path.read_text())
-    unknown = set(case) - {"why", "targets", "want", "answers", "errors", "timings", "mesh", "rehearsal", "findings"}
+    unknown = set(case) - {
+        "why",
+        "targets",
+        "want",
+        "answers",
+        "errors",
+        "timings",
+        "mesh",
+        "rehearsal",
+        "slots",
+        "findings",
+    }
     assert not unknown, f"{path}: {unknown}"
     return case
 
@@ -60,7 +74,8 @@ def view_of(case: dict[str, Any]) -> View:
     timings = {host: Timing(*moments) for host, moments in case.get("timings", {}).items()}
     mesh = mesh_of(targets, case["mesh"]) if "mesh" in case else None
     want = _want(case.get("want", {}))
-    return View(targets, want, answers, failed, timings, mesh=mesh, rehearsal=case.get("rehearsal"))
+    slots = {host: value_of(HostSlots, answer) for host, answer in case.get("slots", {}).items()}
+    return View(targets, want, answers, failed, timings, mesh=mesh, rehearsal=case.get("rehearsal"), slots=slots)
 
 
 def findings_of(check: Check, case: dict[str, Any]) -> list[Finding]:

@@ -57,6 +57,9 @@ def test_slots_are_shared_and_their_holder_is_named(people: Mapping[str, Site]) 
         line = rf"  {host.name}: slots 0-1: alice, run resnet \(since \d+ s, from root@\S+:.*alice\)"
         assert re.search(line, refused.stderr), refused.stderr
     assert "are in use; nothing was started" in one_line(refused)
+    named_before = bob("preflight", "--job", "train", "--only", "host.slots", "--json").ok().json()["findings"]
+    assert [(one["severity"], one["host"]) for one in named_before] == [("warning", host.name) for host in lab]
+    assert re.search(r"in use; slots 0-1: alice, run resnet \(since \d+ s, from root@", named_before[0]["message"])
 
     (row,) = bob("ps", "--json").ok().json()["jobs"]
     assert (row["job"], row["run"], row["user"], row["state"]) == ("resnet", run, "alice", "running")

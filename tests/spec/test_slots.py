@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddpctl.spec.runs import runs_document
-from ddpctl.spec.slots import Claim, HostSlots, SlotLimit, fold_numbers, holder_lines, other_runs
+from ddpctl.spec.slots import Claim, HostSlots, SlotLimit, describe_holders, fold_numbers, other_runs
 from tests.values import value_of
 
 NOW = datetime(2026, 1, 2, 12, 0, tzinfo=timezone.utc)
@@ -48,18 +48,18 @@ def test_each_holder_has_a_line_and_the_line_of_waiting_runs_follows() -> None:
             {"slots": [7], "claim": 17, "foreign": None},
         ],
     }
-    assert holder_lines("node3", value_of(HostSlots, found)) == [
-        "node3: GPUs 0-3: alice, run resnet (since 2 h, from desk:~/exp1)",
-        "node3: GPU 5: eve, python x.py (pid 9, not started by ddpctl)",
-        "node3: GPU 6: of another container or user, python (pid 8, not started by ddpctl)",
-        "node3: waiting for 1 GPU: alice, run resnet (since 1 d, from desk:~/exp1)",
-        "node3: waiting for 8 GPUs: train, run bert (since 30 s, from bob@lap:/data/x)",
+    assert describe_holders(value_of(HostSlots, found)) == [
+        "GPUs 0-3: alice, run resnet (since 2 h, from desk:~/exp1)",
+        "GPU 5: eve, python x.py (pid 9, not started by ddpctl)",
+        "GPU 6: of another container or user, python (pid 8, not started by ddpctl)",
+        "waiting for 1 GPU: alice, run resnet (since 1 d, from desk:~/exp1)",
+        "waiting for 8 GPUs: train, run bert (since 30 s, from bob@lap:/data/x)",
     ]
 
 
 def test_the_limit_of_an_account_is_named_as_the_reason() -> None:
     found = HostSlots(gpus=True, limited=SlotLimit(limit=4, held=3))
-    assert holder_lines("a", found) == ["a: an account may hold 4 GPUs here (/etc/ddpctl.conf), and yours has 3"]
+    assert describe_holders(found) == ["an account may hold 4 GPUs here (/etc/ddpctl.conf), and yours has 3"]
 
 
 @pytest.mark.parametrize(("numbers", "text"), [([3], "3"), ([1, 0, 2, 7], "0-2,7"), ([], ""), ([0, 2, 4], "0,2,4")])

@@ -4,8 +4,8 @@
 sees the answers of all hosts at once, so that it can compare them, and returns findings. Both are pure. Timing,
 deadlines and logging are in the stage, once for all checks.
 
-The id of a check names its file: ``login.kill`` is in login.py, ``host.*`` in host.py, host_disk.py or
-host_limits.py, ``gpu.xid`` in gpu/.
+The id of a check names its file: ``login.kill`` is in login.py, ``host.*`` in host.py, host_disk.py, host_limits.py
+or host_slots.py, ``gpu.xid`` in gpu/.
 The name of a question is the name of a fact of the worker, in worker/ddpctl_worker/facts/.
 """
 
@@ -29,6 +29,7 @@ from ddpctl.spec.origin import JobId
 from ddpctl.spec.question import Answer, Question
 from ddpctl.spec.script import ScriptFacts
 from ddpctl.spec.self_spawning import processes_text
+from ddpctl.spec.slots import HostSlots
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,7 @@ class View:
     - ``mesh``: the connections between the nodes, if they were measured.
     - ``firewalls``: the raw rules of the hosts at both ends of failed connections.
     - ``rehearsal``: each host's result of the rehearsal, if there was a rehearsal.
+    - ``slots``: the slots of each host that was asked for them, and whether the job fits.
     """
 
     targets: tuple[Target, ...]
@@ -185,6 +187,7 @@ class View:
     mesh: Mesh | None = None
     firewalls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     rehearsal: Mapping[str, Mapping[str, Any]] | None = None
+    slots: Mapping[str, HostSlots] = field(default_factory=dict)
 
     def answer(self, host: str, question: Question) -> Answer | None:
         return self.answers.get(host, {}).get(question.key)

@@ -50,7 +50,7 @@ def preflight(
     where = session.load(inventory, option)
     spec = _job(where, job)
     sudo = Sudo(session.sudo_password) if fix else None
-    options = Options(only=session.ids(only), skip=session.ids(skip), deep=deep, sudo=sudo)
+    options = Options(only=session.ids(only), skip=session.ids(skip), deep=deep, sudo=sudo, slots=True)
     launch = launch_to_check(where, spec)
     done: list[Applied] = []
     with session.working_fleet(where) as (fleet, tell):

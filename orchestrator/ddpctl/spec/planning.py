@@ -82,7 +82,7 @@ def make_plan(
     for node_rank, host in enumerate(hosts):
         count = counts[host.name]
         node = _node(shared, host, node_rank, count, first_rank, facts.node(host.name))
-        node = replace(node, slots=_slots(host, inventory))
+        node = replace(node, slots=slots_of(host, inventory))
         nodes.append(node if node_rank < shared.nnodes else replace(node, ranks=()))
         first_rank += (count or 0) if node_rank < shared.nnodes else 0
     known = all(count is not None for count in counts.values())
@@ -168,7 +168,7 @@ def _processes(host: Host, job: JobSpec, facts: NodeFacts, override: int | None)
     return max(1, facts.gpus)
 
 
-def _slots(host: Host, inventory: Inventory) -> SlotWish:
+def slots_of(host: Host, inventory: Inventory) -> SlotWish:
     """Return the slots that the worker counts. All local hosts of an inventory are one machine, with their slots."""
     nodes = sum(other.local for other in inventory.hosts) if host.local else 1
     return SlotWish(host.slots if isinstance(host.slots, int) else None, nodes)

@@ -152,14 +152,14 @@ def other_runs(claims: Sequence[Claim], own: Collection[str]) -> list[OtherRun]:
     return sorted(runs, key=lambda run: run.first.run)
 
 
-def holder_lines(host: str, found: HostSlots) -> list[str]:
-    """Return a line for each holder of slots of a host, and a line for the runs that wait.
+def describe_holders(found: HostSlots) -> list[str]:
+    """Return a text for each holder of slots of a host, and for each run that waits there.
 
-    node3: GPUs 0-3: alice, run resnet (since 2 h, from desk:~/exp1)
+    GPUs 0-3: alice, run resnet (since 2 h, from desk:~/exp1)
     """
     if found.limited is not None:
         limit = plural(found.limited.limit, "GPU" if found.gpus else "slot")
-        return [f"{host}: an account may hold {limit} here (/etc/ddpctl.conf), and yours has {found.limited.held}"]
+        return [f"an account may hold {limit} here (/etc/ddpctl.conf), and yours has {found.limited.held}"]
     claims = dict(enumerate(found.claims))
     lines, waiting = [], []
     for holder in found.holders:
@@ -167,10 +167,10 @@ def holder_lines(host: str, found: HostSlots) -> list[str]:
         if claim and not holder.slots:
             waiting.append(claim)
         elif who := _claim(claim) if claim else _foreign(holder.foreign) if holder.foreign else None:
-            lines.append(f"{host}: {slots_text(holder.slots, gpus=found.gpus)}: {who}")
+            lines.append(f"{slots_text(holder.slots, gpus=found.gpus)}: {who}")
     for claim in sorted(waiting, key=lambda claim: claim.place or 0):
         wanted = plural(claim.want, "GPU" if found.gpus else "slot")
-        lines.append(f"{host}: waiting for {wanted}: {_claim(claim)}")
+        lines.append(f"waiting for {wanted}: {_claim(claim)}")
     return lines
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ddpctl.checks import deep, judge
+from ddpctl.checks import deep, host_slots, judge
 from ddpctl.checks.base import Check, Requirements, Target, View
 from ddpctl.checks.catalogue import CATALOGUE, MESH_IDS
 from ddpctl.checks.fabric import networks_of
@@ -24,7 +24,7 @@ from ddpctl.checks.job import script_question
 from ddpctl.checks.mesh import network_question
 from ddpctl.checks.mesh.faults import hosts_to_read
 from ddpctl.checks.python import live_question, torch_of, versions_question
-from ddpctl.errors import ConnectError
+from ddpctl.errors import ConnectError, RemoteError
 from ddpctl.spec.autofix import Applied
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
 from ddpctl.spec.fabric import HostNetwork, choose_fabric
@@ -36,6 +36,7 @@ from ddpctl.spec.plan import Facts, NodeFacts
 from ddpctl.spec.preflight import PreflightReport, sorted_findings
 from ddpctl.spec.question import Question
 from ddpctl.spec.script import read_script
+from ddpctl.spec.slots import HostSlots
 from ddpctl.spec.values import plural
 from ddpctl.stages.execute import Sudo
 from ddpctl.stages.fix import read_closed
@@ -47,6 +48,7 @@ from ddpctl.stages.mesh import MeshPlan, run_mesh
 from ddpctl.stages.probe import Probed, probe
 from ddpctl.stages.recall import find_remembered, key_of, remember, still_holds
 from ddpctl.stages.rehearse import run_rehearsal
+from ddpctl.stages.slots import ask_slots
 from ddpctl.transport.base import Fleet, Frame, Transport
 from ddpctl.transport.pipe import is_garbled
 from ddpctl_worker.wire.contract import USUAL_PORTS
@@ -63,6 +65,7 @@ class Options:
     deep: bool = False
     mesh: bool = True
     reuse: bool = False  # a clean result of the last minute for the same launch will do
+    slots: bool = False  # ask which slots are in use; `up` does that itself
     sudo: Sudo | None = None  # reads files as root, with a person's consent
 
     @property
@@ -113,8 +116,17 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
     names = tuple(target.name for target in targets)
     want = Requirements.of(launch.inventory, launch.job, launch.hosts, launch.imports, launch.script)
     tell(StageStarted(STAGE, len(targets)))
-    probed, ports = _probe(checks, targets, want, cluster, fleet, tell)
-    view = View(targets, want, probed.answers, probed.errors, probed.timings)
+    slots: dict[str, HostSlots] = {}
+
+    def ask_for_slots(transport: Transport) -> None:
+        if options.slots and host_slots.CHECKS[0] in checks:
+            try:
+                slots[transport.host] = ask_slots(transport, launch)
+            except RemoteError as error:
+                slots[transport.host] = HostSlots(trouble=error.message)
+
+    probed, ports = _probe(checks, targets, want, cluster, fleet, tell, ask_for_slots)
+    view = View(targets, want, probed.answers, probed.errors, probed.timings, slots=slots)
     view = with_script_on_nodes(_with_facts_on_nodes(view, launch.job), checks, fleet, tell)
     networks = tuple(networks_of(view).values())
     wants_mesh = options.mesh and any(check.id in MESH_IDS for check in checks)
@@ -214,15 +226,25 @@ def _with_facts_on_nodes(view: View, job: JobSpec | None) -> View:
 
 
 def _probe(
-    checks: Sequence[Check], targets: Sequence[Target], want: Requirements, cluster: str, fleet: Fleet, tell: Tell
+    checks: Sequence[Check],
+    targets: Sequence[Target],
+    want: Requirements,
+    cluster: str,
+    fleet: Fleet,
+    tell: Tell,
+    also: Callable[[Transport], None],
 ) -> tuple[Probed, tuple[int, ...]]:
-    """Return the answers to all checks' questions, and the ports that the master picked (empty after a failure)."""
+    """Return the answers to all checks' questions, and the ports that the master picked (empty after a failure).
+
+    ``also`` is called for each host that answered.
+    """
     questions = {target.name: _questions(checks, target, want) for target in targets}
     ports: list[int] = []
 
     def pick(transport: Transport) -> None:
         if transport.host == want.master:
             ports.extend(_pick_ports(transport, want, cluster))
+        also(transport)
 
     probed = probe(questions, fleet, on_done=counting(STAGE, len(targets), tell), also=pick)
     return probed, tuple(ports)

@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ddpctl.checks.base import Target
 from ddpctl.errors import HostsInUse
 from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.plan import NodePlan, Plan
+from ddpctl.spec.planning import slots_of
 from ddpctl.spec.ranges import fold_names
-from ddpctl.spec.slots import Claim, HostSlots, holder_lines, others_text
+from ddpctl.spec.slots import Claim, HostSlots, SlotWish, describe_holders, others_text
+from ddpctl.stages.launch import Launch
 from ddpctl.stages.limits import SLOTS_S
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 
@@ -36,9 +39,21 @@ def _ask_nodes(plan: Plan, fleet: Fleet, hosts: Sequence[str]) -> Mapping[str, H
 
 
 def _ask_node(transport: Transport, node: NodePlan) -> HostSlots:
-    chosen = {name: node.command.env[name] for name in _CHOICES if name in node.command.env}
-    run = {"slots": asdict(node.slots), "nproc": node.nproc, "env": chosen}
-    return _ask(transport, {"run": run})
+    return _ask(transport, {"run": _wish(node.slots, node.nproc, node.command.env)})
+
+
+def ask_slots(transport: Transport, launch: Launch) -> HostSlots:
+    """Return the slots of a host, and whether the launch's job, if it has a job, fits there now."""
+    host = launch.inventory.host(transport.host)
+    if launch.job is None:
+        return _ask(transport, {})
+    target = Target.all([host], launch.job, launch.nproc)[0]
+    return _ask(transport, {"run": _wish(slots_of(host, launch.inventory), target.nproc, target.env)})
+
+
+def _wish(slots: SlotWish, nproc: int | None, env: Mapping[str, str]) -> dict[str, Any]:
+    chosen = {name: env[name] for name in _CHOICES if name in env}
+    return {"slots": asdict(slots), "nproc": nproc, "env": chosen}
 
 
 def _ask(transport: Transport, request: Mapping[str, Any]) -> HostSlots:
@@ -48,7 +63,7 @@ def _ask(transport: Transport, request: Mapping[str, Any]) -> HostSlots:
 
 def _in_use(answers: Mapping[str, HostSlots]) -> HostsInUse:
     """Return the error for the hosts with these answers, with a line for each holder."""
-    lines = [line for host, answer in answers.items() for line in holder_lines(host, answer)]
+    lines = [f"{host}: {text}" for host, answer in answers.items() for text in describe_holders(answer)]
     verb = "is" if len(answers) == 1 else "are"
     return HostsInUse(
         f"{fold_names(list(answers))} {verb} in use; nothing was started",
