@@ -57,7 +57,8 @@ def test_slots_are_shared_and_their_holder_is_named(people: Mapping[str, Site]) 
         line = rf"  {host.name}: slots 0-1: alice, run resnet \(since \d+ s, from root@\S+:.*alice\)"
         assert re.search(line, refused.stderr), refused.stderr
     assert "are in use; nothing was started" in one_line(refused)
-    named_before = bob("preflight", "--job", "train", "--only", "host.slots", "--json").ok().json()["findings"]
+    checked = bob("preflight", "--job", "train", "--only", "host.slots", "--json").ok().json()["findings"]
+    named_before = [one for one in checked if one["check"] == "host.slots"]
     assert [(one["severity"], one["host"]) for one in named_before] == [("warning", host.name) for host in lab]
     assert re.search(r"in use; slots 0-1: alice, run resnet \(since \d+ s, from root@", named_before[0]["message"])
 
