@@ -7,7 +7,7 @@ from itertools import chain, combinations
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ddpctl_worker.rules.slots import SlotEntry, choose_slots, list_ahead, place_in_line
@@ -65,7 +65,15 @@ def test_the_first_in_line_gets_free_slots_at_once(situation: tuple[SlotEntry, l
     assert bool(choose_slots(own, entries, taken)) == (len(set(own.pool) - used(entries, taken)) >= own.want)
 
 
+FOREIGN_ON_A_HELD_SLOT = (
+    ticket("own", 1, 9.0, "01234"),
+    [holder("a", "0", "1"), ticket("big", 4, pool="01234")],
+    {"0"},
+)
+
+
 @given(situations(ahead=1))
+@example(FOREIGN_ON_A_HELD_SLOT)  # the program may outlive the run that has the slot
 def test_no_later_run_delays_the_first_in_line(situation: tuple[SlotEntry, list[SlotEntry], set[str]]) -> None:
     """Whichever holders end: the first in line can start when it could without the later run."""
     own, entries, taken = situation

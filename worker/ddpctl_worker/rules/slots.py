@@ -90,8 +90,8 @@ def _is_within_limit(entry: SlotEntry, others: Iterable[SlotEntry], limit: Optio
 
 def _delays_any(chosen: Set[str], ahead: Sequence[SlotEntry], others: Sequence[SlotEntry], taken: Set[str]) -> bool:
     """Return whether an earlier ticket may have to wait longer once ``chosen`` are taken."""
-    holders = [set(entry.held) for entry in others if entry.held]
-    holders += [{slot} for slot in taken.difference(*holders)]
+    # A program outside ddpctl may stay on a slot whose holder ends.
+    holders = [set(entry.held) - taken for entry in others if entry.held] + [{slot} for slot in taken]
     for number, entry in enumerate(ahead):
         pool = set(entry.pool)
         lost = len(pool & chosen)
