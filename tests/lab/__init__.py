@@ -14,5 +14,6 @@ is an overlay over `/`), but neither the checkout nor any home, temporary files 
 from tests.lab.host import Host
 from tests.lab.lab import Lab, missing
 from tests.lab.process import LabError, Process
+from tests.lab.systemd_host import SystemdHost
 
-__all__ = ["Host", "Lab", "LabError", "Process", "missing"]
+__all__ = ["Host", "Lab", "LabError", "Process", "SystemdHost", "missing"]

@@ -54,7 +54,7 @@ class Disk:
         for part in ("upper", "work", "root"):
             (self.folder / part).mkdir(parents=True)
         for folder in (*map(Path, EMPTY), *(hidden.relative_to("/") for hidden in hidden_folders())):
-            self._empty(folder)
+            self.empty(folder)
         self.write("etc/hostname", f"{name}\n")
         self.write("etc/hosts", hosts)
         self.write("etc/resolv.conf", "")
@@ -81,7 +81,12 @@ class Disk:
         target.write_text(text)
         target.chmod(mode)
 
-    def _empty(self, path: Path) -> None:
+    def link(self, path: str, target: str) -> None:
+        """Make a symbolic link."""
+        self._like_below((self.upper / path).parent)
+        (self.upper / path).symlink_to(target)
+
+    def empty(self, path: Path) -> None:
         """A folder that hides the files below it."""
         self._like_below(self.upper / path)
         os.setxattr(self.upper / path, "trusted.overlay.opaque", b"y")

@@ -10,13 +10,14 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.lab import claim as claims
-from tests.lab import interpreters
+from tests.lab import interpreters, systemd_disk
 from tests.lab.disk import Disk, exposed_folders
 from tests.lab.host import Host
 from tests.lab.keys import HOST_KEY, KEY, generate_keys, public_key
 from tests.lab.machine import Machine
 from tests.lab.net import Cable, Switch
 from tests.lab.process import Text, call
+from tests.lab.systemd_host import SystemdHost
 
 FIRST_ADDRESS = 11
 TOOLS = ("unshare", "nsenter", "pivot_root", "ip", "tc", "nft", "ssh", "ssh-keygen", "/usr/sbin/sshd")
@@ -41,6 +42,7 @@ class Lab:
     ipv6: no host has an IPv4 address but 127.0.0.1.
     expose: folders of this machine that hosts would not see, such as an interpreter below a home.
     shared: this folder of every host is a mount of the same folder, like an NFS home.
+    systemd: the first process of every host is systemd, and logins are sessions of logind (`SystemdHost`).
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class Lab:
         ipv6: bool = False,
         expose: Sequence[Path] = (),
         shared: str = "",
+        systemd: bool = False,
     ) -> None:
         self.jump = jump
+        self.systemd = systemd
         self.hosts: list[Host] = []
         self.claim = claims.claim()
         self.shared = shared
@@ -183,7 +187,9 @@ class Lab:
         for name, ends in zip(names, cables, strict=True):
             disk = Disk(self.folder / name)
             disk.format(name=name, client_key=public_key(self.key), hosts=f"127.0.0.1 localhost\n{table}")
-            self.hosts.append(Host(self, name, ends, disk))
+            if self.systemd:
+                systemd_disk.install(disk)
+            self.hosts.append((SystemdHost if self.systemd else Host)(self, name, ends, disk))
         self.write_known_hosts()
         self.ssh_config.write_text(self._config(self.folder))
 

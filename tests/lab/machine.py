@@ -27,6 +27,8 @@ ENDED = 'pid 1 of the host is gone: is the power on? ("power_off" was called, or
 class Machine:
     """A host: named, cabled, with a disk that outlives its power."""
 
+    systemd = ""  # the program, where it is the host's init
+
     def __init__(self, lab: Lab, name: str, cables: Sequence[Cable], disk: Disk) -> None:
         self.lab = lab
         self.name = name
@@ -132,6 +134,7 @@ class Machine:
                     "LAB_HOST": self.name,
                     "LAB_DISK": str(self.disk.folder),
                     "LAB_CGROUP": str(group or ""),
+                    "LAB_SYSTEMD": self.systemd,
                     "LAB_EXPOSE": " ".join(map(str, self.lab.exposed)),
                     "LAB_SHARED": self.lab.shared,
                     "LAB_ADDRESSES": " ".join(f"{cable.interface}={cable.network_address}" for cable in self.cables),
@@ -161,9 +164,13 @@ class Machine:
         if not self.init or not self.init.alive():
             raise LabError(f"{self.name}: {ENDED}")
         argv = ["bash", "-c", command] if isinstance(command, str) else list(command)
-        groups = [str(group / "cgroup.procs") for group in self.lab.claim.groups.of_a_process(self.name)]
+        groups = [str(group / "cgroup.procs") for group in self.groups_of_a_process()]
         namespaces = ["-t", str(self.init.pid), "-m", "-u", "-i", "-n", "-p", "--wd=/root"]
         return ["sh", "-c", ENTER, " ".join(groups), "nsenter", *namespaces, "--", *argv]
+
+    def groups_of_a_process(self) -> list[Path]:
+        """The control groups for a process that is started in the host."""
+        return self.lab.claim.groups.of_a_process(self.name)
 
     def run(
         self,

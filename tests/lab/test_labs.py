@@ -65,9 +65,16 @@ def _namespace(process: Path) -> str:
         return ""
 
 
+SWEEP = "tests/lab/test_labs.py::test_the_next_lab_sweeps_up_after_a_killed_owner"
+
+
 @pytest.mark.alone  # the start of any other lab sweeps too, and this test would look in the middle of it
-def test_the_next_lab_sweeps_up_after_a_killed_owner() -> None:
-    code = "from tests.lab import Lab; import time; lab = Lab(2); print(lab.claim.number, flush=True); time.sleep(600)"
+@pytest.mark.parametrize(
+    "options", ["", pytest.param(", systemd=True", id="systemd", marks=pytest.mark.full(covered_by=SWEEP))]
+)
+def test_the_next_lab_sweeps_up_after_a_killed_owner(options: str) -> None:
+    lab = f"lab = Lab(2{options}); print(lab.claim.number, flush=True)"
+    code = f"from tests.lab import Lab; import time; {lab}; time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout
         number = int(owner.stdout.readline())
