@@ -38,7 +38,7 @@ ROOMS: dict[str, set[str]] = {
     "rules": set(),
     "machine": {"wire"},
     "record": {"machine", "rules", "wire"},
-    "facts": {"machine", "wire"},
+    "facts": {"machine", "rules", "wire"},
     "slots": {"facts", "machine", "rules", "wire"},
     "gang": {"record", "machine", "wire"},
     "store": {"record", "machine", "wire"},

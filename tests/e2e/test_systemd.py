@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import MakeLab
 from tests.e2e.programs import SLEEP
-from tests.e2e.site import Site, assert_nothing_runs, named, wait_for_ranks
+from tests.e2e.site import Site, assert_nothing_runs, named, running, until, wait_for_ranks
 from tests.lab import Lab, SystemdHost
 from tests.lab.command import Ddpctl
 
@@ -117,3 +117,107 @@ def test_a_login_that_ends_its_processes(place: Site) -> None:
     for host in systemd_hosts(place):
         host.run(["systemctl", "unmask", "--runtime", "polkit"])
         host.logind("KillUserProcesses=no")
+
+
+def lasts(host: SystemdHost, run: str) -> bool:
+    """Whether the run is in a unit of its own, and no session of its user is left."""
+    sessions = host.run(["loginctl", "list-sessions", "--no-legend"]).stdout
+    return USER not in sessions and unit_of_run(host) == f"ddpctl-{run}.{host.name}.scope"
+
+
+# The children of the rank move: none of them keeps its pid, its parent or its session for 20 ms, and none has the
+# environment of the run.
+STORM = """\
+import os, resource, subprocess, sys, time
+MOVES = '''
+import os, signal, time
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+while True:
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    time.sleep(0.02)
+'''
+for _ in range(6):
+    subprocess.Popen([sys.executable, "-S", "-E", "-c", MOVES], env={})
+print("files", resource.getrlimit(resource.RLIMIT_NOFILE)[1], flush=True)
+while True:
+    time.sleep(0.2)
+"""
+
+SAVES = """\
+import os, signal, time
+asked = []
+signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
+folder = os.environ["DDPCTL_CHECKPOINT_DIR"]
+print("saved before:", sorted(name for name in os.listdir(folder) if name.startswith("step_")), flush=True)
+while True:
+    time.sleep(0.1)
+    if asked:
+        asked.clear()
+        with open(os.path.join(folder, ".aside"), "w") as file:
+            file.write("weights")
+        os.replace(os.path.join(folder, ".aside"), os.path.join(folder, "step_000007"))
+"""
+
+
+@pytest.fixture
+def ending(place: Site) -> Iterator[Site]:
+    """Hosts where the login ends its processes, with few open files for the user."""
+    for host in systemd_hosts(place):
+        host.write("/etc/security/limits.d/lab.conf", f"{USER} hard nofile 700\n{USER} soft nofile 600\n")
+        host.logind("KillUserProcesses=yes")
+    yield place
+    for host in systemd_hosts(place):
+        host.run("rm -f /etc/security/limits.d/lab.conf")
+        host.logind("KillUserProcesses=no")
+        host.run(["loginctl", "disable-linger", USER])
+
+
+def test_a_run_outlives_the_login_that_ends_its_processes(ending: Site) -> None:
+    """The run has a unit of its own, with the limits of the login, and a kill ends what no look at /proc can follow."""
+    site, hosts = ending, systemd_hosts(ending)
+    job = site.job("storm", STORM)
+    checked = site("preflight", "--only", "login").ok()
+    assert f"the start turns lingering on for {USER}" in " ".join(checked.stdout.split())
+    run = site.up(job)["run"]
+    site.wait_for_output(job, "(files 700.*){2}")
+    for host in hosts:
+        until(lambda host=host: lasts(host, run), 30, f"a session is left on {host.name}")  # type: ignore[misc]
+    assert site.status(run)["state"] == "running"
+    assert len(running(hosts[0])) > 6
+    killed = site("kill", job, "--grace", "1", "--json").ok().json()
+    assert [node["survivors"] for node in killed["nodes"]] == [[], []]
+    assert_nothing_runs(site.lab)
+    for host in hosts:
+        assert host.run(["find", "/sys/fs/cgroup", "-name", "ddpctl-*"]).stdout == ""
+
+
+def test_the_ranks_save_before_the_machine_shuts_down(ending: Site) -> None:
+    site, host = ending, systemd_hosts(ending)[0]
+    job = site.job("saves", SAVES, timeouts={"stop": 5})
+    run = site.up(job)["run"]
+    site.wait_for_output(job, r"(saved before: \[\].*){2}")
+    reboot(host)
+    ended = site.wait_for_state(run, "failed")
+    assert (ended["cause"]["host"], ended["cause"]["reason"]) == ("node0", "machine_shutdown")
+    assert "the machine is shutting down: systemd stopped the run" in " ".join(site("status", run).stdout.split())
+    site("restart", job, "-d").ok()
+    site.wait_for_output(job, r"(saved before: \['step_000007'\].*){2}")
+    site("kill", job).ok()
+    assert_nothing_runs(site.lab)
+
+
+def test_the_end_of_the_user_s_own_systemd_is_named(ending: Site) -> None:
+    site, host = ending.only(0), systemd_hosts(ending)[0]
+    job = site.job("sleeps-here", SLEEP)
+    run = site.up(job)["run"]
+    wait_for_ranks([host], run)
+    host.run(f"kill -9 $(systemctl show -P MainPID user@$(id -u {USER}))")
+    ended = site.wait_for_state(run, "lost")
+    assert "the user's own systemd" in ended["cause"]["message"]
+    site("kill", run).ok()
+    assert_nothing_runs(site.lab)

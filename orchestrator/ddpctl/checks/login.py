@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from ddpctl.checks import report
 from ddpctl.checks.base import Check, View
 from ddpctl.checks.limits import LOGIN_S, SHELL_S, SLOW_SHELL_S
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
+from ddpctl_worker.rules.login import is_session, kills_processes, read_settings
 
 LOGIN = Question("login", deadline=LOGIN_S)
 SHELL = Question("shell", deadline=SHELL_S)
@@ -30,52 +29,45 @@ _KEEP = (
 # --- systemd-logind --------------------------------------------------------------------------------------------------
 
 
-def manager(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return logind's settings from busctl's output: ``kill``, ``only``, ``exclude``, ``remove_ipc``. Empty: not known.
-
-    The output lines are ``b false``, ``as 0``, ``as 1 "root"``, ``b true``, in the order of the request.
-    """
-    result = value.get("busctl")
-    lines = result["stdout"].splitlines() if result and result["code"] == 0 else []
-    if len(lines) != 4:
-        return {}
-    return {
-        "kill": lines[0].strip() == "b true",
-        "only": re.findall(r'"([^"]*)"', lines[1]),
-        "exclude": re.findall(r'"([^"]*)"', lines[2]),
-        "remove_ipc": lines[3].strip() == "b true",
-    }
-
-
-def session_command(value: Mapping[str, Any]) -> bool:
-    """Return whether the login is a session of logind; sshd without PAM makes no session."""
-    return bool(re.search(r"/session-[^/]*\.scope", value["cgroup"]))
-
-
 def _judge_kill(view: View) -> Iterable[Finding]:
-    """Report that logind would kill the job at the end of the session.
+    """Report that logind kills all processes of a session at its end.
 
-    Lingering does not help: the user's manager stays, but logind ends the session's scope, which contains the job.
+    That is an error where the run gets no unit of its own (run/scope.py of the worker): a user's own systemd outlives
+    the session only if the user lingers. The systemd of the machine has the units of root.
     """
     for host, value in view.values(LOGIN).items():
-        known, user = manager(value), value["user"]
-        if not known.get("kill") or user in known["exclude"] or (known["only"] and user not in known["only"]):
+        known, user = read_settings(value.get("busctl")), value["user"]
+        if not kills_processes(known, user) or not is_session(value["cgroup"]):
             continue
-        if session_command(value):
+        kills = f"systemd-logind kills all processes of {user} at the end of the session (KillUserProcesses=yes)"
+        if value["uid"] == 0:
+            yield report.info(host, f"{kills}; the run gets a unit of its own, outside the session", evidence=known)
+        elif not value.get("user_bus"):
             yield report.error(
                 host,
-                f"systemd-logind kills all processes of {user} at the end of the session (KillUserProcesses=yes), "
-                "lingering or not: a detached job would die with the connection",
-                fix="this affects every user; KillExcludeUsers= exempts one. Lingering does not help",
+                f"{kills}: a detached job would die with the connection, as {user} has no systemd of its own here",
+                fix="this affects every user; KillExcludeUsers= exempts one",
                 command=report.as_root(view, host, f"sh -c {shlex.quote(_KEEP)}"),
+                evidence=known,
+            )
+        elif value["linger"] or value.get("may_linger"):
+            lingers = "" if value["linger"] else f"; the start turns lingering on for {user} (loginctl enable-linger)"
+            message = f"{kills}; the run gets a unit of {user}'s own systemd, which outlives the session{lingers}"
+            yield report.info(host, message, evidence=known)
+        else:
+            yield report.error(
+                host,
+                f"{kills}: a detached job would die with the connection, as {user} may not turn lingering on",
+                fix="this lets runs of this user outlive the session; KillUserProcesses=no does so for every user",
+                command=report.as_root(view, host, f"loginctl enable-linger {shlex.quote(user)}"),
                 evidence=known,
             )
 
 
 def _judge_ipc(view: View) -> Iterable[Finding]:
     for host, value in view.values(LOGIN).items():
-        known = manager(value)
-        if not known.get("remove_ipc") or value["linger"] or value["uid"] < SYSTEM_UIDS or session_command(value):
+        known, session = read_settings(value.get("busctl")), is_session(value["cgroup"])
+        if not known.get("remove_ipc") or value["linger"] or value["uid"] < SYSTEM_UIDS or session:
             continue  # logind keeps the user's shared memory while processes of the session live
         yield report.warning(
             host,
@@ -115,8 +107,8 @@ CHECKS = (
         cause="systemd-logind with KillUserProcesses=yes ends every process of a user when the session ends, "
         "however well it is detached.",
         symptom="the job is gone some seconds after `up -d`, without a traceback",
-        fix="KillUserProcesses=no in /etc/systemd/logind.conf. `loginctl enable-linger` keeps the user's services, "
-        "not the processes of a login.",
+        fix="`sudo loginctl enable-linger USER`: the run then gets a unit of the user's own systemd, which outlives "
+        "the session. Without such a systemd, KillUserProcesses=no in /etc/systemd/logind.conf.",
     ),
     Check(
         "login.ipc",

@@ -32,6 +32,7 @@ def start(
     network: Network | None = None,
     alone: bool = False,
     wait: bool = False,
+    outlive: bool = True,
 ) -> RunStatus:
     """Start the launcher on every node and return once each has confirmed a durable start.
 
@@ -46,6 +47,7 @@ def start(
             other nodes, so that of two simultaneous launches only the first starts.
         serial: the number of this start of the job.
         wait: put the run in line on every node, where it waits for its slots; the nodes start it by themselves.
+        outlive: refuse to start on a node where the run would end with its login.
 
     Raises:
         UsageError: ``alone``, and another run of the name is live.
@@ -62,6 +64,7 @@ def start(
         more = {
             "run": {**request["run"], "serial": serial},
             "alone": alone,
+            "outlive": outlive,
             "copying": copying,
             "network": network.to_json() if network is not None else None,
             "line": {"address": plan.node(transport.host).address} if wait else None,

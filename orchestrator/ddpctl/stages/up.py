@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 # --skip-preflight skips the checks. The plan still needs the facts: addresses, interfaces, GPUs and free ports.
 FACTS_ONLY = Options(only=("ssh",), mesh=False)
+OUTLIVES = "login.kill"
 
 
 class Up:
@@ -174,8 +175,7 @@ class Up:
 
     def _try_imports(self, report: PreflightReport, environment: EnvironmentOutcome) -> PreflightReport:
         """Raises PreflightFailed: an import of the script fails on some host."""
-        checks, _ = judge.choose_checks(CATALOGUE, self._options.only, self._options.skip)
-        if IMPORTS not in checks:
+        if not self._has_check(IMPORTS.id):
             return report
         found = try_imports(self._launch, environment, self._fleet, self._tell)
         return self._passed(with_findings(report, {IMPORTS.id}, found))
@@ -232,7 +232,13 @@ class Up:
             alone=launch.alone,
             serial=serial,
             wait=self._wait,
+            outlive=self._has_check(OUTLIVES),
         )
+
+    def _has_check(self, name: str) -> bool:
+        """Return whether the preflight of this start has the check."""
+        checks, _ = judge.choose_checks(CATALOGUE, self._options.only, self._options.skip)
+        return any(check.id == name for check in checks)
 
     def _raise_for(self, errors: Mapping[str, DdpctlError], what: str) -> None:
         if errors:

@@ -10,19 +10,20 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker.machine import tool
-from ddpctl_worker.machine.wakeup import SignalSender
+from ddpctl_worker.machine import processes, systemd, tool
+from ddpctl_worker.machine.wakeup import UNIT_STOP, SignalSender
 from ddpctl_worker.run import shutdown
 from tests.worker.node import Node, processes_of
 from tests.worker.programs import SLEEP, here, nothing_left
 
 SYSTEMD = SignalSender(pid=1, uid=0)
+SCOPE = "0::/user.slice/user-4001.slice/user@4001.service/app.slice/ddpctl-20261128-ab12.node0.scope\n"
 
 
 @pytest.fixture
 def booted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """A host whose first process is systemd."""
-    monkeypatch.setattr(shutdown, "_SYSTEMD", str(tmp_path))
+    monkeypatch.setattr(systemd, "RUNNING", str(tmp_path))
     monkeypatch.setattr(shutdown, "read_text", lambda path: "0::/user.slice/user-4001.slice/session-3.scope\n")
     answer(monkeypatch, "running")
     return monkeypatch
@@ -57,8 +58,43 @@ def test_systemd_without_a_login(booted: pytest.MonkeyPatch) -> None:
 
 
 def test_another_first_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutdown, "_SYSTEMD", "/nowhere")
+    monkeypatch.setattr(systemd, "RUNNING", "/nowhere")
     assert shutdown.find_cause("node0", SYSTEMD)["reason"] == "machine_shutdown"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "words"),
+    [
+        ("running", "session_ended", "ddpctl-20261128-ab12.node0.scope"),
+        ("stopping", "machine_shutdown", "shutting down"),
+    ],
+)
+def test_systemd_that_stops_the_scope_of_the_run(
+    booted: pytest.MonkeyPatch, state: str, reason: str, words: str
+) -> None:
+    booted.setattr(shutdown, "read_text", lambda path: SCOPE)
+    answer(booted, state)
+    cause = shutdown.find_cause("node0", SignalSender(170, 4001, UNIT_STOP))
+    assert (cause["reason"], cause["signal"]) == (reason, None)
+    assert words in cause["message"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "pid", "counts"),
+    [
+        (SCOPE, 170, True),
+        (SCOPE, 171, False),
+        ("0::/system.slice/ddpctl-20261128-ab12.node0.scope\n", 1, True),
+        ("0::/system.slice/ddpctl-20261128-ab12.node0.scope\n", 170, False),
+        ("0::/user.slice/user-4001.slice/session-3.scope\n", 170, False),
+    ],
+)
+def test_a_changed_window_ends_no_run(monkeypatch: pytest.MonkeyPatch, groups: str, pid: int, counts: bool) -> None:
+    """SIGWINCH counts from the systemd that has the run's scope; terminals and users send it, too."""
+    manager = processes.ProcessId("boot", 170, 1)
+    monkeypatch.setattr(systemd, "find_user_manager", lambda text: manager if "user@" in text else None)
+    monkeypatch.setattr(shutdown, "read_text", lambda path: groups)
+    assert shutdown.asks_to_end(SignalSender(pid, 4001, UNIT_STOP)) == counts
 
 
 def test_a_sender_outside_the_container() -> None:

@@ -17,6 +17,7 @@ import errno
 import json
 import os
 import random
+import signal
 import threading
 import time
 from collections import deque
@@ -40,13 +41,15 @@ from ddpctl_worker.agent.state import Config, Event, Fact
 from ddpctl_worker.agent.step import ANSWERED_HERE, begin, step, wakes_at
 from ddpctl_worker.machine import child, fs, notes, processes
 from ddpctl_worker.machine.strangers import TALLY
+from ddpctl_worker.machine.wakeup import UNIT_STOP, SignalSender
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record import record
 from ddpctl_worker.record.document import Ballot, Document
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.runrecord import RunRecord, require_restart
-from ddpctl_worker.run import launcher, notifying
+from ddpctl_worker.run import launcher, notifying, shutdown
+from ddpctl_worker.run.scope import enter_scope
 from ddpctl_worker.run.start import notifiers
 from ddpctl_worker.slots import claims
 from ddpctl_worker.wire.channel import WorkerError
@@ -62,17 +65,18 @@ def main(reply_fd: str, *_: str) -> None:
     paths = RunPaths(order["top"])
     child.detach(paths.debug_log)
     processes.set_name("ddpctl-agent")
-    TALLY.start(paths.strangers("agent"))
-    refused: Optional[str] = None
     run, slots = order["request"]["run"], order["request"]["slots"]
+    refused = enter_scope(run, bool(order["request"].get("outlive")))
+    signal.pthread_sigmask(signal.SIG_BLOCK, [UNIT_STOP])  # before any other thread; see _is_leaving
+    TALLY.start(paths.strangers("agent"))
     claims.keep_private(slots)
     try:
         own = HostRecord(paths)
         server = _server(order, paths.host)
         ballot = Ballot.first(run["restart"]["hosts"][0]["host"], Document.first(run["restart"]["first"]))
-        if own.claim(server.port):
+        if refused is None and own.claim(server.port):
             own.keep(ballot.to_json())
-        else:
+        elif refused is None:
             refused = "the start of this run took too long and was abandoned"
     except (OSError, WorkerError) as error:
         refused = str(error)
@@ -138,6 +142,7 @@ class HostAgent:
         self._todo: Deque[state.Action] = deque()  # actions for the main thread
         self._woken = threading.Event()
         self._done = False
+        self._leaving = False  # systemd stops the unit of the run: no attempt starts here any more
         self._notifying: List[int] = []  # pids of notifier processes
         self._faults = notes.Faults(float("inf"))
         cwd = launcher.working_folder(self._request.get("cwd"), own.paths)
@@ -181,6 +186,9 @@ class HostAgent:
             if part.started:
                 with contextlib.suppress(OSError):  # a full disk: tried again at the next look
                     self._own.save(RUNNING)
+        if self._is_leaving() and (part is None or not part.started or part.end is not None):
+            self._done = True  # the other agents miss this host
+            return
         try:
             self._happen(state.Looked(self._own.read_stop_order(), None if part is None else part.progress))
         finally:
@@ -188,6 +196,14 @@ class HostAgent:
                 action = self._todo[0]
                 self._carry_out[type(action)](action)
                 self._todo.popleft()
+
+    def _is_leaving(self) -> bool:
+        """Return whether systemd has asked the unit of the run to end. The ranks save first, on this agent's lease."""
+        found = signal.sigtimedwait([UNIT_STOP], 0)
+        if found is not None and shutdown.asks_to_end(SignalSender(found.si_pid, found.si_uid, found.si_signo)):
+            notes.note("systemd stops the unit of the run: this host leaves the run")
+            self._leaving = True
+        return self._leaving
 
     def _tick(self) -> None:
         while not self._done:

@@ -32,6 +32,7 @@ from ddpctl_worker.agent.links import own_ports
 from ddpctl_worker.agent.talk import AnswerServer, PeerLine, Unanswered, at_once, key_of
 from ddpctl_worker.machine import child, fs, notes, proc, processes
 from ddpctl_worker.machine.strangers import TALLY
+from ddpctl_worker.machine.wakeup import end_with_unit
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record import record
 from ddpctl_worker.record.outcome import Outcome
@@ -41,6 +42,7 @@ from ddpctl_worker.rules.slots import list_before
 from ddpctl_worker.run import launcher, notifying
 from ddpctl_worker.run.order import NotifyOrder
 from ddpctl_worker.run.ports import move_ports
+from ddpctl_worker.run.scope import enter_scope
 from ddpctl_worker.run.start import choices, launch_run, notifiers
 from ddpctl_worker.run.stop import stop_here
 from ddpctl_worker.slots import claims
@@ -58,14 +60,17 @@ def main(reply_fd: str, *_: str) -> None:
     paths = RunPaths(order["top"])
     child.detach(paths.debug_log)
     processes.set_name("ddpctl-waiter")
-    TALLY.start(paths.strangers("agent"))
     request = order["request"]
+    refused = enter_scope(request["run"], bool(request.get("outlive")))
+    port: Optional[int] = None
+    end_with_unit()  # the place in line is free then
+    TALLY.start(paths.strangers("agent"))
     claims.keep_private(request["slots"])
-    refused, port = None, None
     try:
         server = _server(request, paths.host)
-        port = server.port
-        waiter = Waiter(order, paths, server)
+        if refused is None:
+            port = server.port
+            waiter = Waiter(order, paths, server)
     except OSError as error:
         refused = str(error)
     os.write(reply, json.dumps({"refused": refused, "port": port}).encode("ascii"))

@@ -12,13 +12,13 @@ import tempfile
 from typing import Any, Dict, List, Optional, Tuple
 
 from ddpctl_worker.facts import number, program_seconds, user_name
-from ddpctl_worker.machine import tool
+from ddpctl_worker.machine import systemd, tool
 from ddpctl_worker.machine.fs import read_text
 from ddpctl_worker.machine.proc import boot_id
+from ddpctl_worker.rules.login import PROPERTIES
 
 _LIMITS = ("NOFILE", "NPROC", "MEMLOCK", "AS", "CPU", "FSIZE", "DATA", "STACK")
 _CAP_IPC_LOCK = 14
-_LOGIND = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
 _NOEXEC = getattr(os, "ST_NOEXEC", 8)
 
 
@@ -162,21 +162,28 @@ def _pids_max(folder: str) -> Optional[List[float]]:
 
 
 def login(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
-    """Return systemd-logind's action at the end of a session, as busctl prints it, and whether the user lingers."""
+    """Return systemd-logind's action at the end of a session, as busctl prints it, and whether the user lingers.
+
+    ``may_linger``: whether the user may turn lingering on, if that is asked for; ``None``: not known. ``user_bus``:
+    whether the bus of the user's own systemd is there.
+    """
     user = user_name()
     found: Dict[str, Any] = {
-        "systemd": os.path.isdir("/run/systemd/system"),
+        "systemd": systemd.is_running(),
         "user": user,
         "uid": os.getuid(),
-        "linger": os.path.exists("/var/lib/systemd/linger/" + user),
+        "linger": systemd.lingers(user),
+        "may_linger": None,
+        "user_bus": systemd.has_user_bus(),
         "cgroup": read_text("/proc/self/cgroup"),
         "busctl": None,
     }
     if found["systemd"]:
-        properties = ["KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers", "RemoveIPC"]
-        found["busctl"] = tool.run_if_installed(
-            ["busctl", "get-property", *_LOGIND, *properties], timeout=program_seconds(context)
-        )
+        seconds = program_seconds(context) / 2  # two programs, one after the other
+        found["busctl"] = systemd.ask_logind(PROPERTIES, seconds)
+        kills = found["busctl"] is not None and found["busctl"]["stdout"].startswith("b true")
+        if kills and found["user_bus"] and not found["linger"]:
+            found["may_linger"] = systemd.may_linger(seconds)
     return found
 
 

@@ -9,6 +9,7 @@ import signal
 from typing import Dict, List, NamedTuple, Optional
 
 STOP, SHUTDOWN = signal.SIGUSR1, signal.SIGTERM  # the requests to a supervisor
+UNIT_STOP = signal.SIGWINCH  # systemd stops the unit of the run (scope.py of ``run``)
 
 
 class SignalSender(NamedTuple):
@@ -16,6 +17,13 @@ class SignalSender(NamedTuple):
 
     pid: int
     uid: int
+    number: int = SHUTDOWN
+
+
+def end_with_unit() -> None:
+    """End this process when systemd stops its unit. Called in the main thread."""
+    signal.signal(UNIT_STOP, lambda *_: os._exit(0))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [UNIT_STOP])  # a supervisor blocks the signal for its children, too
 
 
 class WakePipe:
@@ -53,14 +61,15 @@ class Wakeup:
     def catch_signals(self) -> None:
         """Handle the signals of a supervisor. Called in the main thread, before any other thread starts.
 
-        SHUTDOWN is blocked, because only a blocked signal tells its sender. Other signals come with it: a machine that
-        shuts down ends the ranks too, so SIGCHLD wakes the loop. Otherwise the loop looks within a second.
+        SHUTDOWN and UNIT_STOP are blocked, because only a blocked signal tells its sender. Other signals come with
+        SHUTDOWN: a machine that shuts down ends the ranks too, so SIGCHLD wakes the loop. Otherwise the loop looks
+        within a second.
         """
-        signal.pthread_sigmask(signal.SIG_BLOCK, [SHUTDOWN])
+        signal.pthread_sigmask(signal.SIG_BLOCK, [SHUTDOWN, UNIT_STOP])
         signal.set_wakeup_fd(self._pipe.writer, warn_on_full_buffer=False)
         for number in self._asked:
             signal.signal(number, lambda number, _: self.ask(number))
-        for number in (SHUTDOWN, signal.SIGCHLD):  # an ignored signal would not arrive
+        for number in (SHUTDOWN, UNIT_STOP, signal.SIGCHLD):  # an ignored signal would not arrive
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -75,9 +84,9 @@ class Wakeup:
         return before
 
     def shutdown_sender(self) -> Optional[SignalSender]:
-        """Return the sender of a SHUTDOWN that has arrived since the last call."""
-        found = signal.sigtimedwait([SHUTDOWN], 0)
-        return SignalSender(found.si_pid, found.si_uid) if found is not None else None
+        """Return the sender of a SHUTDOWN or UNIT_STOP that has arrived since the last call."""
+        found = signal.sigtimedwait([SHUTDOWN, UNIT_STOP], 0)
+        return SignalSender(found.si_pid, found.si_uid, found.si_signo) if found is not None else None
 
     def watch(self, fd: int, on: bool) -> None:
         if on:

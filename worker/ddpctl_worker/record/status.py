@@ -296,9 +296,16 @@ def judge(paths: RunPaths, run: RunRecord) -> Judgement:
         return _without_supervisor(paths, host, processes.identity_from_json(state.get("starter")), when)
     if processes.is_alive(guardian) or find_remaining_processes(paths, state):
         return Judgement(contract.STALE)  # being cleaned up, or running without a supervisor: kill ends it
-    text = "supervisor and guardian were killed; no process of the job is left"
-    outcome = record.lost(paths, host, text, when=when)
+    outcome = record.lost(paths, host, _describe_loss(state), when=when)
     return Judgement(outcome.state, outcome)
+
+
+def _describe_loss(state: Dict[str, Any]) -> str:
+    """Return why a run without any process is lost."""
+    manager = processes.identity_from_json(state.get("manager"))
+    if manager is not None and not processes.is_alive(manager):
+        return "the user's own systemd (user@%d.service), which had the run's processes, was ended" % os.getuid()
+    return "supervisor and guardian were killed; no process of the job is left"
 
 
 def _without_supervisor(paths: RunPaths, host: str, starter: Optional[processes.ProcessId], when: float) -> Judgement:

@@ -14,6 +14,9 @@ Why a run hangs
 Slots
 - slots.py: the slots that a run gets on a host, and the waiting run that is next.
 
+Logins
+- login.py: whether systemd-logind ends the processes of a session with the session.
+
 Metrics
 - thinned.py: a long series as a bounded number of points.
 

@@ -1,7 +1,8 @@
 """A run on this node, from the start verb to the exit record.
 
 Processes:
-    guardian    detached from the login; parent of the supervisor; cleans up after it (its replacement: cleanup.py)
+    guardian    detached from the login (scope.py); parent of the supervisor; cleans up after it (its replacement:
+                cleanup.py)
     supervisor  starts the launcher, watches the ranks, decides how the run ends, signals, writes the record
     keeper      hashes and copies checkpoints (keeper_process.py; keeping.py is the handle)
     notifier    runs the job's notifiers after the run (notifying.py decides, notifier.py is the process)

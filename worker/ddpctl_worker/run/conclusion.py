@@ -51,6 +51,11 @@ class Conclusion:
         self._keeping, self._gang, self._after = keeping, gang, after
         self._drain_until: Optional[float] = None
         self._log_until: Optional[float] = None
+        self._hurried = False
+
+    def hurry(self) -> None:
+        """Let no process stay for the checkpoints: systemd waits for the end of the run's unit."""
+        self._hurried = True
 
     @property
     def over(self) -> bool:
@@ -78,9 +83,9 @@ class Conclusion:
             return
         if observer and not observer.dumps_kept():
             return
-        killed = outcome.state == KILLED
-        seconds = KILLED_KEEPER_LOOK_S if killed else LAST_KEEPER_LOOK_S
-        if not self._keeping.settled(outcome.state == SUCCEEDED, linger=not killed, seconds=seconds):
+        hurried = outcome.state == KILLED or self._hurried
+        seconds = KILLED_KEEPER_LOOK_S if hurried else LAST_KEEPER_LOOK_S
+        if not self._keeping.settled(outcome.state == SUCCEEDED, linger=not hurried, seconds=seconds):
             return
         if self._log_until is None:
             self._log_until = time.monotonic() + LOG_WRITTEN_S

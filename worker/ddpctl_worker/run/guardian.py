@@ -23,6 +23,7 @@ from ddpctl_worker.run.cleanup import Leftovers, SupervisorPipe, clean_up, leave
 from ddpctl_worker.run.lease import GUARDIAN, SUPERVISOR, Lease
 from ddpctl_worker.run.limits import LEASED_SUPERVISOR_END_S, SUPERVISOR_END_S
 from ddpctl_worker.run.order import RunOrder
+from ddpctl_worker.run.scope import enter_scope
 from ddpctl_worker.run.supervisor import Supervisor
 from ddpctl_worker.slots import claims
 
@@ -42,6 +43,8 @@ def main(reply_fd: str, *_: str) -> None:
     paths = RunPaths(order["top"], order.get("attempt"))
     child.detach(paths.debug_log)
     processes.set_name("ddpctl-guardian")
+    if order.get("attempt") is None:  # otherwise the agent has moved already
+        order["refused"] = order["refused"] or enter_scope(order["run"], order["outlive"])
     processes.become_subreaper()
     slots = order["slots"]
     claims.keep_private(slots)

@@ -21,6 +21,7 @@ from ddpctl_worker.checkpoint.replicate import Replication
 from ddpctl_worker.gang.cutwatch import own_addresses
 from ddpctl_worker.machine import child, notes, processes
 from ddpctl_worker.machine.strangers import TALLY
+from ddpctl_worker.machine.wakeup import end_with_unit
 from ddpctl_worker.record.lag import Lag
 from ddpctl_worker.rules.attempts import attempt_of
 from ddpctl_worker.rules.entries import FOLDER
@@ -89,6 +90,7 @@ class _Looks:
         if self._replication is not None and self._end is not None and self._end.get("linger"):
             with contextlib.suppress(BrokenPipeError):  # the supervisor did not wait for this look
                 _say(lingers=True)
+            end_with_unit()
             self._replication.finish(KEEPER_LINGER_S)
 
     @property

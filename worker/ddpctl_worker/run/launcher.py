@@ -12,7 +12,7 @@ import signal
 import subprocess
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
-from ddpctl_worker.machine import cgroup, fs, proc, processes
+from ddpctl_worker.machine import cgroup, fs, proc, processes, systemd
 from ddpctl_worker.machine.cgroup import ControlGroup
 from ddpctl_worker.record.lines import STDERR, STDOUT
 from ddpctl_worker.record.paths import RunPaths, job_id
@@ -355,6 +355,8 @@ class Launching:
         self._guardian = guardian
         self.group: Optional[ControlGroup] = None
         self.launcher: Optional[processes.ProcessId] = None
+        groups = fs.read_text("/proc/self/cgroup")
+        self._manager = systemd.find_user_manager(groups) if systemd.find_scope(groups) else None
 
     def claim(self) -> None:
         """Write on the disk which processes run the run, before there is a process that a stop has to find.
@@ -395,13 +397,17 @@ class Launching:
         return dict(self._order["env"], **({ENV_WATCHER: str(os.getpid())} if watched else {}))
 
     def names(self) -> Dict[str, Any]:
-        """Return the identities of the run's processes, the cookie, and the path of the control group."""
+        """Return the identities of the run's processes, the cookie, and the path of the control group.
+
+        ``manager``: the user's own systemd, if it has the run's scope.
+        """
         return {
             "supervisor": self._me.to_json() if self._me else None,
             "guardian": self._guardian.to_json(),
             "launcher": self.launcher.to_json() if self.launcher else None,
             "cookie": self._order["cookie"],
             "group": self.group.path if self.group else None,
+            "manager": self._manager.to_json() if self._manager else None,
         }
 
     def leave_group(self) -> None:

@@ -92,6 +92,14 @@ KILLED_KEEPER_LOOK_S = 3.0  # the same after a kill: a user waits for the proof 
 FILE_TIME_S = 1.0  # a file's time may be so much before the clock's
 KEEPER_GONE_S = 0.5  # a killed keeper is gone
 
+# --- the scope of a run (scope.py)
+SCOPE_ANSWER_S = 2.0  # for each answer of systemd and logind before the start: they need 50 ms
+SCOPE_LOOK_S = 0.02  # between two looks whether systemd has moved the process
+# From SIGWINCH to SIGKILL for a scope that systemd stops: SHUTDOWN_SAVE_S, VERDICT_S, SCOPE_GRACE_S,
+# KILLED_KEEPER_LOOK_S and the last output. The user's own systemd has 120 s for its end.
+SCOPE_STOP_S = 110.0
+SCOPE_GRACE_S = 30.0  # at most, from SIGTERM to SIGKILL for ranks after the save
+
 # --- the shutdown of a machine (saving.py)
 SHUTDOWN_SAVE_S = 60.0  # for the ranks to save; systemd gives a service 90 s, and the stop comes after this
 SYSTEM_STATE_S = 1.0  # for systemd to say whether the machine shuts down; the supervisor's loop waits meanwhile

@@ -34,6 +34,7 @@ class _RunOrder(TypedDict):
     keeper: Optional[Dict[str, Any]]
     py_spy: Optional[str]
     slots: Dict[str, Any]
+    outlive: bool
 
 
 class RunOrder(_RunOrder, total=False):
@@ -44,6 +45,7 @@ class RunOrder(_RunOrder, total=False):
     - ``shim``: ranks write to pipes of their own. ``dump_stems``: where torch writes its dumps.
     - ``refused``: why the run cannot be started.
     - ``keeper``: the keeper's order; ``None`` without checkpoints.
+    - ``outlive``: the run must not start if its login would end it.
     - ``slots``: the claims that the processes inherit (``Hold.to_json``).
     - ``lease``: the end of the lease, and the pipes through which the agent renews it. Only with an agent.
     """

@@ -309,6 +309,7 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
         "keeper": keeper,
         "py_spy": _py_spy(request, base) if refused is None else None,
         "slots": request["slots"],
+        "outlive": bool(request.get("outlive")),
     }
 
 

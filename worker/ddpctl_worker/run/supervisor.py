@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 from ddpctl_worker.gang import join
 from ddpctl_worker.machine import notes, proc, processes, tool
 from ddpctl_worker.machine.strangers import TALLY
-from ddpctl_worker.machine.wakeup import STOP, Wakeup
+from ddpctl_worker.machine.wakeup import STOP, UNIT_STOP, SignalSender, Wakeup
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record import record
 from ddpctl_worker.record.logs import Writer
@@ -39,6 +39,7 @@ from ddpctl_worker.run.limits import (
     LEASED_GRACE_S,
     SCAN_RUNNING_S,
     SCAN_STARTING_S,
+    SCOPE_GRACE_S,
     TICK_S,
 )
 from ddpctl_worker.run.order import RunOrder
@@ -223,7 +224,7 @@ class Supervisor:
 
     def _conclude(self) -> None:
         assert self.outcome is not None
-        if self._after.running and (self._wakeup.asked(STOP) or self._wakeup.shutdown_sender()):
+        if self._after.running and (self._wakeup.asked(STOP) or self._shutdown_sender()):
             self._after.stop()
         self._conclusion.take_step(self.outcome, self.status, self._observer)
         if self._after.running and self.state != STOPPING:
@@ -343,7 +344,7 @@ class Supervisor:
             self._answer(None)
 
     def _take_orders(self) -> None:
-        sender = self._wakeup.shutdown_sender()
+        sender = self._shutdown_sender()
         if sender is not None and self._ended_by is None:
             self._saving.begin()
             self._ended_by = outcomes.failed(shutdown.find_cause(self.host, sender))
@@ -355,6 +356,17 @@ class Supervisor:
         if self._stop_look is not None and self._stop_look.over:
             request, self._stop_look = self._stop_look.stop, None
             self._obey(request)
+
+    def _shutdown_sender(self) -> Optional[SignalSender]:
+        """Return the sender of a signal that asks for the run's end, if there is a new signal."""
+        sender = self._wakeup.shutdown_sender()
+        if sender is None or not shutdown.asks_to_end(sender):
+            return None
+        if sender.number == UNIT_STOP:  # systemd kills the rest after SCOPE_STOP_S
+            self._termination.ask_grace(min(self._termination.asked_seconds, SCOPE_GRACE_S))
+            self._termination.shorten(SCOPE_GRACE_S)
+            self._conclusion.hurry()
+        return sender
 
     def _obey(self, request: Dict[str, Any]) -> None:
         """Stop as ``request`` says. It is empty if the disk took no file: then the signal alone asks for a stop."""
