@@ -160,6 +160,18 @@ def test_a_node_that_comes_back_changes_neither_the_cause_nor_the_end() -> None:
     assert (after.verdict.cause, after.verdict.ended) == (before.verdict.cause, before.verdict.ended)
 
 
+def test_a_host_says_itself_why_its_supervisor_is_gone() -> None:
+    seen = {"host": "b", "reason": "supervisor_lost", "message": "is gone", "time": "2026-01-01T00:00:10Z"}
+    own = {**seen, "message": "the user's own systemd was ended", "time": "2026-01-01T00:00:11Z"}
+    told = node("1", "a", "failed", cause=seen)
+    (run,) = merge_runs({"a": [told], "b": [node("1", "b", "lost", cause=own)]})
+    assert run.verdict.cause is not None
+    assert run.verdict.cause.message == "the user's own systemd was ended"
+    (run,) = merge_runs({"a": [told], "b": [node("1", "b", "stale", cause=None)]})
+    assert run.verdict.cause is not None
+    assert run.verdict.cause.message == "is gone"
+
+
 def test_a_run_that_nobody_saw_fail_ends_with_the_last_word() -> None:
     gone = {"host": "b", "reason": "node_rebooted", "message": "rebooted", "time": "2026-01-01T00:00:30Z"}
     (run,) = merge_runs({"a": [node("1", "a", "succeeded", ended="t1")], "b": [node("1", "b", "lost", cause=gone)]})

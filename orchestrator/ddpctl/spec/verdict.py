@@ -69,7 +69,7 @@ def judge_run(nodes: Nodes, record: RecordedRun, remembered: End | None = None) 
     else:
         may_go_on = _may_go_on(nodes, record, _committed_end(nodes, agreed), silent_may_go_on)
         state = _judge_state(nodes, deciding, may_go_on)
-        cause = _find_cause(_reporting_nodes(nodes, deciding, state), record)
+        cause = _first_hand(_find_cause(_reporting_nodes(nodes, deciding, state), record), nodes)
     ended = remembered.ended if remembered else _last_end(_reporting_nodes(nodes, deciding, state), state, cause)
     if agreed:
         own = agreed.attempts
@@ -211,6 +211,14 @@ def _find_cause(reporting: Nodes, record: RecordedRun) -> Cause | None:
         return min(culprits, key=lambda cause: cause.time)
     reports = Counter(cause.host for cause in causes)
     return max(causes, key=lambda cause: reports[cause.host], default=None)
+
+
+def _first_hand(cause: Cause | None, nodes: Nodes) -> Cause | None:
+    """Return a host's own report of its lost supervisor, which may say why; a peer knows only that it is gone."""
+    if cause is None or cause.reason != contract.SUPERVISOR_LOST:
+        return cause
+    own = (node.cause for node in nodes if node.host == cause.host and node.state == contract.LOST)
+    return next((known for known in own if known is not None and known.reason == cause.reason), cause)
 
 
 def _without_survived(causes: Sequence[Cause], record: RecordedRun) -> Sequence[Cause]:
