@@ -17,6 +17,8 @@ import time
 from typing import Any, Dict, Optional, cast
 
 from ddpctl_worker.machine import child, notes, processes
+from ddpctl_worker.record import outcome as outcomes
+from ddpctl_worker.record import record
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.run import notifying
 from ddpctl_worker.run.cleanup import Leftovers, SupervisorPipe, clean_up, leave_slots, wait_until_gone
@@ -26,10 +28,14 @@ from ddpctl_worker.run.order import RunOrder
 from ddpctl_worker.run.scope import enter_scope
 from ddpctl_worker.run.supervisor import Supervisor
 from ddpctl_worker.slots import claims
+from ddpctl_worker.wire.contract import SPAWN_FAILED
 
 
 def launch(order: RunOrder) -> Dict[str, Any]:
-    """Start a detached guardian with ``order``; return its answer {"refused": ``None`` or the reason}."""
+    """Start a detached guardian with ``order``; return its answer {"refused": ``None`` or the reason}.
+
+    ``login`` in the answer: the reason is that the run would end with its login.
+    """
     run, lease = order["run"], order.get("lease") or {}
     words = processes.guardian_argv_tail(run["run"], run["host"])
     fds = [lease[reader] for reader in (SUPERVISOR, GUARDIAN) if reader in lease]
@@ -44,7 +50,11 @@ def main(reply_fd: str, *_: str) -> None:
     child.detach(paths.debug_log)
     processes.set_name("ddpctl-guardian")
     if order.get("attempt") is None:  # otherwise the agent has moved already
-        order["refused"] = order["refused"] or enter_scope(order["run"], order["outlive"])
+        refused = enter_scope(order["run"], order["outlive"])
+        if refused is not None:
+            record.write(paths, outcomes.failed(outcomes.cause(paths.host, SPAWN_FAILED, refused)))
+            os.write(reply, json.dumps({"refused": refused, "login": True}).encode("ascii"))
+            return
     processes.become_subreaper()
     slots = order["slots"]
     claims.keep_private(slots)

@@ -63,7 +63,7 @@ def start(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
     Raises:
         WorkerError: LIVE, ``alone`` was asked for and another run of the job is live here; IN_USE, the slots that the
-            run wants are not free.
+            run wants are not free; OS_ERROR, the run cannot start or would end with its login.
     """
     _check(request)
     base, run = paths.base_of(request), request["run"]
@@ -76,7 +76,7 @@ def start(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         said = begin_run(dict(request, slots=held.to_json()), base, found, channel.login_umask)
     if said["refused"] is not None:
         claims.leave({"path": held.path}, over=True)
-        if run.get("restart") or request.get("line"):
+        if run.get("restart") or request.get("line") or said.get("login"):
             raise WorkerError(OS_ERROR, str(said["refused"]))
     more = {"port": said.get("port"), "beside": _beside(base, run), "unclaimed": held.why_not}
     return {"status": node_status(found), "machine": "%(boot)s/%(pids)s" % proc.machine(), **more}
