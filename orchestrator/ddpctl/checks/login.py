@@ -50,8 +50,10 @@ def _judge_kill(view: View) -> Iterable[Finding]:
                 command=report.as_root(view, host, f"sh -c {shlex.quote(_KEEP)}"),
                 evidence=known,
             )
-        elif value["linger"] or value.get("may_linger"):
-            lingers = "" if value["linger"] else f"; the start turns lingering on for {user} (loginctl enable-linger)"
+        elif value["linger"] or value.get("may_linger") in (True, None):
+            allowed = "" if value.get("may_linger") else ", if polkit allows that"
+            turns = f"; the start turns lingering on for {user} (loginctl enable-linger){allowed}"
+            lingers = "" if value["linger"] else turns
             message = f"{kills}; the run gets a unit of {user}'s own systemd, which outlives the session{lingers}"
             yield report.info(host, message, evidence=known)
         else:

@@ -25,7 +25,8 @@ _POLKIT = (
 )
 _LINGER_ACTION = "org.freedesktop.login1.set-self-linger"
 _SCOPE = re.compile(r"/(ddpctl-[^/]+\.scope)(?=/|$)", re.MULTILINE)
-_USER_MANAGER = re.compile(r"^0::(.*/user@\d+\.service)/", re.MULTILINE)
+_USER_MANAGER = re.compile(r"^\d+:(?:name=systemd)?:(.*/user@\d+\.service)/", re.MULTILINE)
+_VERSION_1 = "/sys/fs/cgroup/systemd"  # where systemd has its units without version 2 of control groups
 
 
 def is_running() -> bool:
@@ -49,14 +50,18 @@ def enable_linger(timeout: float) -> Optional[str]:
 
 
 def may_linger(timeout: float) -> Optional[bool]:
-    """Return whether polkit lets this user turn lingering on, and change nothing. ``None``: polkit does not answer."""
+    """Return whether polkit lets this user turn lingering on, and change nothing.
+
+    Without polkit only root may. ``None``: polkit has not answered in time.
+    """
     me = processes.identify(os.getpid())
     assert me is not None
     subject = ["unix-process", "2", "pid", "u", str(me.pid), "start-time", "t", str(me.start)]
     words = ["busctl", "call", *_POLKIT, "CheckAuthorization", "(sa{sv})sa{ss}us", *subject, _LINGER_ACTION, "0", "0"]
     said = tool.run_if_installed([*words, ""], timeout)
-    answer = said["stdout"].split() if said is not None and said["code"] == 0 else []
-    return answer[1] == "true" if len(answer) > 1 else None
+    if said is None or said["timed_out"]:
+        return None
+    return bool(said["code"] == 0 and said["stdout"].split()[1:2] == ["true"])
 
 
 def has_user_bus() -> bool:
@@ -93,7 +98,7 @@ def find_scope(groups: str) -> Optional[str]:
 def find_user_manager(groups: str) -> Optional[processes.ProcessId]:
     """Return the user's own systemd that has the processes of ``groups``; ``None``: the machine's systemd has them."""
     found = _USER_MANAGER.search(groups)
-    for root in ROOTS if found else ():
+    for root in (*ROOTS, _VERSION_1) if found else ():
         pids: List[str] = read_text("%s%s/init.scope/cgroup.procs" % (root, found.group(1) if found else "")).split()
         for pid in map(int, pids):
             stat = proc.read_stat(pid)

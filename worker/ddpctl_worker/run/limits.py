@@ -93,7 +93,8 @@ FILE_TIME_S = 1.0  # a file's time may be so much before the clock's
 KEEPER_GONE_S = 0.5  # a killed keeper is gone
 
 # --- the scope of a run (scope.py)
-SCOPE_ANSWER_S = 2.0  # for each answer of systemd and logind before the start: they need 50 ms
+# For each answer of systemd and logind before the start: they need 50 ms, and seconds where all processors are busy.
+SCOPE_ANSWER_S = 5.0
 SCOPE_LOOK_S = 0.02  # between two looks whether systemd has moved the process
 # From SIGWINCH to SIGKILL for a scope that systemd stops: SHUTDOWN_SAVE_S, VERDICT_S, SCOPE_GRACE_S,
 # KILLED_KEEPER_LOOK_S and the last output. The user's own systemd has 120 s for its end.

@@ -46,21 +46,24 @@ def enter_scope(run: RunRecord, must_outlive: bool) -> Optional[str]:
     if not systemd.is_running() or systemd.find_scope(groups) or not login.is_session(groups):
         return None
     root, user = os.geteuid() == 0, user_name()
-    settings = login.read_settings(systemd.ask_logind(login.PROPERTIES, SCOPE_ANSWER_S))
-    kills = login.kills_processes(settings, user)
-    if not kills and not root:
+    if not root and not _kills_processes(user):
         return None
     trouble = _move(name_of_scope(run), root, user)
     if trouble is None:
         return None
     notes.note("the run has no unit of its own: %s" % trouble)
-    return REFUSED % trouble if kills and must_outlive else None
+    return REFUSED % trouble if must_outlive and _kills_processes(user) else None
 
 
 def name_of_scope(run: RunRecord) -> str:
     """Return the name of the run's unit on this host."""
     name = re.sub(r"[^A-Za-z0-9:_.-]", "_", "ddpctl-%s.%s" % (run["run"], run["host"]))
     return name[:_NAME_CHARACTERS] + ".scope"
+
+
+def _kills_processes(user: str) -> bool:
+    """Return whether logind ends the processes of the user with the session."""
+    return login.kills_processes(login.read_settings(systemd.ask_logind(login.PROPERTIES, SCOPE_ANSWER_S)), user)
 
 
 def _move(name: str, root: bool, user: str) -> Optional[str]:
