@@ -194,6 +194,8 @@ def test_a_run_outlives_the_login_that_ends_its_processes(ending: Site) -> None:
     assert_nothing_runs(site.lab)
     for host in hosts:
         assert host.run(["find", "/sys/fs/cgroup", "-name", "ddpctl-*"]).stdout == ""
+        journal = host.run(["journalctl", "-t", "ddpctl", "-o", "cat"]).stdout
+        assert f"run {run} of job storm starts\nrun {run} of job storm ended: killed, killed_by_user\n" in journal
 
 
 def test_the_ranks_save_before_the_machine_shuts_down(ending: Site) -> None:

@@ -16,7 +16,7 @@ import socket
 import time
 from typing import Any, Dict, Optional, cast
 
-from ddpctl_worker.machine import child, notes, processes
+from ddpctl_worker.machine import child, fs, notes, processes, syslog
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record import record
 from ddpctl_worker.record.paths import RunPaths
@@ -55,6 +55,7 @@ def main(reply_fd: str, *_: str) -> None:
             record.write(paths, outcomes.failed(outcomes.cause(paths.host, SPAWN_FAILED, refused)))
             os.write(reply, json.dumps({"refused": refused, "login": True}).encode("ascii"))
             return
+    syslog.log_line("run %(run)s of job %(job)s starts" % order["run"])
     processes.become_subreaper()
     slots = order["slots"]
     claims.keep_private(slots)
@@ -72,6 +73,7 @@ def main(reply_fd: str, *_: str) -> None:
     lease = Lease(order.get("lease"), GUARDIAN)
     patience = LEASED_SUPERVISOR_END_S if order.get("lease") else SUPERVISOR_END_S
     whole = order.get("attempt") is None  # else the agent has the slots, too, for the next attempt
+    job = order["run"]["job"]
     del order  # its secrets; the notifiers' secrets stay
     supervisor = processes.identify(supervisor_pid)
     listener = SupervisorPipe(ours.fileno(), limit)
@@ -79,6 +81,7 @@ def main(reply_fd: str, *_: str) -> None:
     _wait_for(supervisor_pid, patience)
     clean_up(paths, Leftovers(cookie, (), [os.getpid()], supervisor, listener.facts, lease.remaining()), detail)
     claims.leave(slots, over=whole)
+    _log_end(paths, job)
     notifying.at_end(paths, notifiers)
 
 
@@ -106,6 +109,14 @@ def _supervise(order: RunOrder, guardian: processes.ProcessId, guard: int, reply
             supervisor.note_death(error)
     finally:
         os._exit(code)
+
+
+def _log_end(paths: RunPaths, job: str) -> None:
+    """Write the state and the reason to the log of the system; the words of a failure are the user's own."""
+    end = fs.read_optional(paths.exit)
+    reason = (end.get("cause") or {}).get("reason")
+    run = os.path.basename(os.path.dirname(paths.top))
+    syslog.log_line("run %s of job %s ended: %s%s" % (run, job, end.get("state"), ", %s" % reason if reason else ""))
 
 
 def _wait_for(supervisor: int, seconds: float) -> None:
