@@ -29,6 +29,7 @@ from ddpctl.spec.origin import Origin
 from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, RankOnHost, Strangers, StuckRun, Untracked
 from ddpctl.spec.record import RecordedRun
 from ddpctl.spec.restart import Settings
+from ddpctl.spec.slots import Claim, ClaimOrigin, other_runs
 from ddpctl.spec.status import RunStatus
 from tests.spec import test_planning
 from tests.values import recorded
@@ -277,6 +278,19 @@ def test_ps_shows_projects_where_there_are_others(monkeypatch: pytest.MonkeyPatc
         lines = printed(runs_table(runs()[:1], "another"), columns, monkeypatch)
         assert lines[0].split()[:3] == ["JOB", "PROJECT", "RUN"]
         assert lines[1].split()[:3] == ["resnet_ddp", "exp", RUN]
+
+
+def test_ps_shows_the_runs_of_other_accounts_in_the_same_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = ClaimOrigin("alice", "desk", "/home/alice/exp1")
+    claim = Claim("node3", "r1", "bert", "lab", "exp", ("node3",), "alice", False, origin, 60.0, (0, 1), 2, None)
+    others = other_runs([claim], own=())
+    for columns in (90, 160):
+        head, *rows = printed(runs_table(runs()[:1], "exp", others), columns, monkeypatch)
+        shown = head.split()
+        assert {"JOB", "RUN", "STATE", "HOSTS", "USER"} <= set(shown)
+        (row,) = (line.split() for line in rows if "bert" in line)
+        assert len(row) >= len(shown)
+        assert {"bert", "r1", "running", "alice"} <= set(row)
 
 
 def test_untracked_files_are_a_line_a_host() -> None:

@@ -1,6 +1,6 @@
 """The hosts themselves: separate machines of one kind, with correct names and clocks.
 
-Disks: host_disk.py. Memory, processors and limits: host_limits.py.
+Disks: host_disk.py. Memory, processors and limits: host_limits.py. Slots: host_slots.py.
 """
 
 from __future__ import annotations
