@@ -8,6 +8,7 @@ import pytest
 
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.mesh import Fabric, Mesh
+from ddpctl.spec.network import Network
 from ddpctl.spec.plan import Facts, NodeFacts
 from ddpctl.spec.preflight import PreflightReport, from_document, to_document
 
@@ -21,6 +22,7 @@ REPORT = PreflightReport(
         Finding("net.mesh", Severity.OK, "every link connects"),
     ),
     duration_s=1.25,
+    network=Network(("a", "b"), ((0, 1, "ok", 0.2, 9400.0), (1, 0, "ok", None, None))),
     facts=Facts({"a": NodeFacts(8, 64, "10.0.0.1", "eth1", "2.4.0", True)}, 29500, 29501),
     fabric={"a": Fabric("10.0.0.1", "eth1"), "b": Fabric("10.0.0.2", None)},
     open_ports={"a": (29500, 40000), "b": ()},

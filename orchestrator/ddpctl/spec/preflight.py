@@ -83,7 +83,7 @@ def sorted_findings(findings: Iterable[Finding], hosts: tuple[str, ...]) -> tupl
 def to_document(report: PreflightReport) -> dict[str, Any]:
     """Return the report as JSON, without the mesh."""
     document: dict[str, Any] = TypeAdapter(PreflightReport).dump_python(
-        report, mode="json", exclude={"mesh", "unreachable", "age_s"}
+        report, mode="json", by_alias=True, exclude={"mesh", "unreachable", "age_s"}
     )
     return document
 
