@@ -86,7 +86,7 @@ GROWING_FILES = 20_000  # at most, in a look for files that grow
 
 # --- the keeper of checkpoints (keeping.py)
 KEEPER_LINGER_S = 3600.0  # at most, after the run, to copy what was written right before its end; nothing waits for it
-KEEPERS_MEET_S = 5.0  # at the end of a run, for each host to hear where the other hosts serve their checkpoints
+KEEPERS_MEET_S = 20.0  # at the end of a run, for each host to hear where the others serve: a busy host is slow to start
 LAST_KEEPER_LOOK_S = 30.0  # for the last look: a checkpoint written right before the end gets its manifest
 KILLED_KEEPER_LOOK_S = 3.0  # the same after a kill: a user waits for the proof that nothing is left
 FILE_TIME_S = 1.0  # a file's time may be so much before the clock's
