@@ -35,7 +35,7 @@ FRESH = "`ddpctl up --fresh` starts without the checkpoints of earlier runs"
 
 
 def ask_held(launch: Launch, fleet: Fleet, hosts: Sequence[str]) -> FleetOutcome[Holdings]:
-    """Ask these hosts for the job's checkpoints, in short; an empty outcome where the launch takes none of them."""
+    """Ask these hosts for the job's checkpoints, in short. A launch that resumes from no checkpoint asks no host."""
     if launch.job is None or launch.own_checkpoints:
         return FleetOutcome()
     return fleet.map(lambda transport: ask_holdings(transport, [], job=launch.job_id), hosts)
