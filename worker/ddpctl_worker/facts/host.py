@@ -15,7 +15,7 @@ from ddpctl_worker.facts import number, program_seconds, user_name
 from ddpctl_worker.machine import systemd, tool
 from ddpctl_worker.machine.fs import read_text
 from ddpctl_worker.machine.proc import boot_id
-from ddpctl_worker.rules.login import PROPERTIES
+from ddpctl_worker.rules.login import PROPERTIES, read_settings
 
 _LIMITS = ("NOFILE", "NPROC", "MEMLOCK", "AS", "CPU", "FSIZE", "DATA", "STACK")
 _CAP_IPC_LOCK = 14
@@ -181,8 +181,7 @@ def login(params: Dict[str, Any], context: Dict[str, Any]) -> Dict[str, Any]:
     if found["systemd"]:
         seconds = program_seconds(context) / 2  # two programs, one after the other
         found["busctl"] = systemd.ask_logind(PROPERTIES, seconds)
-        kills = found["busctl"] is not None and found["busctl"]["stdout"].startswith("b true")
-        if kills and found["user_bus"] and not found["linger"]:
+        if read_settings(found["busctl"]).get("kill") and found["user_bus"] and not found["linger"]:
             found["may_linger"] = systemd.may_linger(seconds)
     return found
 
