@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 # --skip-preflight skips the checks. The plan still needs the facts: addresses, interfaces, GPUs and free ports.
 FACTS_ONLY = Options(only=("ssh",), mesh=False)
-OUTLIVES = "login.kill"
+LOGIN_KILL = "login.kill"  # a start without this check accepts that the run may end with its login
 
 
 class Up:
@@ -232,7 +232,7 @@ class Up:
             alone=launch.alone,
             serial=serial,
             wait=self._wait,
-            outlive=self._has_check(OUTLIVES),
+            outlive=self._has_check(LOGIN_KILL),
         )
 
     def _has_check(self, name: str) -> bool:
