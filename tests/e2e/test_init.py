@@ -16,8 +16,9 @@ from ddpctl.files.inventory import load_inventory
 from tests.conftest import MakeLab
 from tests.e2e.site import Site
 from tests.files.foreign.samples import ACCELERATE
-from tests.lab import Lab
+from tests.lab import Host, Lab
 from tests.lab.command import COLUMNS, PATH, PROGRAM, ROWS, Ddpctl, Done
+from tests.lab.process import call
 from tests.test_package import ROOT, UV, run, variables
 
 # The ranks meet; the stand-in for torch is enough for that.
@@ -31,6 +32,7 @@ if __name__ == "__main__":
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: sum {sum(told)}")
     dist.destroy_process_group()
 """
+PRINT_MASTER = "import os\nprint('master', os.environ['MASTER_ADDR'])\n"
 REDUCE = """\
 import torch
 import torch.distributed as dist
@@ -43,6 +45,17 @@ if __name__ == "__main__":
     dist.destroy_process_group()
 """
 SUM = r"rank \d of 2: sum 3"
+
+
+def lay_cable(one: Host, other: Host, network: str) -> None:
+    """Give two hosts a network of their own: `network` is the first three bytes of its addresses."""
+    assert one.init is not None
+    assert other.init is not None
+    ends = {one: f"to-{other.name}", other: f"to-{one.name}"}
+    pair = ["type", "veth", "peer", "name", ends[other], "netns", str(other.init.pid)]
+    call(["ip", "link", "add", "name", ends[one], "netns", str(one.init.pid), *pair])
+    for number, (host, interface) in enumerate(ends.items(), start=1):
+        host.run(f"ip addr add {network}.{number}/24 dev {interface} && ip link set {interface} up")
 
 
 class Desk:
@@ -296,5 +309,23 @@ def test_the_fast_network_is_found(
     assert "all of them have" not in done.stdout, "the second look has nothing to say"
     assert {host.interface for host in load_inventory(desk.inventory).hosts} == {"eth1"}
     if link_local:
-        (desk.code / "train.py").write_text("import os\nprint('master', os.environ['MASTER_ADDR'])\n")
+        (desk.code / "train.py").write_text(PRINT_MASTER)
         assert "node[0-1]:0-1 | master 169.254.40.1\n" in desk("up").ok().stdout
+
+
+@pytest.mark.full(
+    covered_by="tests/spec/test_mesh.py::test_hosts_in_a_ring_of_cables_meet_in_the_network_that_all_share"
+)
+def test_hosts_in_a_ring_of_cables_meet_in_the_network_that_all_share(
+    make_lab: MakeLab, tmp_path: Path, site: Site, ddpctl: Ddpctl
+) -> None:
+    """Three DGX Sparks without a switch: each two of them have a cable, which is a network of its own."""
+    lab = make_lab(3)
+    for number, (one, other) in enumerate(((lab[0], lab[1]), (lab[1], lab[2]), (lab[2], lab[0]))):
+        lay_cable(one, other, f"192.168.{number}")
+    desk = Desk(lab, tmp_path, ddpctl)
+    desk.ssh_config()
+    desk("init", "--host", "node[0-2]", "--python", site.python, "--yes").ok()
+    assert {host.interface for host in load_inventory(desk.inventory).hosts} == {None}
+    (desk.code / "train.py").write_text(PRINT_MASTER)
+    assert f"node[0-2]:0-2 | master {lab[0].address}\n" in desk("up").ok().stdout

@@ -100,6 +100,18 @@ def test_address_of_ssh_comes_first_and_the_one_that_answers_is_taken() -> None:
     assert choose_fabric(nodes, [])["n1"].address == "10.0.0.1"
 
 
+def test_hosts_in_a_ring_of_cables_meet_in_the_network_that_all_share() -> None:
+    cables = (
+        (("a", "192.168.0.1"), ("b", "192.168.2.2")),
+        (("a", "192.168.0.2"), ("b", "192.168.1.1")),
+        (("a", "192.168.1.2"), ("b", "192.168.2.1")),
+    )
+    nodes = [node(f"n{i}", *ends, ("eth0", f"10.0.0.{i}"), ssh_address=f"10.0.0.{i}") for i, ends in enumerate(cables)]
+    assert [first for first, *_ in candidates(nodes).values()] == ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
+    unreported = [replace(found, ssh_address=None) for found in nodes]
+    assert [first for first, *_ in candidates(unreported).values()] == ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
+
+
 def test_what_the_inventory_says_is_what_is_used_and_the_rest_only_helps_to_explain() -> None:
     nodes = [
         node("n0", ("eth0", "10.0.0.1"), ("eth1", "10.1.0.1"), interface="eth1"),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable, Mapping
+from itertools import combinations
 from typing import Any
 
 from ddpctl.checks import env, hca, python, report
 from ddpctl.checks.base import NO_HARDWARE, Check, Target, View
+from ddpctl.checks.fabric import networks_of
 from ddpctl.checks.gpu.in_use import smis, uses_gloo
 from ddpctl.checks.hca import Port
 from ddpctl.checks.limits import FAST_ETHERNET_GBIT
+from ddpctl.checks.mesh import network_question
 from ddpctl.checks.python import PYTHON
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.nvidia import KERNEL, SMI, numbers
@@ -20,6 +24,7 @@ BOTH_PEERMEM = (2, 23)  # from this version on NCCL also knows the new name nvid
 # from these versions of Linux and NCCL on, GPU memory is reached without a module, with NVIDIA's open driver
 DMABUF = ((5, 12), (2, 13))
 PLUGIN = "aws-ofi-nccl"
+BY_NETWORK = "NCCL_IB_SUBNET_AWARE_ROUTING"  # NCCL then calls a peer from the port that is in the peer's network
 _WHERE_SET = "/etc/nccl.conf /etc/environment /etc/profile.d/* ~/.nccl.conf ~/.bashrc ~/.profile"
 _BOX = "a container: `docker run --device=/dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1`; "
 
@@ -179,6 +184,44 @@ def _without_gpudirect(view: View) -> Mapping[str, str]:
     return why
 
 
+# --- from the adapter to the other hosts -----------------------------------------------------------------------------
+
+
+def _judge_route(view: View) -> Iterable[Finding]:
+    """Report hosts that are cabled in pairs (a ring of three without a switch), if NCCL does not know it."""
+    networks, settings = _networks_of_ports(view), hca.settings_of(view)
+    silent = [host for host in networks if settings[host].get(BY_NETWORK, "0") != "1"]
+    if silent and _are_paired(networks):
+        yield report.warning(
+            None,
+            f"the RoCE ports of {', '.join(networks)} are cabled in pairs, each pair with a network of its own. NCCL "
+            f"calls port 0 of a peer from its own port 0, which may be on another cable",
+            fix=f"set `{BY_NETWORK}: 1` and `NCCL_NET_PLUGIN: none` in the inventory (`env:`)",
+            evidence={"networks": {host: sorted(found) for host, found in networks.items()}},
+        )
+
+
+def _networks_of_ports(view: View) -> dict[str, set[str]]:
+    """Return host -> the IPv4 networks of the RoCE ports that carry the job. A link-local address is in no network."""
+    addresses = {host: network.addresses for host, network in networks_of(view).items()}
+    found: dict[str, set[str]] = {}
+    for host, ports in hca.selected_ports(view).items():
+        interfaces = {gid["interface"] for port in ports if hca.is_roce(port) for gid in port["gids"]}
+        mine = [
+            ipaddress.ip_interface(f"{own.address}/{own.prefix}")
+            for own in addresses.get(host, ())
+            if own.interface in interfaces
+        ]
+        found[host] = {str(one.network) for one in mine if one.version == 4 and not one.is_link_local}
+    return found
+
+
+def _are_paired(networks: Mapping[str, set[str]]) -> bool:
+    """Return whether each two hosts share a network, and all of them share no network."""
+    found = list(networks.values())
+    return len(found) > 2 and not set.intersection(*found) and all(one & other for one, other in combinations(found, 2))
+
+
 CHECKS = (
     Check(
         "ib.use",
@@ -204,5 +247,17 @@ CHECKS = (
         fix="`modprobe nvidia-peermem`, NVIDIA's open driver, or a newer NCCL.",
         recorded=NO_HARDWARE,
         exempt=_without_gpudirect,
+    ),
+    Check(
+        "ib.route",
+        "NCCL finds the port that leads to each host",
+        _judge_route,
+        ask=(*hca.ASK, network_question),
+        cause="Three hosts are a ring of cables without a switch, as DGX Sparks may be, so each pair of hosts has a "
+        "network of its own. NCCL pairs ports by their number unless a variable tells it to look at the networks.",
+        symptom="Call to ibv_modify_qp failed with 110 Connection timed out, in the first collective",
+        fix=f"`{BY_NETWORK}=1`; the hosts meet in another network, which all of them share.",
+        recorded=NO_HARDWARE,
+        exempt=hca.unselected_ports,
     ),
 )
