@@ -3,12 +3,13 @@
 why       the situation, in one line
 targets   names, or objects with a Target's fields; left out: node0 and node1
 want      fields of Requirements (ddpctl/checks/base.py)
-answers   host or "*" -> question key -> the value; {"!": text} is an error, {"!timeout": text} a deadline that passed.
+answers   host or "*" -> question key -> the value, of which only the keys that the check reads are needed;
+          {"!": text} is an error, {"!timeout": text} a deadline that passed.
           The values of "*" hold for every host. A host's own values replace them key by key. A host without GPUs of
           its own gets the GPUs of "*" with other UUIDs
 errors    host -> [class of ddpctl.errors, message, kind or null]
 timings   host -> [asked, received, sent, answered]
-findings  each {"severity", "host", "says": [words of the message], "fix": words of the fix, "command": words of it};
+findings  each {"severity", "host", "says": [words of the message]}, and perhaps "fix" and "command": words of them;
           beside these a check may report ok findings only
 mesh      the dials between the nodes; left out: every node reached every node on the fabric addresses given here
           fabric: host -> [address, interface]; dials: [[dialer, peer, status, local address, its interface]] in place

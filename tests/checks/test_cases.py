@@ -42,7 +42,8 @@ def test_each_check_says_exactly_what_its_cases_expect(family: str) -> None:
 
 def test_every_check_has_cases() -> None:
     checks = {check.id for check in CATALOGUE if not check.id.startswith(OTHERS)}
-    assert checks - {path.parent.name for path in FILES} == set()
+    without = checks - {path.parent.name for path in FILES}
+    assert without == set(), "add a case that passes and a case with the fault: tests/checks/cases/ID/*.json"
 
 
 def assert_says_exactly(check: Check, case: dict[str, Any]) -> None:

@@ -105,7 +105,8 @@ def test_ps_fits_a_terminal_and_never_shortens_a_run_id(columns: int, monkeypatc
     assert len(lines) == 3
     assert max(map(len, lines)) <= max(columns, 76)
     assert all(RUN in line for line in lines[1:])
-    assert lines[0].split() == ["JOB", "RUN", "STATE", "STARTED", "TIME", "HOSTS", "USER"]
+    narrow = ["JOB", "RUN", "STATE", "STARTED", "TIME", "HOSTS", "USER"]
+    assert lines[0].split() == narrow, "a narrow terminal has no room for another column: see no_room in runs_table"
     assert lines[1].endswith("succeeded  3h ago   20m00s  4      root")
     assert lines[2].startswith("aaaaa")
     assert lines[2].endswith("running    3h ago   3h20m   64     a-long-…")

@@ -221,6 +221,7 @@ class View:
 
 
 Ask = Callable[[Target, Requirements], Question | tuple[Question, ...] | None]
+ON_HOSTS = "on test hosts"
 RECORDED = "recorded output only"
 NO_HARDWARE = f"{RECORDED}, never real hardware"
 
@@ -234,8 +235,9 @@ class Check:
       that could not be examined gets an UNKNOWN finding.
     - ``exempt`` returns host -> reason for the hosts where the check does not apply ("no GPU found"). Such a host, like
       a host with an UNKNOWN finding, does not count as passed.
+    - ``title`` completes *passes when ...* in docs/checks.md.
     - ``cause``, ``symptom`` (as users meet it) and ``fix`` are for docs/checks.md.
-    - ``recorded`` says why the check was tested on recorded output only; None: it has found its fault on real hosts.
+    - ``seen`` says where the check has found its fault: ON_HOSTS if a test injects the fault on lab hosts.
     """
 
     id: str
@@ -246,7 +248,7 @@ class Check:
     cause: str = ""
     symptom: str = ""
     fix: str = ""
-    recorded: str | None = None
+    seen: str = RECORDED
 
     def questions(self, target: Target, want: Requirements) -> tuple[Question, ...]:
         """Return the questions for this host."""

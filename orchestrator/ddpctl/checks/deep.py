@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpctl.checks import hca, report
-from ddpctl.checks.base import NO_HARDWARE, Check, View
+from ddpctl.checks.base import NO_HARDWARE, ON_HOSTS, Check, View
 from ddpctl.checks.limits import REHEARSAL_ENDS_S
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import group_by
@@ -232,6 +232,7 @@ REHEARSAL = Check(
     symptom="init_process_group hangs or fails; wrong sums",
     fix="The finding names the ranks that are stuck or failed, the phase, and their last output; all other ranks only "
     "waited for them.",
+    seen=ON_HOSTS,
 )
 
 CHECKS = (
@@ -245,6 +246,6 @@ CHECKS = (
         symptom="NCCL INFO NET/IB : No device found. / Using network Socket; GPU Direct RDMA Disabled for HCA 0; the "
         "job runs, at a fraction of the speed",
         fix="Pass /dev/infiniband and libibverbs into the container; load nvidia_peermem.",
-        recorded=NO_HARDWARE,
+        seen=NO_HARDWARE,
     ),
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddpctl.checks import python, report
-from ddpctl.checks.base import NO_HARDWARE, Check, Requirements, Target, View
+from ddpctl.checks.base import NO_HARDWARE, ON_HOSTS, Check, Requirements, Target, View
 from ddpctl.checks.gpu.in_use import uses_gloo
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.question import Question
@@ -168,6 +168,7 @@ CHECKS = (
         "the login, and ddpctl sets NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and OMP_NUM_THREADS itself.",
         symptom="one node uses another interface, sees other GPUs, or waits for another master",
         fix="ddpctl removes PET_*, RANK, WORLD_SIZE, MASTER_* and the like; set all other variables in the inventory.",
+        seen=ON_HOSTS,
     ),
     Check(
         "env.nccl",
@@ -179,7 +180,7 @@ CHECKS = (
         "Or /etc/nccl.conf differs between hosts.",
         symptom="Mismatched NCCL version detected; Message truncated: received N bytes instead of M",
         fix="Unset LD_LIBRARY_PATH for the job.",
-        recorded=NO_HARDWARE,
+        seen=NO_HARDWARE,
         exempt=without_nccl,
     ),
 )

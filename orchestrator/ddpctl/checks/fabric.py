@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ddpctl.checks import report
-from ddpctl.checks.base import Check, Target, View
+from ddpctl.checks.base import ON_HOSTS, Check, Target, View
 from ddpctl.checks.gpu.in_use import uses_gloo
 from ddpctl.checks.limits import NEIGHBOURS_GIVEN
 from ddpctl.checks.mesh import fold_hosts, mesh_check, network_answer, network_question, report_not_dialled
@@ -288,6 +288,7 @@ CHECKS = (
         symptom="client socket has timed out after 900000ms while trying to connect to (10.0.0.5, 29500); or Gloo "
         "connectFullMesh failed ... remote=[172.17.0.1]",
         fix="Leave `fabric_address:` out, and ddpctl takes an address that answers; or write the right address.",
+        seen=ON_HOSTS,
     ),
     Check(
         "fabric.interface",
@@ -298,6 +299,7 @@ CHECKS = (
         "(names differ between machines), that is down, or that does not own the fabric address.",
         symptom="Gloo: Unable to find address for: eth9; NCCL: Bootstrap : no socket interface found",
         fix="Leave them out, so that ddpctl sets the interface for each node, or write it for the node that differs.",
+        seen=ON_HOSTS,
     ),
     mesh_check(
         "fabric.neighbours",
@@ -309,5 +311,6 @@ CHECKS = (
         symptom="No route to host, or connections that time out, between changing pairs of nodes; kernel log: "
         "neighbour: arp_cache: neighbor table overflow!",
         fix="sysctl net.ipv4.neigh.default.gc_thresh1, 2 and 3 on every node, several times the number of nodes.",
+        seen=ON_HOSTS,
     ),
 )

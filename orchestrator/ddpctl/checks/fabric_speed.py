@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddpctl.checks import hca, report
-from ddpctl.checks.base import RECORDED, Check, View
+from ddpctl.checks.base import ON_HOSTS, Check, View
 from ddpctl.checks.fabric import networks_of
 from ddpctl.checks.limits import FASTER_TIMES
 from ddpctl.checks.mesh import mesh_check, network_question, of_mesh, one_host
@@ -193,7 +193,6 @@ CHECKS = (
         "network of 1 Gbit/s, or a VPN (tailscale), while all nodes share a faster network.",
         symptom="the job runs, slowly",
         fix="Name the fast interface in the inventory: `interface:` (or `fabric_address:`).",
-        recorded=RECORDED,
         exempt=_exempt_speed,
     ),
     mesh_check(
@@ -207,5 +206,6 @@ CHECKS = (
         "interfaces are in one network.",
         symptom="Connection refused or time-outs at an address that is in no configuration file; half the speed",
         fix="Another `fabric_address:` or `interface:`; NCCL_SOCKET_FAMILY=AF_INET6 for IPv6.",
+        seen=ON_HOSTS,
     ),
 )

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddpctl.checks import report
-from ddpctl.checks.base import RECORDED, Check, Target, View
+from ddpctl.checks.base import ON_HOSTS, Check, Target, View
 from ddpctl.checks.gpu.in_use import uses_gloo
 from ddpctl.checks.limits import C10D_SKEW_S, CLOCK_SURE_S, NAMES_S, SKEW_S, SLOW_NAMES_S
 from ddpctl.checks.python import PYTHON
@@ -256,6 +256,7 @@ CHECKS = (
         "the same hostname, which does harm if they share a boot id too (containers).",
         symptom="Duplicate GPU detected; address already in use; NCCL that tries shared memory between machines",
         fix="List each machine once, and give each its own hostname.",
+        seen=ON_HOSTS,
     ),
     Check(
         "host.arch",
@@ -265,7 +266,6 @@ CHECKS = (
         cause="Some hosts are x86_64, and some are aarch64 (Grace Hopper beside x86).",
         symptom="results that differ by host; packages that exist for one kind only",
         fix="Run a job on one kind only: `nodes:` of the job, or an inventory for each kind.",
-        recorded=RECORDED,
     ),
     Check(
         "host.hostname",
@@ -278,6 +278,7 @@ CHECKS = (
         "stays silent for five times the time-out (150 minutes)",
         fix="ddpctl names the interface to gloo and NCCL, so nothing needs to be done; without ddpctl, remove the "
         "line.",
+        seen=ON_HOSTS,
     ),
     Check(
         "host.resolver",
@@ -287,7 +288,6 @@ CHECKS = (
         cause="A DNS server in /etc/resolv.conf does not answer. Every look-up waits for it.",
         symptom="the start takes 15 s longer; The hostname of the client socket cannot be retrieved. err=-3",
         fix="/etc/hosts with all nodes, or a DNS server that answers.",
-        recorded=RECORDED,
     ),
     Check(
         "host.clock",
@@ -297,5 +297,6 @@ CHECKS = (
         "median of all hosts.",
         symptom="with c10d a healthy node is declared dead; certificates that are not valid yet; logs out of order",
         fix="`timedatectl set-ntp true`.",
+        seen=ON_HOSTS,
     ),
 )

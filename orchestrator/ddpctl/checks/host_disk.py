@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ddpctl.checks import report
-from ddpctl.checks.base import Check, Requirements, Target, View
+from ddpctl.checks.base import ON_HOSTS, Check, Requirements, Target, View
 from ddpctl.checks.limits import (
     DISK_LEAST_BYTES,
     DISK_LOW_BYTES,
@@ -200,6 +200,7 @@ CHECKS = (
         cause="The disk that holds base_dir is full or nearly so, or has less than the job's `requires.free_disk_gb`.",
         symptom="OSError: [Errno 28] No space left on device, often only at the first checkpoint",
         fix="Make room (`ddpctl gc` removes old runs and environments), or move `base_dir:` to another disk.",
+        seen=ON_HOSTS,
     ),
     Check(
         "host.inodes",
@@ -209,6 +210,7 @@ CHECKS = (
         cause="The file system has free space but no free inodes: millions of small files.",
         symptom="No space left on device, while df shows free space",
         fix="Find the folder with the many files (`du --inodes`) and remove or pack them.",
+        seen=ON_HOSTS,
     ),
     Check(
         "host.base_dir",
@@ -220,6 +222,7 @@ CHECKS = (
         "from it; otherwise lines of output are not assigned to their rank.",
         symptom="Read-only file system / Permission denied at the very first step",
         fix="Set `base_dir:` in the inventory to a folder of your own on a local disk.",
+        seen=ON_HOSTS,
     ),
     Check(
         "host.shm",
@@ -231,6 +234,7 @@ CHECKS = (
         symptom="DataLoader worker (pid 46794) is killed by signal: Bus error; posix_fallocate failed: No space left "
         "on device",
         fix="`--shm-size=8g` for a container, `mount -o remount,size=50% /dev/shm` otherwise.",
+        seen=ON_HOSTS,
     ),
     Check(
         "host.tmp",
@@ -240,5 +244,6 @@ CHECKS = (
         cause="/tmp is full or read-only.",
         symptom="No usable temporary directory found; the launcher puts its files elsewhere or fails",
         fix="Clean it, or set TMPDIR.",
+        seen=ON_HOSTS,
     ),
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ddpctl.checks import report
-from ddpctl.checks.base import RECORDED, Check, View
+from ddpctl.checks.base import ON_HOSTS, Check, View
 from ddpctl.checks.host import MACHINE
 from ddpctl.checks.limits import (
     CONNTRACK_FULL_SHARE,
@@ -189,6 +189,7 @@ CHECKS = (
         cause="limits.conf, systemd or sshd gives a login over SSH lower hard limits than a desktop session.",
         symptom="Too many open files; Resource temporarily unavailable; Cannot allocate memory",
         fix="/etc/security/limits.d, then a new login.",
+        seen=ON_HOSTS,
     ),
     Check(
         "host.memory",
@@ -198,7 +199,6 @@ CHECKS = (
         cause="Other processes have taken nearly all of the memory.",
         symptom="Signal 9 (SIGKILL) received; exitcode -9; the other ranks lose their connection",
         fix="Stop the processes that use it, or run fewer processes there.",
-        recorded=RECORDED,
     ),
     Check(
         "host.cpus",
@@ -209,6 +209,7 @@ CHECKS = (
         "OMP_NUM_THREADS=1; ddpctl sets cores / processes.",
         symptom="Setting OMP_NUM_THREADS environment variable for each process to be 1 in default; a slow data path",
         fix="Fewer processes, or leave OMP_NUM_THREADS to ddpctl.",
+        seen=ON_HOSTS,
     ),
     Check(
         "host.cgroup",
@@ -218,7 +219,6 @@ CHECKS = (
         cause="The container or slice that the login runs in is limited in memory, processors or number of processes.",
         symptom="killed ranks while the machine has free memory; BlockingIOError at fork; slow start",
         fix="Raise the limits of the container or slice.",
-        recorded=RECORDED,
     ),
     Check(
         "host.network",
@@ -229,6 +229,5 @@ CHECKS = (
         "that the master's store may have (net.core.somaxconn) is shorter than the number of processes.",
         symptom="nf_conntrack: table full, dropping packet; Connection timed out at random; a slow rendezvous",
         fix="`sysctl -w net.netfilter.nf_conntrack_max=...`, `sysctl -w net.core.somaxconn=4096`.",
-        recorded=RECORDED,
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ddpctl.checks import report
-from ddpctl.checks.base import Check, View
+from ddpctl.checks.base import ON_HOSTS, Check, View
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.slots import describe_holders, others_text
 
@@ -35,6 +35,7 @@ CHECKS = (
         "host.slots",
         "the job's slots are free",
         _judge_slots,
+        seen=ON_HOSTS,
         exempt=_not_asked,
         cause="Another run, of any account, has the slots (GPUs) that the job takes, or a program that ddpctl did not "
         "start uses a GPU.",

@@ -232,7 +232,7 @@ CHECKS = (
         "hosts is fine. A port that is down on every host is assumed to have no cable.",
         symptom="Got completion with error 12 ... vendor err 129; or silence, and NCCL over slow TCP",
         fix="Cable, switch port, subnet manager; NCCL_IB_HCA to keep off the port.",
-        recorded=NO_HARDWARE,
+        seen=NO_HARDWARE,
         exempt=hca.unused_ports,
     ),
     Check(
@@ -245,7 +245,7 @@ CHECKS = (
         symptom="Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
         fix="memlock unlimited in /etc/security/limits.d, then a new login; `docker run --ulimit memlock=-1 "
         "--cap-add IPC_LOCK` for a container.",
-        recorded=NO_HARDWARE,
+        seen=NO_HARDWARE,
         exempt=hca.unselected_ports,
     ),
     Check(
@@ -258,7 +258,7 @@ CHECKS = (
         "2.21 takes entry 0 by default.",
         symptom="ibv_modify_qp failed with error Connection timed out; Invalid argument",
         fix="The index of the entry with type RoCE v2 and an IPv4 address, which may differ by host.",
-        recorded=NO_HARDWARE,
+        seen=NO_HARDWARE,
         exempt=hca.unselected_ports,
     ),
 )

@@ -233,7 +233,7 @@ CHECKS = (
         f"keeps it off, EFA has no {PLUGIN}.",
         symptom="NET/IB : No device found. Using network Socket; training at a tenth of its speed",
         fix="Pass the libraries and device nodes into the container; remove the settings from the profile.",
-        recorded=NO_HARDWARE,
+        seen=NO_HARDWARE,
         exempt=lambda view: {host: why for host, why in hca.unused_ports(view).items() if "keeps NCCL" not in why},
     ),
     Check(
@@ -245,7 +245,7 @@ CHECKS = (
         "the module under its former name.",
         symptom="NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'; a tenth of the bandwidth between nodes",
         fix="`modprobe nvidia-peermem`, NVIDIA's open driver, or a newer NCCL.",
-        recorded=NO_HARDWARE,
+        seen=NO_HARDWARE,
         exempt=_without_gpudirect,
     ),
     Check(
@@ -257,7 +257,7 @@ CHECKS = (
         "network of its own. NCCL pairs ports by their number unless a variable tells it to look at the networks.",
         symptom="Call to ibv_modify_qp failed with 110 Connection timed out, in the first collective",
         fix=f"`{BY_NETWORK}=1`; the hosts meet in another network, which all of them share.",
-        recorded=NO_HARDWARE,
+        seen=NO_HARDWARE,
         exempt=hca.unselected_ports,
     ),
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ddpctl.checks import report
-from ddpctl.checks.base import Check, Requirements, Target, View
+from ddpctl.checks.base import ON_HOSTS, Check, Requirements, Target, View
 from ddpctl.checks.limits import LEFTOVERS_S, TREE_S
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.fold import group_by
@@ -215,6 +215,7 @@ CHECKS = (
         cause="With `code: null` the script must be on every node. It is missing on a node, or differs between nodes.",
         symptom="can't open file '/x.py': [Errno 2]; exitcode 2; DDP expects same model across all ranks",
         fix="Let ddpctl send the code (`code: .`), or copy it.",
+        seen=ON_HOSTS,
     ),
     Check(
         "job.code",
@@ -224,6 +225,7 @@ CHECKS = (
         cause="With `code: null`, files of the workdir differ between nodes: another commit, a local edit.",
         symptom="params[0] in this process with sizes [9, 4] appears not to match sizes of the same param in process 0",
         fix="The same commit everywhere, or let ddpctl send the code.",
+        seen=ON_HOSTS,
     ),
     Check(
         "job.data",
@@ -234,6 +236,7 @@ CHECKS = (
         symptom="FileNotFoundError on one node while the other nodes wait; ranks that run out of batches at different "
         "times",
         fix="Copy the data; mount the share.",
+        seen=ON_HOSTS,
     ),
     Check(
         "job.leftovers",
@@ -245,5 +248,6 @@ CHECKS = (
         symptom="out of memory at once; address already in use; a machine that is slow for no reason",
         fix="`ddpctl kill JOB`, or end the processes that the finding names. A helper process without its parent "
         "belongs to its run for as long as a rank of that run lives.",
+        seen=ON_HOSTS,
     ),
 )

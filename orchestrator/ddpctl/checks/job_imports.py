@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddpctl.checks import python, report
-from ddpctl.checks.base import Check, Requirements, Target, View
+from ddpctl.checks.base import ON_HOSTS, Check, Requirements, Target, View
 from ddpctl.checks.job import script_question
 from ddpctl.checks.limits import IMPORTS_S
 from ddpctl.checks.python import PYTHON, python_command
@@ -241,6 +241,7 @@ IMPORTS = Check(
     symptom="ModuleNotFoundError: No module named 'timm' on every rank, minutes after the launch; RuntimeError: "
     "operator torchvision::nms does not exist from `import lightning`",
     fix="Install the named package, or add it to `environment.packages`.",
+    seen=ON_HOSTS,
 )
 
 
@@ -255,6 +256,7 @@ CHECKS = (
         "it with its own Python, so syntax that only a newer Python accepts cannot be checked.",
         symptom="SyntaxError: invalid syntax; every rank ends with exit code 1 after the imports",
         fix="Correct the line that is named, or name a newer interpreter with `python:`.",
+        seen=ON_HOSTS,
     ),
     IMPORTS,
 )

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable
 
 from ddpctl.checks import report
-from ddpctl.checks.base import Check, View
+from ddpctl.checks.base import ON_HOSTS, Check, View
 from ddpctl.checks.limits import LOGIN_S, SHELL_S, SLOW_SHELL_S
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
@@ -111,6 +111,7 @@ CHECKS = (
         symptom="the job is gone some seconds after `up -d`, without a traceback",
         fix="`sudo loginctl enable-linger USER`: the run then gets a unit of the user's own systemd, which outlives "
         "the session. Without such a systemd, KillUserProcesses=no in /etc/systemd/logind.conf.",
+        seen=ON_HOSTS,
     ),
     Check(
         "login.ipc",
@@ -122,7 +123,7 @@ CHECKS = (
         "login makes no session (sshd without PAM).",
         symptom="unable to open shared memory object in read-write mode, some time after the start",
         fix="`loginctl enable-linger USER`.",
-        recorded="recorded output only: no host of the tests has systemd and an sshd without PAM",
+        seen="recorded output only: no host of the tests has systemd and an sshd without PAM",
     ),
     Check(
         "login.profile",
@@ -132,5 +133,6 @@ CHECKS = (
         cause="~/.bashrc prints or waits even without a terminal. bash reads it for every command over SSH.",
         symptom="scp and rsync fail with strange protocol errors; every command takes seconds",
         fix="Put such commands after `case $- in *i*) ;; *) return;; esac`.",
+        seen=ON_HOSTS,
     ),
 )

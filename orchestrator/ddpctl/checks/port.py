@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ddpctl.checks import report
-from ddpctl.checks.base import Check, Requirements, Target, View
+from ddpctl.checks.base import ON_HOSTS, Check, Requirements, Target, View
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.question import Question
 from ddpctl_worker.wire.contract import USUAL_PORTS
@@ -76,5 +76,6 @@ CHECKS = (
         symptom="The server socket has failed to listen on any local network address. port: 29500, ... code: -98, "
         "name: EADDRINUSE on the master; the other nodes wait 15 minutes",
         fix="End that process, or let ddpctl pick a free port: `master_port: auto`.",
+        seen=ON_HOSTS,
     ),
 )

@@ -14,7 +14,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from ddpctl.checks import report
-from ddpctl.checks.base import Check, Requirements, Target, View
+from ddpctl.checks.base import ON_HOSTS, Check, Requirements, Target, View
 from ddpctl.checks.limits import DEVICES_S, TORCH_IMPORT_S
 from ddpctl.checks.ssh import judge_errors
 from ddpctl.errors import PythonMissing
@@ -175,6 +175,7 @@ CHECKS = (
         symptom="python3: command not found / torchrun: command not found, though it works after an interactive login; "
         "with differing versions: ImportError on one node while the other nodes wait in init_process_group",
         fix="Write the interpreter's full path as `python:` in the inventory.",
+        seen=ON_HOSTS,
     ),
     Check(
         "python.packages",
@@ -185,5 +186,6 @@ CHECKS = (
         symptom="ImportError on one node while the other nodes wait 30 minutes in init_process_group; results that "
         "differ",
         fix="Install the same everywhere, or `environment: {mode: managed}`.",
+        seen=ON_HOSTS,
     ),
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ddpctl.checks import report
-from ddpctl.checks.base import Check, View
+from ddpctl.checks.base import ON_HOSTS, Check, View
 from ddpctl.checks.limits import ALIKE_HOSTS
 from ddpctl.errors import (
     AgentSilent,
@@ -72,7 +72,7 @@ def _check(
             return [report.ok(title)]
         return found
 
-    return Check(check, title, judge, cause=cause, symptom=symptom, fix=fix)
+    return Check(check, title, judge, cause=cause, symptom=symptom, fix=fix, seen=ON_HOSTS)
 
 
 def _is(*kinds: type[DdpctlError]) -> Callable[[DdpctlError], bool]:

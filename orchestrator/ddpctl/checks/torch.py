@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddpctl.checks import python, report
-from ddpctl.checks.base import Check, View
+from ddpctl.checks.base import ON_HOSTS, Check, View
 from ddpctl.checks.job_imports import failures, is_error, modules, modules_question
 from ddpctl.spec.finding import Finding, Severity
 from ddpctl.spec.source import OPTIONAL
@@ -110,6 +110,7 @@ CHECKS = (
         symptom="Timed out after 901 seconds waiting for clients. 1/2 clients joined. / Connection reset by peer / "
         "failed to format addr, unknown family=0 / no output at all",
         fix="The same version, CUDA build and NCCL everywhere. `environment: {mode: managed}` does all of this.",
+        seen=ON_HOSTS,
     ),
     Check(
         "torch.import",
@@ -121,6 +122,7 @@ CHECKS = (
         symptom="ImportError: libcudart.so.12: cannot open shared object file; OSError: ... undefined symbol; ranks "
         "that start minutes apart",
         fix="Run the import by hand on that node; the last line of its error names the library.",
+        seen=ON_HOSTS,
     ),
     Check(
         "torch.vision",
@@ -132,5 +134,6 @@ CHECKS = (
         symptom="RuntimeError: operator torchvision::nms does not exist",
         fix="Install torch and torchvision together, from the same index. A job that imports torchvision neither "
         "itself nor through another package (lightning, timm) is not harmed.",
+        seen=ON_HOSTS,
     ),
 )

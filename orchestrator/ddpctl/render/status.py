@@ -316,8 +316,8 @@ def runs_table(
     hidden |= set() if any(row["SLOTS"].plain != "-" for _, _, row in rows) else {"SLOTS"}
     names = [name for name in _RUN_COLUMNS if name not in hidden]
     wide = columns(*names)
-    hidden |= {"CLUSTER", "SLOTS", *([] if several else ["USER"])}
-    narrow = columns(*(name for name in names if name not in hidden))
+    no_room = {"CLUSTER", "SLOTS", *([] if several else ["USER"])}
+    narrow = columns(*(name for name in names if name not in no_room))
     for column in narrow.columns:
         column.no_wrap = column.header not in ("JOB", "PROJECT")  # rich takes room from all other columns first
     for _, hosts, row in rows:

@@ -38,7 +38,7 @@ class RunVerdict:
     started: str | None
     ended: str | None
     end: End | None  # the end to record on this machine; None: some node has not reported the end yet
-    attempts: tuple[Attempt, ...]  # all attempts so far, beginning with the attempts of the run that this run continues
+    attempts: tuple[Attempt, ...]  # with those of the run that this run continues; the oldest may be missing
     own_attempts: tuple[Attempt, ...]  # the attempts of this run alone: a single attempt if the run has no restarts
     active_nodes: tuple[NodeStatus, ...]  # the newest attempt's, in the order of their ranks: no spares, no lost hosts
     deciding_nodes: tuple[NodeStatus, ...]  # the nodes that decide on the state

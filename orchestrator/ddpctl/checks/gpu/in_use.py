@@ -163,7 +163,7 @@ def unused_gpus(view: View) -> Mapping[str, str]:
 
 
 # A check of GPUs. By default it judges the NVIDIA GPUs that the job uses.
-gpu_check = partial(Check, ask=nvidia.ASK, recorded=NO_HARDWARE, exempt=unused_gpus)
+gpu_check = partial(Check, ask=nvidia.ASK, seen=NO_HARDWARE, exempt=unused_gpus)
 
 
 def hosts_without_gpus(view: View) -> dict[str, str]:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddpctl.checks import report
-from ddpctl.checks.base import View
+from ddpctl.checks.base import ON_HOSTS, View
 from ddpctl.checks.mesh import interface_of, mesh_check, network_answer, of_mesh, ok_finding
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.fold import group_pairs_by_culprit
@@ -168,6 +168,7 @@ CHECKS = (
         symptom="rendezvous and small tensors work, then: Read error ... Connection timed out; Timed out waiting "
         "1800000ms for recv operation to complete",
         fix="Set the MTU that passed (ddpctl finds it by trying): `sudo ip link set dev eth0 mtu 1500`.",
+        seen=ON_HOSTS,
     ),
     mesh_check(
         "mesh.bandwidth",
@@ -177,6 +178,7 @@ CHECKS = (
         "a bad cable, the management network instead of the fabric, a busy neighbour.",
         symptom="the job runs, slowly: every step waits for the slowest link",
         fix="`ethtool eth0` shows the negotiated speed; set `interface:` or `fabric_address:` if the network is wrong.",
+        seen=ON_HOSTS,
     ),
     mesh_check(
         "mesh.latency",
@@ -186,5 +188,6 @@ CHECKS = (
         "site, power saving on the interface.",
         symptom="small all-reduces are slow",
         fix="`traceroute` between the two nodes; keep the nodes of one job in one site.",
+        seen=ON_HOSTS,
     ),
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpctl.checks import firewall, report
-from ddpctl.checks.base import View
+from ddpctl.checks.base import ON_HOSTS, View
 from ddpctl.checks.firewall import BlockingRule
 from ddpctl.checks.firewall.tool import join_spans
 from ddpctl.checks.gpu.in_use import uses_gloo
@@ -289,5 +289,6 @@ CHECKS = (
         "called possible. `ddpctl preflight --fix` runs the command once you have agreed. To confine the range: sysctl "
         "-w "
         'net.ipv4.ip_local_port_range="50000 51000" on every node, and open that.',
+        seen=ON_HOSTS,
     ),
 )

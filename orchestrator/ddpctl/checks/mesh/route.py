@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddpctl.checks import report
-from ddpctl.checks.base import View
+from ddpctl.checks.base import ON_HOSTS, View
 from ddpctl.checks.mesh import dial_json, fold_hosts, mesh_check, of_mesh, ok_finding
 from ddpctl.checks.mesh.faults import find_wrong_address
 from ddpctl.spec.finding import Finding
@@ -114,6 +114,7 @@ CHECKS = (
         symptom="No route to host; Network is unreachable; client socket has timed out",
         fix="Add the route (`ip route get ADDRESS` on the node shows what it does now), or set `fabric_address:` to "
         "an address in a network that all nodes share.",
+        seen=ON_HOSTS,
     ),
     mesh_check(
         "mesh.identity",
@@ -123,5 +124,6 @@ CHECKS = (
         "one address, a cloned machine, a port forwarding (a container's published port), a proxy.",
         symptom="a hang of a minute or more without a useful message; Connection reset by peer",
         fix="Find who owns the address (`arping`, `ip neigh`), remove the forwarding, or use another port.",
+        seen=ON_HOSTS,
     ),
 )
