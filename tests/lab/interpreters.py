@@ -36,6 +36,12 @@ def make_stand_in() -> Path:
     return python
 
 
+def make_frameworks() -> Path:
+    """An interpreter with the frameworks of docs/recipes.md. Raises CalledProcessError if they cannot be installed."""
+    done = subprocess.run([INSTALLER, "frameworks"], check=True, stdout=subprocess.PIPE, text=True)
+    return Path(done.stdout.strip())
+
+
 def python113() -> Path:
     """Debian's own, with python3-torch."""
     return Path("/usr/bin/python3")
