@@ -151,6 +151,12 @@ def test_jobs_wait_in_line_and_start_without_a_controller(people: Mapping[str, S
     assert [run["state"] for run in waiting] == ["queued"] * 3
     until(lambda: place(bob, fourth) == ("queued", 3), 10)
     assert place(alice, second) == ("queued", 1)
+    screen = alice("top").ok().stdout
+    assert "2 live runs, 2 of other accounts" in screen
+    assert re.search(r"(?m)^second +queued 1 +2 .*account bob *$", screen), screen
+    screen = bob("top").ok().stdout
+    assert re.search(rf"(?m)^first +running +2 .* {first} +account alice, slots 0-1 *$", screen), screen
+    assert all(re.search(rf"(?m)^{host.name} .* alice: run first *$", screen) for host in lab), screen
     note = rf"{lab[0].name}: place 3 in line for 2 slots; in use: 2 by alice"
     until(lambda: re.search(note, bob("status", "fourth").ok().stdout), 10, lambda: bob("status", "fourth").stdout)
     follow = bob.start("attach", "fourth")
