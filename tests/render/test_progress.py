@@ -34,3 +34,10 @@ def test_a_stage_that_found_errors_is_not_called_ok() -> None:
         view.tell(StageStarted("preflight", 2))
         view.tell(StageEnded("preflight", False, result="2 errors"))
     assert out.getvalue().split() == ["preflight", "2", "errors", "0.0s"]
+
+
+def test_a_remembered_preflight_took_no_time() -> None:
+    out = io.StringIO()
+    with ProgressView(Console(file=out)) as view:
+        view.tell(StageEnded("preflight", True, result="ok, 13 s ago"))
+    assert out.getvalue().strip() == "preflight     ok, 13 s ago"

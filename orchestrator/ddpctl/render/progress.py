@@ -148,9 +148,10 @@ class ProgressView:
             self._bytes.discard(event.stage)
             if not self._tasks:
                 _SCREEN.show(self._progress, False)
-        seconds = time.monotonic() - self._begun.pop(event.stage, time.monotonic())
+        begun = self._begun.pop(event.stage, None)
+        took = "" if begun is None else f"  {time.monotonic() - begun:.1f}s"
         mark = event.result or ("ok" if event.ok else "failed")
         style = "green" if event.ok else "bold red"
         title = _TITLES.get(event.stage, event.stage)
         note = f"  {event.note}" if event.note else ""
-        self._console.print(Text.assemble((f"{title:<14}", "bold"), (mark, style), f"  {seconds:.1f}s{note}"))
+        self._console.print(Text.assemble((f"{title:<14}", "bold"), (mark, style), f"{took}{note}"))
