@@ -291,6 +291,9 @@ def test_the_line_goes_on_while_nobody_is_logged_in(
     until(lambda: not any(open_slots(host) for host in lab), 20)
 
 
+@pytest.mark.full(
+    covered_by="tests/worker/slots/test_folder.py::test_a_claim_ends_with_its_lock_and_its_account_removes_the_rest"
+)
 def test_a_reboot_frees_the_slots_and_ends_the_place_in_line(
     people_on_systemd: tuple[dict[str, Site], list[SystemdHost]],
 ) -> None:
@@ -313,6 +316,9 @@ def test_a_reboot_frees_the_slots_and_ends_the_place_in_line(
         site("kill", run).ok()
 
 
+@pytest.mark.full(
+    covered_by="tests/worker/slots/test_line.py::test_a_host_without_a_usable_folder_starts_the_run_without_a_claim"
+)
 def test_a_host_whose_folder_cannot_be_used_starts_the_run_and_says_so(
     make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_in: str
 ) -> None:
@@ -345,6 +351,7 @@ def test_a_host_whose_folder_cannot_be_used_starts_the_run_and_says_so(
     assert f"{FOLDER} is a symbolic link or no folder" in unsafe.stderr
 
 
+@pytest.mark.full(covered_by="tests/worker/slots/test_line.py::test_a_clock_that_jumps_changes_no_place")
 def test_a_clock_that_jumps_changes_neither_the_line_nor_an_age(
     make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_in: str
 ) -> None:

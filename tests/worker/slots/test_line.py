@@ -134,6 +134,18 @@ def test_a_full_disk_costs_a_waiting_run_neither_its_slots_nor_its_place(monkeyp
     waiting.leave()
 
 
+def test_a_clock_that_jumps_changes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = taken(run_of("r1", 4))
+    tickets = []
+    for name, jump in (("r2", 3600), ("r3", -3600)):
+        monkeypatch.setattr("time.time", lambda jump=jump: 1e9 + jump)
+        tickets.append(ticket(run_of(name, 1)))
+    assert shown() == {"r1": ([0, 1, 2, 3], None), "r2": ([], 1), "r3": ([], 2)}
+    assert all(claim["age_s"] < 60 for claim in slots({"host": "node0"}, Channel())["claims"])
+    for each in (first, *(ticket.hold for ticket in tickets)):
+        each.close(over=True)
+
+
 def test_claims_of_other_versions_of_ddpctl_count(folder: str) -> None:
     """Their locks and the names of their files are the same; all else may be missing or new."""
     slots_folder = SlotsFolder(folder)
