@@ -47,7 +47,7 @@ ROOMS: dict[str, set[str]] = {
     "run": {"checkpoint", "doctor", "facts", "gang", "slots", "store", "record", "machine", "rules", "wire"},
     "agent": {"run", "checkpoint", "gang", "slots", "store", "record", "machine", "rules", "wire"},
     "mesh": {"run", "doctor", "record", "machine", "rules", "wire"},
-    "verbs": {"run", "checkpoint", "doctor", "facts", "store", "record", "machine", "rules", "wire"},
+    "verbs": {"run", "checkpoint", "doctor", "facts", "slots", "store", "record", "machine", "rules", "wire"},
 }
 # The modules of the worker that both sides use: the words of the protocol, and the rules that both apply.
 SHARED = re.compile(r"ddpctl_worker(\.wire(\.contract(\.\w+)?)?|\.rules(\..*)?)?")

@@ -5,41 +5,59 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import time
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import MakeLab
 from tests.e2e.programs import SLEEP
-from tests.e2e.site import Site, named, one_line, ranks, until, wait_for_ranks
-from tests.lab import Host, Lab
+from tests.e2e.site import Site, named, one_line, ranks, running, until, wait_for_ranks
+from tests.lab import Host, Lab, SystemdHost
+from tests.lab.clock import HostClock, compiler
 from tests.lab.command import Ddpctl
+from tests.suite.speed import stretch
 
 FOLDER = "/var/tmp/ddpctl-slots"
 
 
 @pytest.fixture
 def people(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_in: str) -> Mapping[str, Site]:
-    """Three accounts with an inventory of the same two hosts, of two slots each."""
-    lab = make_lab(2)
+    return sites_of(make_lab(2), ddpctl, tmp_path, stand_in)
+
+
+def sites_of(lab: Lab, ddpctl: Ddpctl, folder: Path, python: str) -> dict[str, Site]:
+    """Three accounts with an inventory of the same hosts, of two slots each."""
     sites = {}
     for user in ("alice", "bob", "carol"):
         for host in lab:
             host.add_user(user)
-        site = sites[user] = Site(lab, ddpctl, tmp_path / user, stand_in)
+        site = sites[user] = Site(lab, ddpctl, folder / user, python)
         site.keys["defaults"].update(user=user, slots=2)
     return sites
 
 
+def open_slots(host: Host) -> dict[int, set[str]]:
+    """Return pid -> the slots whose locked files the process has open, from /proc."""
+    find = ["find", "/proc", "-maxdepth", "3", "-path", "/proc/[0-9]*/fd/*", "-lname", f"{FOLDER}/slot-*"]
+    found: dict[int, set[str]] = {}
+    for pid, slot in re.findall(
+        r"/proc/(\d+)/\S+ \S+/slot-(\S+)", host.run([*find, "-printf", "%p %l\n"], check=False).stdout
+    ):
+        found.setdefault(int(pid), set()).add(slot)
+    return found
+
+
 def holders(host: Host) -> dict[str, set[str]]:
-    """Return slot -> the processes that have its locked file open, from /proc."""
+    """Return slot -> the names of the processes that hold it."""
     found: dict[str, set[str]] = {}
-    for process in host.processes():
-        names = host.run(f"ls -l /proc/{process.pid}/fd", check=False).stdout
-        for slot in re.findall(rf"{FOLDER}/slot-(\S+)", names):
-            with contextlib.suppress(FileNotFoundError):  # the process has ended meanwhile
-                found.setdefault(slot, set()).add((host.proc / str(process.pid) / "comm").read_text().strip())
+    for pid, slots in open_slots(host).items():
+        with contextlib.suppress(FileNotFoundError):  # the process has ended meanwhile
+            name = (host.proc / str(pid) / "comm").read_text().strip()
+            for slot in slots:
+                found.setdefault(slot, set()).add(name)
     return found
 
 
@@ -87,6 +105,15 @@ def test_slots_are_shared_and_their_holder_is_named(people: Mapping[str, Site]) 
     bob("kill", "train").ok()
 
 
+TRAINS = """\
+import os, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(100000):
+    dist.barrier()
+    print("step", step, "on", os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
+    time.sleep(0.1)
+"""
 NVIDIA_SMI = """#!/bin/sh
 case "$*" in
 -L) for n in 0 1 2 3; do echo "GPU $n: NVIDIA A100 (UUID: GPU-0000000$n-1111-2222-3333-444444444444)"; done ;;
@@ -112,8 +139,8 @@ def test_two_jobs_on_one_host_get_gpus_of_their_own(
     host.write("/var/tmp/apps", f"GPU-00000001-1111-2222-3333-444444444444, {host.sshd_pid()}, python, 4000\n")
     site = Site(lab, ddpctl, tmp_path / "one", stand_in)
     site.keys["defaults"]["slots"] = "auto"
-    job = site.job("gpus", SLEEP, nproc_per_node=1)
-    other = site.job("others", SLEEP, nproc_per_node=2)
+    job = site.job("gpus", TRAINS, nproc_per_node=1)
+    other = site.job("others", TRAINS, nproc_per_node=2)
     runs = [site.up(name, "--skip-preflight")["run"] for name in (job, other)]
     seen = []
     for run in runs:
@@ -121,6 +148,8 @@ def test_two_jobs_on_one_host_get_gpus_of_their_own(
         environ = next(iter(ranks(host, run).values())).environ
         seen.append((environ["CUDA_VISIBLE_DEVICES"], environ["CUDA_DEVICE_ORDER"]))
     assert seen == [("0", "PCI_BUS_ID"), ("2,3", "PCI_BUS_ID")]
+    for name, gpus in ((job, "0"), (other, "2,3")):
+        site.wait_for_output(name, rf"step 20 on {gpus}\n", "--rank", "0")
     full = site("up", "--job", site.job("third", SLEEP, nproc_per_node=1), "-d", "--skip-preflight")
     assert full.rc == 8, full.stderr
     host.write("/etc/ddpctl.conf", "account_slots = 3\n")
@@ -151,6 +180,12 @@ def test_jobs_wait_in_line_and_start_without_a_controller(people: Mapping[str, S
     assert [run["state"] for run in waiting] == ["queued"] * 3
     until(lambda: place(bob, fourth) == ("queued", 3), 10)
     assert place(alice, second) == ("queued", 1)
+    screen = alice("top").ok().stdout
+    assert "2 live runs, 2 of other accounts" in screen
+    assert re.search(r"(?m)^second +queued 1 +2 .*account bob *$", screen), screen
+    screen = bob("top").ok().stdout
+    assert re.search(rf"(?m)^first +running +2 .* {first} +account alice, slots 0-1 *$", screen), screen
+    assert all(re.search(rf"(?m)^{host.name} .* alice: run first *$", screen) for host in lab), screen
     note = rf"{lab[0].name}: place 3 in line for 2 slots; in use: 2 by alice"
     until(lambda: re.search(note, bob("status", "fourth").ok().stdout), 10, lambda: bob("status", "fourth").stdout)
     follow = bob.start("attach", "fourth")
@@ -171,47 +206,219 @@ def test_jobs_wait_in_line_and_start_without_a_controller(people: Mapping[str, S
     until(lambda: not any(holders(host) for host in lab), 20)
 
 
-LIVE = ("queued", "pending", "starting", "running", "stopping")
-SHORT = "import sys, time\ntime.sleep(float(sys.argv[1]))\n"
+# Ends once its host has the file.
+UNTIL_TOLD = """\
+import os, time
+while not os.path.exists("/var/tmp/enough"):
+    time.sleep(0.1)
+"""
 
 
-def runs_by_slot(host: Host) -> dict[str, set[str]]:
-    """Return slot -> the runs whose guardian or supervisor has the locked file open, from /proc."""
+def let_end(lab: Lab) -> None:
+    """End the ranks of UNTIL_TOLD, without a connection to a host."""
+    for host in lab:
+        host.run("touch /var/tmp/enough")
+
+
+def runs_with_slots(host: Host) -> dict[str, set[str]]:
+    """Return slot -> the runs that hold it, from /proc."""
     found: dict[str, set[str]] = {}
-    for process in host.processes():
-        words = " ".join(process.argv)
-        run = re.search(r"\b\d{8}T\d{6}Z-[0-9a-f]{6}\b", words)
-        names = host.run(f"ls -l /proc/{process.pid}/fd", check=False).stdout if run else ""
-        for slot in re.findall(rf"{FOLDER}/slot-(\S+)", names):
-            assert run
-            found.setdefault(slot, set()).add(run[0])
+    words = {process.pid: " ".join(process.argv) for process in host.processes()}
+    for pid, slots in open_slots(host).items():
+        if run := re.search(r"\b\d{8}T\d{6}Z-[0-9a-f]{6}\b", words.get(pid, "")):
+            for slot in slots:
+                found.setdefault(slot, set()).add(run[0])
     return found
+
+
+def seconds_until_next(lab: Lab, before: str, after: str, count: int) -> float:
+    """Return the time from the end of a run's hold on all slots to the moment when all ranks of the next run are there.
+
+    All of it is read from /proc of the hosts: no controller is connected.
+    """
+    times = {"held": time.monotonic()}
+
+    def there() -> bool:
+        if any(before in runs for host in lab for runs in runs_with_slots(host).values()):
+            times["held"] = time.monotonic()
+        return all(len(ranks(host, after)) >= count for host in lab)
+
+    until(there, 60, lambda: str([runs_with_slots(host) for host in lab]))
+    return time.monotonic() - times["held"]
+
+
+@pytest.fixture
+def people_on_systemd(
+    make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_in: str
+) -> tuple[dict[str, Site], list[SystemdHost]]:
+    """The same on hosts where the end of a login ends its processes."""
+    lab = make_lab(2, systemd=True)
+    hosts = [host for host in lab if isinstance(host, SystemdHost)]
+    for host in hosts:
+        host.logind("KillUserProcesses=yes")
+    return sites_of(lab, ddpctl, tmp_path, stand_in), hosts
+
+
+def test_the_line_goes_on_while_nobody_is_logged_in(
+    people_on_systemd: tuple[dict[str, Site], list[SystemdHost]],
+) -> None:
+    people, hosts = people_on_systemd
+    alice, bob, carol = people.values()
+    lab = alice.lab
+    first = alice.up(alice.job("first", UNTIL_TOLD, nproc_per_node=2))["run"]
+    refused = bob("up", "--job", bob.job("second", SLEEP, nproc_per_node=2), "-d")
+    assert refused.rc == 8, refused.stderr
+    for host in lab:
+        assert f"  {host.name}: slots 0-1: alice, run first (since " in refused.stderr
+    second = bob.up("second", "--wait")["run"]
+    third = carol.up(carol.job("third", SLEEP, nproc_per_node=2), "--wait")["run"]
+    until(lambda: place(carol, third) == ("queued", 2), 20)
+    for host in hosts:
+        until(lambda host=host: not host.run(["loginctl", "list-sessions", "--no-legend"]).stdout, 30)  # type: ignore[misc]
+
+    let_end(lab)
+    after_end = seconds_until_next(lab, first, second, 2)
+    assert not any(ranks(host, third) for host in lab)
+    for host in hosts:
+        watchers = [named(host, name) for name in ("ddpctl-guardian", "ddpctl-super")]
+        host.run(["kill", "-KILL", *(str(watcher.pid) for watcher in watchers if watcher)])
+    after_kill = seconds_until_next(lab, second, third, 2)
+    print(f"started {after_end:.1f} s after the end of a run, {after_kill:.1f} s after SIGKILL for its watchers")
+    assert max(after_end, after_kill) < stretch(5)
+    assert [runs_with_slots(host) for host in lab] == [{"0": {third}, "1": {third}}] * 2
+    for site, run in ((bob, second), (carol, third)):
+        site("kill", run).ok()
+    until(lambda: not any(open_slots(host) for host in lab), 20)
+
+
+@pytest.mark.full(
+    covered_by="tests/worker/slots/test_folder.py::test_a_claim_ends_with_its_lock_and_its_account_removes_the_rest"
+)
+def test_a_reboot_frees_the_slots_and_ends_the_place_in_line(
+    people_on_systemd: tuple[dict[str, Site], list[SystemdHost]],
+) -> None:
+    people, hosts = people_on_systemd
+    alice, bob, carol = people.values()
+    first = alice.up(alice.job("first", SLEEP, nproc_per_node=2))["run"]
+    second = bob.up(bob.job("second", SLEEP, nproc_per_node=2), "--wait")["run"]
+    hosts[0].run(["systemctl", "reboot"])
+    hosts[0].boot_again()
+    for site, run in ((alice, first), (bob, second)):
+        ended = site.wait_for_state(run, "failed")
+        assert ended["cause"]["host"] == "node0", ended
+    assert not open_slots(hosts[0])
+    until(lambda: not open_slots(hosts[1]), 30, lambda: str(holders(hosts[1])))
+    third = carol.up(carol.job("third", SLEEP, nproc_per_node=2))["run"]
+    wait_for_ranks(hosts, third, 2)
+    assert [job["run"] for job in carol("ps", "--json").ok().json()["jobs"]] == [third]
+    carol("kill", third).ok()
+    for site, run in ((alice, first), (bob, second)):
+        site("kill", run).ok()
+
+
+@pytest.mark.full(
+    covered_by="tests/worker/slots/test_line.py::test_a_host_without_a_usable_folder_starts_the_run_without_a_claim"
+)
+def test_a_host_whose_folder_cannot_be_used_starts_the_run_and_says_so(
+    make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_in: str
+) -> None:
+    lab = make_lab(3)
+    full, closed, missing = lab
+    full.small_tmpfs(FOLDER, "64k", "mode=1777")
+    full.run(f"cat /dev/zero > {FOLDER}/filler", check=False)
+    closed.run(["mkdir", "-m", "1755", FOLDER])
+    alice, bob, _ = sites_of(lab, ddpctl, tmp_path, stand_in).values()
+    done = alice("up", "--job", alice.job("first", SLEEP, nproc_per_node=2), "-d").ok()
+    said = " ".join(done.stderr.split())
+    assert f"{full.name}: no slot could be claimed ({FOLDER}: No space left on device): other accounts do not" in said
+    assert f"{closed.name}: no slot could be claimed ({FOLDER} is not writable for this account; sudo chmod" in said
+    assert f"{missing.name}: no slot" not in said
+    assert missing.run(["stat", "-c", "%a %U", FOLDER]).stdout.split() == ["1777", "alice"]
+    assert [set(holders(host)) for host in lab] == [set(), set(), {"0", "1"}]
+    refused = bob("up", "--job", bob.job("second", SLEEP, nproc_per_node=2), "-d")
+    assert refused.rc == 8
+    assert f"{missing.name} is in use; nothing was started" in one_line(refused)
+    listed = bob("ps").ok()
+    assert f"{closed.name}: the runs of other accounts are not known: {FOLDER} is not writable" in listed.stderr
+
+    second = bob.up("second", "--wait")["run"]
+    alice("kill", "first").ok()
+    wait_for_ranks(lab, second, 2)
+    bob("kill", second).ok()
+    missing.run(f"mv {FOLDER} /var/tmp/elsewhere && ln -s /var/tmp/elsewhere {FOLDER}")
+    unsafe = bob("up", "--job", "second", "-d")
+    assert unsafe.rc == 1, unsafe.stderr
+    assert f"{FOLDER} is a symbolic link or no folder" in unsafe.stderr
+
+
+@pytest.mark.full(covered_by="tests/worker/slots/test_line.py::test_a_clock_that_jumps_changes_no_place")
+def test_a_clock_that_jumps_changes_neither_the_line_nor_an_age(
+    make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_in: str
+) -> None:
+    """The clock is an hour ahead when bob gets his place, and an hour behind when carol gets hers."""
+    if compiler() is None:
+        pytest.skip("there is no C compiler: a host gets a clock of its own by a library")
+    lab = make_lab(1)
+    clock = HostClock(lab[0])
+    alice, bob, carol = sites_of(lab, ddpctl, tmp_path, stand_in).values()
+    alice.up(alice.job("first", SLEEP, nproc_per_node=2))
+    clock.set(3600)
+    second = bob.up(bob.job("second", SLEEP, nproc_per_node=2), "--wait")["run"]
+    clock.set(-3600)
+    third = carol.up(carol.job("third", SLEEP, nproc_per_node=2), "--wait")["run"]
+    refused = alice("up", "--job", alice.job("late", SLEEP, nproc_per_node=1), "-d")
+    said = re.findall(r"node0: (.*): (\w+), run (\w+) \(since (\d+) (?:s|min),", refused.stderr)
+    assert [words[:3] for words in said] == [
+        ("slots 0-1", "alice", "first"),
+        ("waiting for 2 slots", "bob", "second"),
+        ("waiting for 2 slots", "carol", "third"),
+    ], refused.stderr
+    alice("kill", "first").ok()
+    wait_for_ranks(lab, second, 2)
+    assert place(carol, third) == ("queued", 1)
+    bob("kill", second).ok()
+    wait_for_ranks(lab, third, 2)
+    carol("kill", third).ok()
+
+
+SHORT = "import sys, time\ntime.sleep(float(sys.argv[1]))\n"
+JOBS = 30
 
 
 @pytest.mark.full(covered_by="tests/e2e/test_slots.py::test_jobs_wait_in_line_and_start_without_a_controller")
 @pytest.mark.parametrize("seed", [1])
 def test_many_jobs_of_several_accounts(people: Mapping[str, Site], seed: int) -> None:
-    """Thirty jobs on one or both hosts, in any order: each ends well, and no slot ever has two runs."""
+    """Thirty jobs on one or both hosts wait in line at once, in any order: each ends well, no slot ever has two runs,
+    and no host has more ranks than slots."""
     roll = random.Random(seed)
     lab = people["alice"].lab
+    people["alice"].up(people["alice"].job("gate", UNTIL_TOLD, nproc_per_node=2))
     jobs: dict[str, Site] = {}
-    for number in range(30):
+    for number in range(JOBS):
         site = roll.choice(list(people.values()))
         hosts = roll.choice((["node0"], ["node1"], ["node0", "node1"], ["node1", "node0"]))
-        name = site.job(f"j{number}", SHORT, str(roll.uniform(0.1, 2)), nodes=hosts, nproc_per_node=roll.randint(1, 2))
+        name = site.job(f"j{number}", SHORT, str(roll.uniform(0.5, 4)), nodes=hosts, nproc_per_node=roll.randint(1, 2))
         jobs[site.up(name, "--wait", "--skip-preflight")["run"]] = site
-        assert_one_run_each(lab)
-    left = set(jobs)
-    while left:
-        assert_one_run_each(lab)
-        for site in people.values():
-            rows = site("ps", "--mine", "--all", "--json").ok().json()["jobs"]
-            ended = {row["run"]: row["state"] for row in rows if row["run"] in left and row["state"] not in LIVE}
-            assert set(ended.values()) <= {"succeeded"}, ended
-            left -= set(ended)
+    queued = {job["run"] for job in people["bob"]("ps", "--json").ok().json()["jobs"] if job["state"] == "queued"}
+    assert queued == set(jobs)
+
+    opened, looks = time.time(), 0
+    let_end(lab)
+    while any(running(host) for host in lab):  # a run, or a waiter of a run in line
+        looks += 1
+        for host in lab:
+            assert_slots_are_kept(host)
+        assert time.time() - opened < stretch(200), people["bob"]("ps").stdout
+    took = time.time() - opened
+    ended = {run: site.status(run) for run, site in jobs.items()}
+    assert {status["state"] for status in ended.values()} == {"succeeded"}, ended
+    moments = (datetime.fromisoformat(status["started"].replace("Z", "+00:00")) for status in ended.values())
+    starts = sorted(moment.timestamp() - opened for moment in moments)
+    print(f"{JOBS} jobs in {took:.0f} s, started after {starts[0]:.0f} to {starts[-1]:.0f} s; {looks} looks")
 
 
-def assert_one_run_each(lab: Lab) -> None:
-    for host in lab:
-        for slot, runs in runs_by_slot(host).items():
-            assert len(runs) == 1, f"{host.name}: slot {slot} is held by {runs}"
+def assert_slots_are_kept(host: Host) -> None:
+    for slot, runs in runs_with_slots(host).items():
+        assert len(runs) == 1, f"{host.name}: slot {slot} is held by {runs}"
+    found = [process for process in host.processes() if "RANK" in process.environ and process.state not in "ZX"]
+    assert len(found) <= 2, f"{host.name}: {[(one.environ['DDPCTL_RUN'], one.pid) for one in found]}"

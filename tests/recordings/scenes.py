@@ -82,6 +82,40 @@ def restart(stage: Stage) -> None:
     terminal.done()
 
 
+def slots(stage: Stage) -> None:
+    """A colleague has all slots: the job waits in line, and starts when the colleague's run has ended."""
+    for host in stage.lab:
+        for user in ("alice", "ada"):
+            host.add_user(user)
+    job = {"args": LONG, "nproc_per_node": 2}
+    stage.inventory(job, defaults={"python": stage.python, "slots": 2, "user": "alice"})
+    stage.run_as("alice", "desk", "up", "-d", "--name", "resnet")
+    stage.inventory(job, defaults={"python": stage.python, "slots": 2, "user": "ada"})
+    stage.run("preflight")  # remembered, so the recording does not show it again
+    terminal = stage.terminal
+    terminal.type("ddpctl up")
+    terminal.done()
+    terminal.type("ddpctl up --wait")
+    terminal.see("in use: 2 by alice")
+    terminal.rest(2)
+    terminal.press("\x03")
+    terminal.see("etach")
+    terminal.press("d")
+    terminal.press("\r")
+    terminal.done()
+    terminal.type("ddpctl ps")
+    terminal.done()
+    stage.run_as("alice", "desk", "kill", "resnet")
+    terminal.type("ddpctl attach train")
+    terminal.see("epoch 2")
+    terminal.press("\x03")
+    terminal.done()
+    terminal.type("ddpctl ps")
+    terminal.done()
+    terminal.type("ddpctl kill train")
+    terminal.done()
+
+
 def run_of(stage: Stage) -> str:
     """The run with ranks on the first host."""
     runs = {process.environ.get("DDPCTL_RUN") for process in stage.lab[0].processes()} - {None}
@@ -102,4 +136,5 @@ SCENES = {
     "firewall": Scene("A closed port is found before the start", 2, firewall),
     "failure": Scene("A rank is killed", 2, failure),
     "restart": Scene("A host loses power", 3, restart),
+    "slots": Scene("A job waits in line", 2, slots),
 }

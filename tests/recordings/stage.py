@@ -14,6 +14,12 @@ from tests.lab.command import PATH
 from tests.lab.disk import CHECKOUT
 from tests.recordings.terminal import Terminal
 
+COLLEAGUE = """\
+hostname "$1" && mount -t tmpfs tmpfs /home && mkdir -p "$3" && mount --bind "$2" "$3" && cd "$3" || exit
+shift 3
+exec "$@"
+"""
+
 
 class Stage:
     """``terminal`` is in a folder with `train.py`, a small training that ships with ddpctl."""
@@ -31,6 +37,7 @@ class Stage:
             shutil.copy(path, self.folder)
         (self.folder / "resnet_ddp.py").rename(self.folder / "train.py")
         self._env = {"PATH": PATH, "HOME": str(self.home), "LANG": "C.UTF-8", "USER": "ada"}
+        self._colleagues = folder / "colleagues"
         self.terminal = Terminal(self.folder, self._env)
 
     def __enter__(self) -> Stage:
@@ -54,6 +61,21 @@ class Stage:
         command = ["ddpctl", *args]
         done = subprocess.run(command, env=self._env, cwd=self.folder, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def run_as(self, user: str, machine: str, *args: str) -> str:
+        """Return the output of a colleague's command: typed on another machine, in ~/resnet, with the same inventory.
+
+        The command sees that machine's name and home folder in namespaces of its own.
+        """
+        code = self._colleagues / user
+        if not code.exists():
+            shutil.copytree(self.folder, code)
+        place = f"/home/{user}/resnet"
+        inside = ["unshare", "--uts", "--mount", "sh", "-c", COLLEAGUE, "sh", machine, str(code), place]
+        env = {**self._env, "USER": user}
+        done = subprocess.run([*inside, "ddpctl", *args], env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{args}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def wait_for_output(self, text: str) -> None:

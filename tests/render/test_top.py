@@ -25,11 +25,27 @@ from ddpctl.render.top import (
     summary,
 )
 from ddpctl.spec.outcome import NodeStatus, RankOnHost, Straggler, StuckRun
+from ddpctl.spec.slots import Claim, ClaimOrigin
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.top import GpuPulse, Holder, HostView, Overview, Pulse, RankPulse
 from tests.values import recorded
 
 GB = 1_000_000_000
+CLAIM = Claim(
+    "node0",
+    "r1",
+    "bert",
+    "lab",
+    "exp",
+    ("node0",),
+    "alice",
+    False,
+    ClaimOrigin("a", "desk", "/x"),
+    60.0,
+    (0, 1),
+    2,
+    None,
+)
 RANK = Holder(41, "ada", "python train.py", "train", "r1", 0, None)
 STRANGER = replace(RANK, pid=77, user="bob", command="python serve.py", job=None, run=None, rank=None)
 
@@ -92,6 +108,7 @@ def test_many_gpus_are_folded_until_a_host_is_opened() -> None:
         (HostView("node0", pulse(late={"gpus": 14.2})), "the GPU driver has not answered for 14 s"),
         (HostView("node0", pulse(late={"runs": 8.0})), "the disk has not answered for 8 s"),
         (HostView("node0", pulse(errors={"runs": "OSError('x')"})), "the runs cannot be read: OSError('x')"),
+        (HostView("node0", pulse(errors={"claims": "x"})), "the runs of other accounts cannot be read: x"),
         (HostView("node0", pulse(gpu_error="NVML: Driver not loaded")), "NVML: Driver not loaded"),
         (HostView("node0", pulse(gpu(0, Holder(9, None, None, None, None, None, None)))), "pid 9, not seen from here"),
     ],
@@ -107,6 +124,21 @@ def test_what_is_not_known_is_not_a_number() -> None:
     assert rows[0][4:8] == ["1: unknown", "-", "-", "-"]
     assert rows[1][4:] == ["unknown", "-", "-", "-/700", "NVML: GPU is lost"]
     assert rows[2][1:5] == ["-", "-", "-", "unknown"]
+
+
+def test_runs_of_other_accounts_are_rows_with_what_their_claims_show() -> None:
+    waiting = replace(CLAIM, account="bob", slots=(), place=2)
+    same_run = [replace(CLAIM, host="node1", slots=(0,)), replace(waiting, host="node1")]
+    views = [HostView("node0", pulse(claims=(CLAIM, waiting))), HostView("node1", pulse(claims=tuple(same_run)))]
+    full = seen(*views, runs=[replace(run("running"), run="r0")])
+    rows = run_rows(full)
+    assert plain(rows)[1:] == [
+        ["bert", "queued 2", "2", "-", "-", "1m ago", "r1", "account bob"],
+        ["bert", "running", "2", "-", "-", "1m ago", "r1", "account alice, slots node0:0-1 node1:0"],
+    ]
+    assert len({row.key for row in rows}) == 3
+    assert [row[-1] for row in plain(host_rows(full))] == ["alice: run bert"] * 2
+    assert summary(full).plain == "2 hosts  1 live run, 2 of other accounts"
 
 
 def test_a_run_while_its_nodes_join() -> None:

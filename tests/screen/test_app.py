@@ -20,6 +20,7 @@ from ddpctl.screen.parts import Rows
 from ddpctl.spec.event import Event, Line
 from ddpctl.spec.lines import Group
 from ddpctl.spec.outcome import NodeStatus
+from ddpctl.spec.slots import Claim, ClaimOrigin
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.top import GpuPulse, HostView, Overview, Pulse, RankPulse
 from tests.values import recorded
@@ -282,6 +283,27 @@ def test_kill_asks_first() -> None:
 
     play(cluster, steps)
     assert cluster.killed == ["run-train"]
+
+
+def test_a_run_of_another_account_can_neither_be_opened_nor_killed() -> None:
+    origin = ClaimOrigin("alice", "desk", "/x")
+    claim = Claim("node0", "r9", "bert", "lab", "exp", ("node0",), "alice", False, origin, 60.0, (0,), 1, None)
+    first = host(0)
+    assert first.pulse
+    cluster = Cluster()
+    cluster.seen = replace(cluster.seen, hosts=(replace(first, pulse=replace(first.pulse, claims=(claim,))), host(1)))
+
+    async def steps(pilot: Pilot[None]) -> None:
+        await until(pilot, "bert", "account alice", "2 live runs, 1 of other accounts")
+        await pilot.press("down", "down")
+        for key in ("k", "d", "enter"):
+            await pilot.press(key)
+            await until(pilot, "a run of alice: no other account may look into it or end it", "2 hosts")
+        await pilot.press("up", "enter")
+        await until(pilot, "run-eval", without="2 hosts")
+
+    play(cluster, steps)
+    assert cluster.killed == []
 
 
 def test_readonly_has_no_key_that_kills() -> None:

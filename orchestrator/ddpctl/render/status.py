@@ -335,11 +335,11 @@ def _cells(run: RunStatus, claims: Sequence[Claim]) -> dict[str, Text]:
         "JOB": Text(run.job),
         "PROJECT": Text(run.project),
         "RUN": Text(run.run),
-        "STATE": _placed(run.verdict.state, place),
+        "STATE": placed_text(run.verdict.state, place),
         "STARTED": Text(age_text(run.verdict.started)),
         "TIME": Text(duration_text(run.verdict.started, run.verdict.ended, live=not run.verdict.terminal)),
         "HOSTS": Text(fold_names(run.hosts)),
-        "SLOTS": Text(_slots(slots_of_run(claims, run.run))),
+        "SLOTS": Text(slots_by_host(slots_of_run(claims, run.run))),
         "USER": Text(run.user or "-"),
         "CLUSTER": Text(run.cluster),
     }
@@ -353,22 +353,22 @@ def _other_cells(other: OtherRun) -> dict[str, Text]:
         "JOB": Text(run.job),
         "PROJECT": Text(run.project),
         "RUN": Text(run.run),
-        "STATE": _placed(other.state, place_of_run(other.claims, run.run)),
+        "STATE": placed_text(other.state, place_of_run(other.claims, run.run)),
         "STARTED": Text(age_text(started, now)),
         "TIME": Text(duration_text(started, None, live=True, now=now)),
         "HOSTS": Text(fold_names(other.hosts)),
-        "SLOTS": Text(_slots(slots_of_run(other.claims, run.run))),
+        "SLOTS": Text(slots_by_host(slots_of_run(other.claims, run.run))),
         "USER": Text(run.account),
         "CLUSTER": Text(run.cluster),
     }
 
 
-def _placed(state: str, place: int | None) -> Text:
+def placed_text(state: str, place: int | None) -> Text:
     """Return the state, and the place of a run that waits in line: ``queued 2``."""
     return state_text(state) if place is None else Text.assemble(state_text(state), f" {place}")
 
 
-def _slots(by_host: Mapping[str, Sequence[int]]) -> str:
+def slots_by_host(by_host: Mapping[str, Sequence[int]]) -> str:
     """Return ``0-3``, or ``node0:0-3 node1:4-7`` where the hosts of a run differ."""
     texts = {host: fold_numbers(numbers) for host, numbers in by_host.items()}
     if len(set(texts.values())) <= 1:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ddpctl.render.clean import clean
 from ddpctl.render.console import Whole, columns
-from ddpctl.render.status import FROM_OUTPUT, age_text, attempt_line, cause_line, slow_line, state_text, stuck_line
+from ddpctl.render.status import (
+    FROM_OUTPUT,
+    age_text,
+    attempt_line,
+    cause_line,
+    placed_text,
+    slots_by_host,
+    slow_line,
+    state_text,
+    stuck_line,
+)
 from ddpctl.spec.metrics import COUNTERS, SAMPLES, job_metrics
 from ddpctl.spec.outcome import NodeStatus
 from ddpctl.spec.ranges import fold_names
+from ddpctl.spec.slots import Claim, OtherRun, place_of_run, slots_of_run
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.top import GpuPulse, Holder, HostView, Overview, Pulse, RankPulse
 from ddpctl.spec.values import plural
@@ -24,6 +36,8 @@ RUN_COLUMNS = ("JOB", "STATE", "NODES", "STEP", "SAMPLES/S", "STARTED", "RUN", "
 RANK_COLUMNS = ("RANK", "HOST", "PID", "STATE", "CPU", "RSS", "GPU", "STEP", "SAMPLES/S", "OUTPUT", "NOTE")
 UNFOLDED = 16  # GPUs; with more, only the GPUs of opened hosts have rows
 UNKNOWN = "unknown"
+_LATE = {"runs": "the disk", "gpus": "the GPU driver", "claims": "the folder of the slots"}
+_FAILED = {"runs": "the runs", "gpus": "the GPUs", "claims": "the runs of other accounts"}
 _GB = 1e9
 
 
@@ -84,15 +98,16 @@ def _uses(gpus: Sequence[GpuPulse]) -> str:
 
 
 def _used_by(seen: Overview, pulse: Pulse) -> Iterator[str]:
-    """Yield the live runs on the host, other holders of its GPUs, and the host's faults."""
+    """Yield the live runs of all accounts on the host, other holders of its GPUs, and the host's faults."""
     here = {run.run: _job_text(seen, run) for run in seen.runs if run.run in pulse.runs and not run.verdict.terminal}
     yield from here.values()
+    yield from dict.fromkeys(_claimed_by(claim) for claim in pulse.claims if claim.slots)
     holders = [holder for gpu in pulse.gpus or () for holder in gpu.holders if holder.run not in here]
     yield from dict.fromkeys(_who(holder, ranks=False) for holder in holders)
     for what, seconds in pulse.late.items():
-        yield f"{'the disk' if what == 'runs' else 'the GPU driver'} has not answered for {seconds:.0f} s"
+        yield f"{_LATE[what]} has not answered for {seconds:.0f} s"
     for what, error in pulse.errors.items():
-        yield f"the {'runs' if what == 'runs' else 'GPUs'} cannot be read: {error}"
+        yield f"{_FAILED[what]} cannot be read: {error}"
     if pulse.gpu_error:
         yield pulse.gpu_error
 
@@ -114,6 +129,10 @@ def _gpu_row(key: str, gpu: GpuPulse) -> TopRow:
     )
 
 
+def _claimed_by(claim: Claim) -> str:
+    return f"{claim.account}: run {claim.job}"
+
+
 def _who(holder: Holder, *, ranks: bool = True) -> str:
     """Return ``train rank 3``, ``ada: python serve.py (pid 4021)``, or the pid of a process in another container."""
     if holder.run is not None:
@@ -125,8 +144,8 @@ def _who(holder: Holder, *, ranks: bool = True) -> str:
 
 
 def run_rows(seen: Overview) -> list[TopRow]:
-    """Return a row for each run."""
-    return [_run_row(seen, run) for run in seen.runs]
+    """Return a row for each run of this account, then for each run of other accounts."""
+    return [_run_row(seen, run) for run in seen.runs] + [_other_row(run) for run in seen.others]
 
 
 def _job_text(seen: Overview, run: RunStatus) -> str:
@@ -146,6 +165,23 @@ def _run_row(seen: Overview, run: RunStatus) -> TopRow:
         age_text(run.verdict.started),
         run.run,
         Text("; ".join(notes(run)), "yellow"),
+    )
+
+
+def _other_row(other: OtherRun) -> TopRow:
+    """Return the row of another account's run: what its claims show."""
+    run, now = other.first, datetime.now(timezone.utc)
+    slots = slots_by_host(slots_of_run(other.claims, run.run))
+    return _row(
+        f"{run.account}/{run.run}",
+        run.job,
+        placed_text(other.state, place_of_run(other.claims, run.run)),
+        str(len(other.hosts)),
+        "-",
+        "-",
+        age_text(other.started(now), now),
+        run.run,
+        f"account {run.account}" + ("" if slots == "-" else f", slots {slots}"),
     )
 
 
@@ -252,14 +288,15 @@ def summary(seen: Overview) -> Text:
         known = [gpu.use for gpu in gpus if gpu.use is not None]
         mean = f"{sum(known) / len(known):.0f}%" if known else UNKNOWN
         text.append(f"  {plural(len(gpus), 'GPU')}, {mean} in use")
-    return text.append(f"  {plural(live, 'live run')}")
+    text.append(f"  {plural(live, 'live run')}")
+    return text.append(f", {len(seen.others)} of other accounts") if seen.others else text
 
 
 def overview_view(seen: Overview) -> RenderableType:
     """Return the whole overview as a page, for a pipe."""
     hosts = [view.host for view in seen.hosts]
     parts: list[RenderableType] = [summary(seen), Text(""), _table(HOST_COLUMNS, host_rows(seen, hosts))]
-    if seen.runs:
+    if seen.runs or seen.others:
         parts += [Text(""), _table(RUN_COLUMNS, run_rows(seen))]
     return Group(*parts)
 

@@ -86,6 +86,9 @@ class TopView(Screen[None]):
     def chosen_run(self) -> RunStatus | None:
         raise NotImplementedError
 
+    def say_no_run(self) -> None:
+        self.say("choose a run first")
+
     def draw(self, seen: Overview) -> None:
         raise NotImplementedError
 
@@ -134,7 +137,7 @@ class TopView(Screen[None]):
     def action_doctor(self) -> None:
         run = self.chosen_run
         if run is None:
-            self.say("choose a run first")
+            self.say_no_run()
         else:
             self._work(f"doctor of {run.job}", lambda: self.app.actions.doctor(run.run))
 
@@ -146,7 +149,7 @@ class TopView(Screen[None]):
         if kill is None:
             self.say("this screen was opened with --readonly: nothing can be killed from here")
         elif run is None:
-            self.say("choose a run first")
+            self.say_no_run()
         elif run.verdict.terminal:
             self.say(f"{run.job} is over: {run.verdict.state}")
         else:
@@ -181,6 +184,12 @@ class TopView(Screen[None]):
         threading.Thread(target=at_work, name=title, daemon=True).start()
 
 
+def _account(key: str) -> str | None:
+    """Return the account in the key of a row of runs; ``None``: it is a run of this account."""
+    account, slash, _ = key.partition("/")
+    return account if slash else None
+
+
 class Cluster(TopView):
     """All hosts with their GPUs, and the runs."""
 
@@ -198,6 +207,13 @@ class Cluster(TopView):
     def chosen_run(self) -> RunStatus | None:
         return self.app.seen.run(self.query_one("#runs", Rows).chosen or "")
 
+    def say_no_run(self) -> None:
+        account = _account(self.query_one("#runs", Rows).chosen or "")
+        if account is None:
+            super().say_no_run()
+        else:
+            self.say(f"a run of {account}: no other account may look into it or end it")
+
     def draw(self, seen: Overview) -> None:
         self.query_one("#head", Static).update(summary(seen))
         self.query_one("#runs", Rows).show(row for row in run_rows(seen) if row.has(self.word))
@@ -206,7 +222,7 @@ class Cluster(TopView):
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         key = str(event.row_key.value)
         if event.data_table.id == "runs":
-            self.app.push_screen(Inside(key))
+            self.app.push_screen(Inside(key)) if _account(key) is None else self.say_no_run()
         else:
             self._opened ^= {key.partition("/")[0]}
             self.draw(self.app.seen)

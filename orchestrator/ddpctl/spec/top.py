@@ -10,10 +10,11 @@ from pydantic import Field
 
 from ddpctl.spec.bounds import Celsius, Count, Digits, Name, Percent, Real, Short, Small, Unicode
 from ddpctl.spec.metrics import Values
+from ddpctl.spec.slots import Claim, OtherRun, other_runs
 from ddpctl.spec.status import RunStatus
 
 _Some = Annotated[Real, Field(ge=0, le=1e9)]
-_Reading = Literal["runs", "gpus"]
+_Reading = Literal["runs", "gpus", "claims"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Pulse:
 
     ``late``: the readings that hang, with the seconds since their start. While the reading of GPUs hangs, ``gpus`` is
     ``None``; while the reading of runs hangs, ``runs`` is old. ``errors``: the readings that
-    failed, with their errors; their values are old.
+    failed, with their errors; their values are old. ``claims``: of slots, by other accounts.
     """
 
     load: _Some | None
@@ -80,6 +81,7 @@ class Pulse:
     runs: Annotated[
         Mapping[Name, Annotated[Mapping[Digits, RankPulse], Field(max_length=100_000)]], Field(max_length=1000)
     ] = field(default_factory=dict)
+    claims: Annotated[tuple[Claim, ...], Field(max_length=1000)] = ()
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,12 @@ class Overview:
 
     def run(self, name: str) -> RunStatus | None:
         return next((run for run in self.runs if run.run == name), None)
+
+    @property
+    def others(self) -> list[OtherRun]:
+        """Return the runs of other accounts, the newest first."""
+        claims = [claim for view in self.hosts if view.pulse is not None for claim in view.pulse.claims]
+        return other_runs(claims, {run.run for run in self.runs})[::-1]
 
     def pulse(self, host: str) -> Pulse | None:
         return next((view.pulse for view in self.hosts if view.host == host), None)

@@ -8,6 +8,7 @@ import logging
 from dataclasses import asdict, replace
 
 import ddpctl
+from ddpctl.checks import host_slots
 from ddpctl.errors import DdpctlError
 from ddpctl.files.records import recent_preflight, save_preflight
 from ddpctl.spec.preflight import PreflightReport, from_document, to_document
@@ -56,9 +57,13 @@ def still_holds(report: PreflightReport, master: str, fleet: Fleet) -> bool:
 
 
 def remember(key: str, report: PreflightReport) -> None:
-    """Save a clean report for the next minute. A failure to write it is only logged."""
+    """Save a clean report for the next minute. A failure to write it is only logged.
+
+    The holders of slots are left out: they change at any moment, and `up` asks for them itself.
+    """
     if not report.exit_code:
+        lasting = tuple(finding for finding in report.findings if finding.check != host_slots.CHECKS[0].id)
         try:
-            save_preflight(key, to_document(report))
+            save_preflight(key, to_document(replace(report, findings=lasting)))
         except OSError as error:
             _log.warning("the preflight is not remembered: %s", error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from ddpctl_worker.facts import user_name
+from ddpctl_worker.slots import line
 from ddpctl_worker.slots.claims import Hold, leave, take
-from ddpctl_worker.slots.folder import read_claims
+from ddpctl_worker.slots.folder import SlotsFolder, read_claims, rewrite_claim
 from ddpctl_worker.slots.line import Ticket, line_up
 from ddpctl_worker.slots.listing import slots
 from ddpctl_worker.wire.channel import Channel, WorkerError
@@ -107,6 +109,60 @@ def test_parts_of_a_run_on_one_machine_have_one_place_in_line() -> None:
     assert late.look(ready=True) == ""
     for each in (early, other, late):
         each.leave()
+
+
+def test_a_full_disk_costs_a_waiting_run_neither_its_slots_nor_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, waiting = taken(run_of("r1", 4)), ticket(run_of("r2", 2))
+    full = {"left": 2}
+
+    def write_half(fd: int, value: dict[str, Any]) -> None:
+        if full["left"]:
+            full["left"] -= 1
+            os.ftruncate(fd, 20)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        rewrite_claim(fd, value)
+
+    monkeypatch.setattr(line, "rewrite_claim", write_half)
+    assert "No space left" in waiting.look(ready=True)
+    full["left"] = 0
+    assert waiting.look(ready=True).startswith("place 1 in line for 2 slots")
+    first.close(over=True)
+    full["left"] = 1
+    assert "No space left" in waiting.look(ready=True)
+    assert waiting.look(ready=True) == ""
+    assert shown() == {"r2": ([0, 1], None)}
+    waiting.leave()
+
+
+def test_a_clock_that_jumps_changes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = taken(run_of("r1", 4))
+    tickets = []
+    for name, jump in (("r2", 3600), ("r3", -3600)):
+        monkeypatch.setattr("time.time", lambda jump=jump: 1e9 + jump)
+        tickets.append(ticket(run_of(name, 1)))
+    assert shown() == {"r1": ([0, 1, 2, 3], None), "r2": ([], 1), "r3": ([], 2)}
+    assert all(claim["age_s"] < 60 for claim in slots({"host": "node0"}, Channel())["claims"])
+    for each in (first, *(ticket.hold for ticket in tickets)):
+        each.close(over=True)
+
+
+def test_claims_of_other_versions_of_ddpctl_count(folder: str) -> None:
+    """Their locks and the names of their files are the same; all else may be missing or new."""
+    slots_folder = SlotsFolder(folder)
+    fds = [
+        slots_folder.take_slot("0"),
+        slots_folder.write_claim("r9.node0", {"run": "r9", "new": 1, "slots": {"0": 0}}),
+    ]
+    fds += [slots_folder.take_slot("1"), slots_folder.write_claim("r8.node0", {"holds": "slot 1, in a new way"})]
+    held = taken(run_of("r1", 2))
+    assert shown() == {"r9": ([0], None), "unknown": ([], None), "r1": ([2, 3], None)}
+    with pytest.raises(WorkerError, match="in use"):
+        take(run_of("r2", 1), {})
+    held.close(over=True)
+    for fd in fds:
+        assert fd is not None
+        os.close(fd)
+    slots_folder.close()
 
 
 def test_a_host_without_a_usable_folder_starts_the_run_without_a_claim(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
     folder.py     the folder that all accounts can write, its locks, and /etc/ddpctl.conf
     devices.py    the slots: GPUs by UUID, or numbers on a host without a GPU
     claims.py     the holders of the slots; takes and releases them
-    listing.py    the verb ``slots``: the claims of all accounts, and whether a run fits
+    listing.py    the claims as ddpctl gets them, and the verb ``slots``: whether a run fits
 
 Files in the folder (default /var/tmp/ddpctl-slots, mode 1777):
 

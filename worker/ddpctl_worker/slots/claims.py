@@ -69,7 +69,11 @@ def leave(held: Mapping[str, Any], *, over: bool) -> None:
     if over and held.get("path"):
         with contextlib.suppress(OSError):
             os.unlink(held["path"])
-    fds: List[int] = held.get("fds", [])
+    close_all(held.get("fds", []))
+
+
+def close_all(fds: List[int]) -> None:
+    """Close these descriptors, and empty the list."""
     while fds:
         os.close(fds.pop())
 
@@ -190,8 +194,7 @@ def _take(run: Mapping[str, Any], env: Mapping[str, str], found: Decision) -> Ho
     try:
         fds.append(folder.write_claim(own.name, describe(run, own, slots)))
     except BaseException:
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
         raise
     return Hold(tuple(fds), folder.claim_path(own.name), variables(found.devices, env, slots) if slots else {})
 
@@ -203,12 +206,16 @@ def take_slots(
     taken = {foreign.slot for foreign in devices.foreign}
     by_id = {slot.id: slot for slot in devices.slots}
     fds: List[int] = []
-    while own.want:
-        chosen = choose_slots(own, entries, taken, limit)
-        missed = _lock_all(folder, chosen, fds)
-        if missed is None:
-            return tuple(by_id[slot] for slot in chosen) or None, fds
-        taken.add(missed)  # a process without a readable claim holds it
+    try:
+        while own.want:
+            chosen = choose_slots(own, entries, taken, limit)
+            missed = _lock_all(folder, chosen, fds)
+            if missed is None:
+                return tuple(by_id[slot] for slot in chosen) or None, fds
+            taken.add(missed)  # a process without a readable claim holds it
+    except BaseException:  # such as a full disk
+        close_all(fds)
+        raise
     return (), fds
 
 
@@ -217,8 +224,7 @@ def _lock_all(folder: SlotsFolder, chosen: Tuple[str, ...], fds: List[int]) -> O
     for slot in chosen:
         fd = folder.take_slot(slot)
         if fd is None:
-            while fds:
-                os.close(fds.pop())
+            close_all(fds)
             return slot
         fds.append(fd)
     return None

@@ -264,9 +264,14 @@ def _make_folder(path: str) -> None:
 
 
 def rewrite_claim(fd: int, value: Dict[str, Any]) -> None:
-    """Replace the content of a claim. A reader may see half of it, and then reads again."""
+    """Replace the content of a claim. A reader may see half of it, and then reads again.
+
+    Raises:
+        OSError: the disk is full; the claim may be damaged.
+    """
     data = json.dumps(value).encode("ascii") + b"\n"
-    os.pwrite(fd, data, 0)
+    if os.pwrite(fd, data, 0) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.ftruncate(fd, len(data))
 
 

@@ -7,6 +7,7 @@ DECISION_PAUSE_S = 0.01  # between two attempts to take the lock of the decision
 CLAIM_BYTES = 16 << 10  # of a claim: a longer file is not ddpctl's
 CONFIGURATION_BYTES = 64 << 10  # of /etc/ddpctl.conf
 MOST_CLAIMS = 1000  # on a host
+SHOWN_CLAIMS = 100  # of other accounts, the newest, in each pulse of `ddpctl top`
 SHOWN_LETTERS = 200  # of any text in another account's claim
 GPU_LIST_S = 10.0  # for nvidia-smi, which may take seconds where the driver has to start, and may hang
 FOREIGN_MIB = 512.0  # as in the check gpu.busy: a process with less memory has a context only, or belongs to a desktop

@@ -10,7 +10,18 @@ import os
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ddpctl_worker.rules.slots import SlotEntry, choose_slots, place_in_line
-from ddpctl_worker.slots.claims import Decision, Hold, Wish, claim, describe, entries_of, new_entry, take_slots, wish_of
+from ddpctl_worker.slots.claims import (
+    Decision,
+    Hold,
+    Wish,
+    claim,
+    close_all,
+    describe,
+    entries_of,
+    new_entry,
+    take_slots,
+    wish_of,
+)
 from ddpctl_worker.slots.devices import GpusUnknown, find_devices, variables
 from ddpctl_worker.slots.folder import (
     CONFIGURATION,
@@ -78,9 +89,11 @@ class Ticket:
 
     def _look(self, folder: SlotsFolder, wish: Wish, limit: Optional[int], *, ready: bool) -> str:
         assert self._own is not None
-        if ready != self._own.ready:
-            self._own = self._own._replace(ready=ready)
-            rewrite_claim(self._fd, describe(self._run, self._own, ()))
+        ticket = self._own._replace(ready=ready)
+        content = describe(self._run, ticket, ())
+        if read_claim(self._fd) != content:  # a full disk may have damaged it
+            rewrite_claim(self._fd, content)
+        self._own = ticket
         entries = entries_of(folder.claims())
         own = next((entry for entry in entries if entry.name == self._own.name), self._own)
         if not choose_slots(own, entries, (), limit):
@@ -91,7 +104,11 @@ class Ticket:
             slots, fds = take_slots(folder, own, entries, devices, limit)
             if slots is None:
                 return words(own, entries)
-            rewrite_claim(self._fd, describe(self._run, own, slots))
+            try:
+                rewrite_claim(self._fd, describe(self._run, own, slots))
+            except BaseException:
+                close_all(fds)
+                raise
         self.hold = Hold((self._fd, *fds), self.hold.path, variables(devices, self._env, slots))
         self.held = True
         return ""

@@ -11,7 +11,7 @@ from ddpctl_worker.rules.slots import SlotEntry, choose_slots, count_held, place
 from ddpctl_worker.slots import claims
 from ddpctl_worker.slots.devices import CHOICES, Devices, GpusUnknown, find_devices
 from ddpctl_worker.slots.folder import LockedClaim, UnusableFolder, read_claims, read_settings
-from ddpctl_worker.slots.limits import SHOWN_LETTERS
+from ddpctl_worker.slots.limits import SHOWN_CLAIMS, SHOWN_LETTERS
 from ddpctl_worker.wire.channel import Channel
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
@@ -48,6 +48,18 @@ def slots(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     except (UnusableFolder, GpusUnknown) as why:
         answer.update(trouble=str(why), fits=None if run is None else True)
     return answer
+
+
+def read_other_claims(host: str) -> List[Dict[str, Any]]:
+    """Return the claims of other accounts on this host, as the verb ``slots`` shows them.
+
+    Raises:
+        UnusableFolder, WorkerError: as for ``SlotsFolder``.
+    """
+    found = read_claims(read_settings().folder)
+    entries = claims.entries_of(found)
+    others = [pair for pair in zip(found, entries) if pair[0].uid != os.geteuid()]  # noqa: B905
+    return [_shown(host, claim, entry, entries) for claim, entry in others[-SHOWN_CLAIMS:]]
 
 
 def _fit(run: Mapping[str, Any], entries: List[SlotEntry], limit: Optional[int]) -> Dict[str, Any]:

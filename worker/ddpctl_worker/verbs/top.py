@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any, Dict
 
 from ddpctl_worker.facts.gpus import Gpus
 from ddpctl_worker.record.paths import base_of
+from ddpctl_worker.slots.listing import read_other_claims
 from ddpctl_worker.verbs.gauge import Gauge
 from ddpctl_worker.verbs.limits import FIRST_PULSE_S, PULSE_S, READING_LATE_S, READING_WAIT_S
 from ddpctl_worker.verbs.top_machine import Machine
@@ -27,6 +29,7 @@ def top(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     gauges = {
         "runs": Gauge("runs", RunReader(base_of(request), request["host"]).read),
         "gpus": Gauge("gpus", Gpus().read),
+        "claims": Gauge("claims", functools.partial(read_other_claims, request["host"])),
     }
     for gauge in gauges.values():
         gauge.start()
@@ -57,6 +60,7 @@ def _send(channel: Channel, machine: Dict[str, Any], readings: Dict[str, Any], s
     runs, gpus = readings["runs"], readings["gpus"]
     read = (gpus.value if gpus.late_s is None else None) or {"gpus": None, "error": None}
     pulse.update(gpus=read["gpus"], gpu_error=read["error"])
+    pulse["claims"] = readings["claims"].value or []
     pulse["runs"] = {run: seen["ranks"] for run, seen in (runs.value or {}).items()}
     for run, seen in (runs.value or {}).items():
         status = {name: value for name, value in seen["status"].items() if name not in _AGES}
