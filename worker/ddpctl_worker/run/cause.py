@@ -32,6 +32,7 @@ _NO_SPACE = re.compile(
 _FAILED_WRITE = re.compile(r"PytorchStreamWriter failed writing file.*")
 # torch's watchdog names the collective that was not done in time.
 _LATE = re.compile(r"collective operation timeout: \w+\(SeqNum=(?P<number>\d+), OpType=(?P<kind>\w+)")
+_GROUP = re.compile(r"\[PG (?:ID )?\d+(?: PG GUID \w+)? ?\((?P<group>\S+)\) Rank \d+\] Process group watchdog")
 # Exceptions, and the lines above each that say more than the exception.
 _ABOVE = (
     (re.compile(r"DataLoader worker"), re.compile(r"insufficient shared memory \(shm\)")),
@@ -242,8 +243,11 @@ def _find_peer_failure(error: str, text: str) -> Optional[str]:
     reason = read_nccl_error(error, last_output.without_prefixes(text))
     if reason is not None:
         return reason.words if reason.of_peer else None
-    words, late = last_output.find_peer_failure(error), _LATE.search(error)
-    return "%s in %s #%s" % (words, late["kind"], late["number"]) if words and late else words
+    words, late, group = last_output.find_peer_failure(error), _LATE.search(error), _GROUP.search(error)
+    if not words or late is None:
+        return words
+    where = "" if group is None or group["group"] == "default_pg" else " of group %s" % group["group"]
+    return "%s in %s #%s%s" % (words, late["kind"], late["number"], where)
 
 
 def _reason(
