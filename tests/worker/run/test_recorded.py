@@ -21,7 +21,7 @@ from ddpctl_worker.run.cause import Evidence, Failure, candidates
 
 CASES = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 NOW = 1000.0
-# Rank 0 alone did not time out, but its launcher ended it before its time: no line proves that the others waited for it.
+# Only rank 0 did not time out, but its launcher ended it early: no line proves that the others waited for it.
 NOT_FOUND = {"timeout-dump-signal"}
 
 
@@ -33,7 +33,8 @@ def find_causes(case: dict[str, Any]) -> list[tuple[str, Failure]]:
     late = compare_timeouts([{"host": host, "message": failure.message} for host, failure in found], hosts)
     if late is None:
         return found
-    return [(host, failure._replace(message=late["message"])) for host, failure in found if host == late["host"]]
+    host, failure = next(pair for pair in found if pair[0] == late["host"])
+    return [(host, failure._replace(message=late["message"], victim=False))]
 
 
 def blame(failure: Failure) -> Blame:

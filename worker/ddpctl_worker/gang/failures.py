@@ -154,7 +154,7 @@ class FailureJudge:
     def _choose(self) -> Outcome:
         chosen = self._by_blame()[0]
         late = compare_timeouts(self.causes(), [host for host, node in self.nodes.items() if node.joined])
-        return chosen.outcome._replace(cause=late) if late is not None else self._timed(chosen)
+        return self._timed(chosen) if late is None else chosen.outcome._replace(cause=late, victim=False)
 
     def _by_blame(self) -> List[Candidate]:
         first = self._first_victim()
