@@ -44,6 +44,13 @@ Root Cause (first observed failure):
   exitcode  : 1 (pid: 100)
 ============================================================""".splitlines()  # noqa: E501
 
+SIGNALLED = [
+    "W1128 10:58:45.310 56 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, "
+    "shutting down workers",
+    *REPORT[1:6],
+    "torch.distributed.elastic.multiprocessing.api.SignalException: Process 56 got signal: 15",
+]
+
 
 def shown(*lines: Line) -> list[str]:
     held = Held()
@@ -54,8 +61,8 @@ def launcher(text: str, host: str = "node0") -> Line:
     return Line(host, None, "stderr", 0.0, text)
 
 
-def test_the_three_blocks_are_held_back() -> None:
-    assert shown(*map(launcher, NOTICE + BARRIER + REPORT + NOTICE)) == []
+def test_the_blocks_are_held_back() -> None:
+    assert shown(*map(launcher, NOTICE + BARRIER + REPORT + NOTICE + SIGNALLED)) == []
 
 
 def test_the_launcher_s_own_failure_is_shown() -> None:

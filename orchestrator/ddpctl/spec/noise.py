@@ -14,9 +14,11 @@ _NOTICE_MORE = re.compile(
     r"change it to read from `os\.environ|https://pytorch\.org/docs/|further instructions|  main\(\)|"
     r"  warnings\.warn\(|\s*$"
 )
-_REPORT = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary")
+_REPORT = re.compile(
+    r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary|Received \S+ death signal, shutting down workers"
+)
 _REPORT_MORE = re.compile(
-    r"Traceback \(most recent call last\):$|  |torch\.distributed\.elastic\.\S*ChildFailedError|[=-]{9,}$|\S+ FAILED$|"
+    r"Traceback \(most recent call last\):$|  |torch\.distributed\.elastic\.\S*(?:ChildFailedError|SignalException)|[=-]{9,}$|\S+ FAILED$|"
     r"Failures:$|Root Cause \(first observed failure\):$|\[\d+\]:$|\s*$"
 )
 _BARRIER = re.compile(r"elastic/agent/server/api\.py:\d+\]")
@@ -30,7 +32,8 @@ class Held:
 
     There are three kinds, all from the launcher itself and never from a rank:
 
-    - the report that a rank has failed, with the launcher's own traceback: the cause says more;
+    - the report that a rank has failed or that the launcher was signalled, with the launcher's own traceback: the cause
+      says more;
     - the deprecation notice of torch.distributed.launch: ddpctl calls that module on purpose;
     - the error of a launcher's agent that was still in the exit barrier when node 0 closed the store.
     """
