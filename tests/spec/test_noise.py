@@ -45,8 +45,7 @@ Root Cause (first observed failure):
 ============================================================""".splitlines()  # noqa: E501
 
 SIGNALLED = [
-    "W1128 10:58:45.310 56 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, "
-    "shutting down workers",
+    "W1128 56 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, shutting down workers",
     *REPORT[1:6],
     "torch.distributed.elastic.multiprocessing.api.SignalException: Process 56 got signal: 15",
 ]

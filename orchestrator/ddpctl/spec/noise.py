@@ -15,11 +15,13 @@ _NOTICE_MORE = re.compile(
     r"  warnings\.warn\(|\s*$"
 )
 _REPORT = re.compile(
-    r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary|Received \S+ death signal, shutting down workers"
+    r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary|"
+    r"Received \S+ death signal, shutting down workers"
 )
 _REPORT_MORE = re.compile(
-    r"Traceback \(most recent call last\):$|  |torch\.distributed\.elastic\.\S*(?:ChildFailedError|SignalException)|[=-]{9,}$|\S+ FAILED$|"
-    r"Failures:$|Root Cause \(first observed failure\):$|\[\d+\]:$|\s*$"
+    r"Traceback \(most recent call last\):$|  |"
+    r"torch\.distributed\.elastic\.\S*(?:ChildFailedError|SignalException)|"
+    r"[=-]{9,}$|\S+ FAILED$|Failures:$|Root Cause \(first observed failure\):$|\[\d+\]:$|\s*$"
 )
 _BARRIER = re.compile(r"elastic/agent/server/api\.py:\d+\]")
 _STORE_GONE = re.compile(r"TCPStore\.cpp:\d+\] \[c10d\] recvValue\w* failed on .*(was likely closed|got 0 bytes)")
