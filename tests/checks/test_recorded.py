@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ddpctl.checks.catalogue import CATALOGUE
+from ddpctl.checks.gpu.cuda import runs_on
 from ddpctl.checks.judge import judge_checks
 from ddpctl.spec.finding import Finding, Severity
 from tests.checks.case import view_of
@@ -76,3 +77,20 @@ def test_the_findings_are_right(path: Path) -> None:
         assert words not in " ".join(finding.message for finding in found)
     for words in right.get("fix", ()):
         assert words in " ".join(finding.fix or "" for finding in own), own
+
+
+# The wheels of pytorch.org, as pytorch/pytorch's issue 172352 and pull request 158700 list them.
+BUILDS = (
+    "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90",  # cu126
+    "sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120",  # cu128 of torch 2.8
+    "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120",  # cu128 of torch 2.11
+    "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120 compute_120",  # cu130
+)
+
+
+@pytest.mark.parametrize(
+    ("capability", "runs"),
+    [("12.0", "0111"), ("12.1", "0111"), ("10.3", "0111"), ("7.0", "1100"), ("6.1", "1000"), ("8.9", "1111")],
+)
+def test_the_builds_that_run_on_a_gpu(capability: str, runs: str) -> None:
+    assert "".join(str(int(runs_on(capability, build.split()))) for build in BUILDS) == runs

@@ -230,3 +230,106 @@ def test_the_end_of_the_user_s_own_systemd_is_named(ending: Site) -> None:
     assert said in " ".join(site("status", run).stdout.split())
     site("kill", run).ok()
     assert_nothing_runs(site.lab)
+
+
+# Shared memory that no process has open: logind may remove it at the end of its user's last login.
+MEMORY_OF_A_RUN = """\
+import ctypes, os, time
+made = ctypes.CDLL(None).shmget(4711, 4096, 0o1600)
+open("/dev/shm/of-a-run", "w").close()
+print("made", flush=True)
+while not os.path.exists("/tmp/logged-out"):
+    time.sleep(0.1)
+print("kept", os.path.exists("/dev/shm/of-a-run"), ctypes.CDLL(None).shmget(4711, 0, 0) == made, flush=True)
+while True:
+    time.sleep(0.2)
+"""
+
+
+def is_closing(host: SystemdHost) -> bool:
+    """Whether the user has logged out, and processes of the last session live on."""
+    return "State=closing" in host.run(["loginctl", "show-user", USER], check=False).stdout
+
+
+@pytest.mark.parametrize("kill", ["no", "yes"])
+def test_logind_leaves_the_shared_memory_of_a_run(place: Site, kill: str) -> None:
+    site, host = place.only(0), systemd_hosts(place)[0]
+    host.run(["rm", "-f", "/tmp/logged-out"])
+    host.logind(f"KillUserProcesses={kill}", "RemoveIPC=yes")
+    run = site.up(site.job(f"shares-{kill}", MEMORY_OF_A_RUN))["run"]
+    site.wait_for_output(run, "made")
+    until(lambda: lasts(host, run) if kill == "yes" else is_closing(host), 30, "the user is still logged in")
+    host.run(["touch", "/tmp/logged-out"])
+    site.wait_for_output(run, "kept True True")
+    site("kill", run).ok()
+    host.run(["loginctl", "disable-linger", USER])
+    until(lambda: not host.exists("/dev/shm/of-a-run"), 60, "logind removes no shared memory")
+    host.logind("KillUserProcesses=no")
+
+
+THREADS = """\
+import threading, time
+print("threads", flush=True)
+while True:
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+"""
+
+CHILDREN = """\
+import os, time
+print("children", flush=True)
+while True:
+    if not os.fork():
+        time.sleep(600)
+"""
+
+MEMORY = """\
+kept = []
+print("memory", flush=True)
+while True:
+    kept.append(b"x" * (1 << 20))
+"""
+
+
+@pytest.fixture(scope="module")
+def limited_host(make_module_lab: MakeLab) -> Lab:
+    lab = make_module_lab(1, systemd=True, limits=True)
+    lab[0].add_user(USER)
+    return lab
+
+
+@pytest.fixture
+def limited(limited_host: Lab, ddpctl: Ddpctl, tmp_path: Path, stand_in: str) -> Iterator[Site]:
+    site = Site(limited_host, ddpctl, tmp_path / "site", stand_in)
+    site.keys["defaults"]["user"] = USER
+    yield site
+    limited_host.heal()
+
+
+@pytest.mark.parametrize(
+    ("program", "limit", "reason", "words"),
+    [
+        (THREADS, "TasksMax=64", "exited", "can't start new thread ({} allows 64 processes and threads, TasksMax)"),
+        (CHILDREN, "TasksMax=64", "exited", "unavailable ({} allows 64 processes and threads, TasksMax)"),
+        (
+            MEMORY,
+            "MemoryMax=500M",
+            "oom",
+            "the memory limit of {} (500 MB, MemoryMax) was reached, and the kernel killed",
+        ),
+    ],
+    ids=["threads", "children", "memory"],
+)
+def test_a_limit_of_the_user_s_slice_is_named(limited: Site, program: str, limit: str, reason: str, words: str) -> None:
+    host = systemd_hosts(limited)[0]
+    user_slice = f"user-{host.run(['id', '-u', USER]).stdout.strip()}.slice"
+    host.limit(user_slice, limit)
+    found = limited("preflight", "--only", "host.cgroup").ok().stdout
+    assert "systemctl set-property" in found
+    assert user_slice in found
+    run = limited.up(limited.job("reaches", program), "--skip-preflight")["run"]
+    ended = limited.wait_for_state(run, "failed")
+    text = " ".join(limited("status", run).stdout.split())
+    limited("kill", run).ok()
+    assert_nothing_runs([host])
+    assert (ended["cause"]["host"], ended["cause"]["rank"], ended["cause"]["reason"]) == ("node0", 0, reason)
+    assert words.format(f"control group {user_slice}") in text

@@ -29,7 +29,17 @@ else # systemd sets the kernel up for its machine, and this kernel belongs to al
   ln -s /proc/self/fd dev/fd
   for number in 0:stdin 1:stdout 2:stderr; do ln -s "/proc/self/fd/${number%:*}" "dev/${number#*:}"; done
 fi
-[ -z "$LAB_CGROUP" ] || mount -t cgroup2 cgroup2 sys/fs/cgroup
+cgroup2=sys/fs/cgroup
+if [ -n "$LAB_VERSION_1" ]; then # memory:memory systemd:none,name=systemd
+  mount -t tmpfs -o mode=755 tmpfs sys/fs/cgroup
+  for hierarchy in $LAB_VERSION_1; do
+    mkdir "sys/fs/cgroup/${hierarchy%%:*}"
+    mount -t cgroup -o "${hierarchy#*:}" cgroup "sys/fs/cgroup/${hierarchy%%:*}"
+  done
+  cgroup2=sys/fs/cgroup/unified
+  mkdir $cgroup2
+fi
+[ -z "$LAB_CGROUP" ] || mount -t cgroup2 cgroup2 $cgroup2
 mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts dev/pts
 mount -t tmpfs -o mode=1777,size=4g tmpfs dev/shm
 mount -t tmpfs -o mode=1777,size=4g tmpfs tmp

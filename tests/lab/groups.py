@@ -1,5 +1,5 @@
 """Control groups of a lab. Each host has a group of its own, which is the root of the tree that the host sees. A group
-can be frozen, and its memory limited.
+can be frozen, and its memory limited. Units of a host with systemd can have limits, if the lab is told so.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from tests.lab.process import LabError
 
 VERSION_2 = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 VERSION_1_MEMORY = Path("/sys/fs/cgroup/memory")
+FLAGS_OF_MOUNTS = {"rw", "ro", "relatime", "noatime", "nosuid", "nodev", "noexec", "xattr"}
 
 
 class Groups:
@@ -22,6 +23,7 @@ class Groups:
         root = next((root for root in VERSION_2 if (root / "cgroup.procs").exists()), None)
         self.lab = root / f"ddplab{number}" if root else None
         self.memory = VERSION_1_MEMORY / f"ddplab{number}" if VERSION_1_MEMORY.is_dir() else None
+        self.version_1 = {root / f"ddplab{number}": options for root, options in _read_version_1().items()}
 
     def host(self, name: str) -> Path | None:
         """The host's group; ``None`` on a machine without version 2, or without permission to create a group."""
@@ -42,6 +44,16 @@ class Groups:
             return []
         groups = [self.host(name), self.memory / name if self.memory else None]
         return [group for group in groups if group and group.is_dir()]
+
+    def make_limitable(self, name: str) -> dict[Path, str]:
+        """Let systemd in the host limit memory and processes of its units.
+
+        Returns the host's groups of version 1 with the mount options of their hierarchies. Systemd must see a group of
+        the host in each of them: it makes its slices at the root of what it sees.
+        """
+        if not self.version_1:
+            self._pass_down(name, "+memory +pids")
+        return {_make_version_1(top, name): options for top, options in self.version_1.items()}
 
     def frozen(self, name: str) -> bool:
         group = self.host(name)
@@ -69,29 +81,52 @@ class Groups:
             group, file = self.memory / name, "memory.limit_in_bytes"
             group.mkdir(parents=True, exist_ok=True)
         else:
-            group, file = self._version_2_memory(name), "memory.max"
+            group, file = self._pass_down(name, "+memory"), "memory.max"
         (group / file).write_text(limit)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 (group / "cgroup.procs").write_text(str(pid))
 
-    def _version_2_memory(self, name: str) -> Path:
+    def _pass_down(self, name: str, controllers: str) -> Path:
+        """Return the host's group of version 2, which gets these controllers."""
         group = self.host(name)
         if not group:
-            raise LabError("a limit of memory needs control groups")
+            raise LabError("a limit of memory or processes needs control groups")
         for parent in (group.parent.parent, group.parent):
-            (parent / "cgroup.subtree_control").write_text("+memory")
+            (parent / "cgroup.subtree_control").write_text(controllers)
         return group
 
     def remove(self) -> None:
         """Groups that processes have just left stay busy for a moment."""
-        for top in filter(None, (self.lab, self.memory)):
+        for top in filter(None, (self.lab, *self.version_1)):
             for _ in range(250):
                 if _remove_tree(top):
                     break
                 time.sleep(0.02)
             else:
                 raise LabError(f"control group {top} is still in use")
+
+
+def _read_version_1() -> dict[Path, str]:
+    """Return the mount points of version 1, each with the options that name its hierarchy."""
+    rows = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    found = {
+        Path(row[1]): [word for word in row[3].split(",") if word not in FLAGS_OF_MOUNTS]
+        for row in rows
+        if row[2] == "cgroup"
+    }
+    return {
+        root: ",".join(["none", *words] if words[0].startswith("name=") else words) for root, words in found.items()
+    }
+
+
+def _make_version_1(top: Path, name: str) -> Path:
+    for group in (top, top / name):
+        group.mkdir(exist_ok=True)
+        for file in ("cpuset.cpus", "cpuset.mems"):  # without them no process may enter the group
+            if (group / file).exists():
+                (group / file).write_text((group.parent / file).read_text())
+    return top / name
 
 
 def _remove_tree(top: Path) -> bool:

@@ -43,6 +43,7 @@ class Lab:
     expose: folders of this machine that hosts would not see, such as an interpreter below a home.
     shared: this folder of every host is a mount of the same folder, like an NFS home.
     systemd: the first process of every host is systemd, and logins are sessions of logind (`SystemdHost`).
+    limits: systemd can limit memory and processes of its units (`MemoryMax`, `TasksMax`).
     """
 
     def __init__(
@@ -56,9 +57,11 @@ class Lab:
         expose: Sequence[Path] = (),
         shared: str = "",
         systemd: bool = False,
+        limits: bool = False,
     ) -> None:
         self.jump = jump
         self.systemd = systemd
+        self.limits = limits
         self.hosts: list[Host] = []
         self.claim = claims.claim()
         self.shared = shared
@@ -190,6 +193,7 @@ class Lab:
             if self.systemd:
                 systemd_disk.install(disk)
             self.hosts.append((SystemdHost if self.systemd else Host)(self, name, ends, disk))
+            self.hosts[-1].limits = self.limits
         self.write_known_hosts()
         self.ssh_config.write_text(self._config(self.folder))
 

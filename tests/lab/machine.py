@@ -28,6 +28,7 @@ class Machine:
     """A host: named, cabled, with a disk that outlives its power."""
 
     systemd = ""  # the program, where it is the host's init
+    limits = False  # whether systemd can limit memory and processes of its units
 
     def __init__(self, lab: Lab, name: str, cables: Sequence[Cable], disk: Disk) -> None:
         self.lab = lab
@@ -117,7 +118,9 @@ class Machine:
 
     def _unshare(self) -> subprocess.Popen[str]:
         group = self.lab.claim.groups.host(self.name)
-        enter = f"echo $$ > {shlex.quote(str(group))}/cgroup.procs && " if group else ""
+        version_1 = self.lab.claim.groups.make_limitable(self.name) if self.limits else {}
+        groups = [*version_1, *([group] if group else [])]
+        enter = "".join(f"echo $$ > {shlex.quote(str(each))}/cgroup.procs && " for each in groups)
         namespaces = " ".join((*NAMESPACES, *(["--cgroup"] if group else [])))
         command = f"{enter}exec unshare {namespaces} --fork --kill-child bash {shlex.quote(str(BOOT))}"
         with open(self.disk.folder / "boot.log", "w") as log:
@@ -134,6 +137,7 @@ class Machine:
                     "LAB_HOST": self.name,
                     "LAB_DISK": str(self.disk.folder),
                     "LAB_CGROUP": str(group or ""),
+                    "LAB_VERSION_1": " ".join(f"{each.parents[1].name}:{words}" for each, words in version_1.items()),
                     "LAB_SYSTEMD": self.systemd,
                     "LAB_EXPOSE": " ".join(map(str, self.lab.exposed)),
                     "LAB_SHARED": self.lab.shared,

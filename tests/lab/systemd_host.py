@@ -52,6 +52,12 @@ class SystemdHost(Host):
         self.write("/etc/systemd/logind.conf.d/lab.conf", "\n".join(["[Login]", *lines, ""]))
         self.run("systemctl reset-failed systemd-logind; systemctl restart systemd-logind")
 
+    def limit(self, unit: str, *limits: str) -> None:
+        """Limit a unit, such as `user-1000.slice` to `TasksMax=100`, in a lab with `limits`; `heal` lifts the limit."""
+        self.run(["systemctl", "set-property", "--runtime", unit, *limits])
+        lifted = [f"{limit.partition('=')[0]}=infinity" for limit in limits]
+        self._remember(f"limits {unit}", lambda: self.run(["systemctl", "set-property", "--runtime", unit, *lifted]))
+
     def wait_until_off(self) -> None:
         """Wait until the host has shut down by itself; then switch it off."""
         self._wait("the host does not shut down", lambda: not self.running)

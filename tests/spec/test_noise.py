@@ -25,6 +25,31 @@ E1121 03:48:40.634000 30735 torch/distributed/elastic/agent/server/api.py:1008] 
 E1121 03:48:40.634000 30735 torch/distributed/elastic/agent/server/api.py:1008] Traceback (most recent call last):
 E1121 03:48:40.634000 30735 torch/distributed/elastic/agent/server/api.py:1008] torch.distributed.DistNetworkError: got 0 bytes.""".splitlines()  # noqa: E501
 
+REPORT = """E1128 10:18:52.658000 84 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 100) of binary: /opt/env/bin/python
+Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+  File "/opt/env/lib/python3.11/site-packages/torch/distributed/launch.py", line 207, in <module>
+    main()
+    ^^^^^^
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+/root/.local/state/ddpctl/runs/20261128T101840Z-f27e78/node1/python FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-28_10:18:52
+  exitcode  : 1 (pid: 100)
+============================================================""".splitlines()  # noqa: E501
+
+SIGNALLED = [
+    "W1128 56 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, shutting down workers",
+    *REPORT[1:6],
+    "torch.distributed.elastic.multiprocessing.api.SignalException: Process 56 got signal: 15",
+]
+
 
 def shown(*lines: Line) -> list[str]:
     held = Held()
@@ -35,8 +60,13 @@ def launcher(text: str, host: str = "node0") -> Line:
     return Line(host, None, "stderr", 0.0, text)
 
 
-def test_the_two_blocks_are_held_back() -> None:
-    assert shown(*map(launcher, NOTICE + BARRIER)) == []
+def test_the_blocks_are_held_back() -> None:
+    assert shown(*map(launcher, NOTICE + BARRIER + REPORT + NOTICE + SIGNALLED)) == []
+
+
+def test_the_launcher_s_own_failure_is_shown() -> None:
+    traceback = [*REPORT[1:5], "torch.distributed.DistNetworkError: port: 29500 is in use", "", "  more"]
+    assert shown(*map(launcher, traceback)) == traceback
 
 
 def test_hosts_may_be_interleaved() -> None:

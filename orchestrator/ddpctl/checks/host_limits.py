@@ -125,12 +125,16 @@ def _judge_cgroup(view: View) -> Iterable[Finding]:
     for host, value in view.values(CGROUP).items():
         for message, limit, lift in _tight(value, view.target(host).ranks):
             unit = limit["folder"].rpartition("/")[2]
+            of_slice = unit.endswith(".slice")
+            more = (
+                "raise the limit" if of_slice else "give the container more (`docker run --memory --cpus --pids-limit`)"
+            )
             yield report.warning(
                 host,
                 f"{message} ({limit['folder']})",
-                fix="give the container more (`docker run --memory --cpus --pids-limit`), or run fewer processes here",
+                fix=f"{more}, or run fewer processes here",
                 command=report.as_root(view, host, f"systemctl set-property {shlex.quote(unit)} {lift}")
-                if unit.endswith(".slice")
+                if of_slice
                 else None,
                 evidence=value,
             )

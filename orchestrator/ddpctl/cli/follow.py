@@ -95,9 +95,15 @@ def follow_run(
     open_end = end.verdict.cause is None or end.record.restart is not None
     if not end.verdict.terminal and open_end:  # otherwise the end is known, even if a host is unreachable
         raise_for_errors(run, errors)
-    if end.verdict.state != contract.SUCCEEDED:
+    if _may_explain_more(end):
         printer.show(noise.groups())
     return end
+
+
+def _may_explain_more(end: RunStatus) -> bool:
+    """Return whether the launcher's output may say more than the cause: no rank and no kill is the cause."""
+    cause = end.verdict.cause
+    return end.verdict.state not in (contract.SUCCEEDED, contract.KILLED) and (cause is None or cause.rank is None)
 
 
 def _printer(run: RunStatus, stream: TextIO, stamp: LineTime | None = None) -> LinePrinter:
@@ -178,7 +184,7 @@ def print_lines(run: RunStatus, fleet: Fleet, hosts: Sequence[str], selection: s
             starts=run.verdict.state in (contract.QUEUED, contract.PENDING, contract.STARTING),
         )
     held_back = look.follow and noise is not None and noise.lines
-    if noise is not None and held_back and read_run(fleet, run, gone=_gone(errors)).verdict.state != contract.SUCCEEDED:
+    if noise is not None and held_back and _may_explain_more(read_run(fleet, run, gone=_gone(errors))):
         text.show(noise.groups())
     raise_for_errors(run, errors)
 

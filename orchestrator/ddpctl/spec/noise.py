@@ -1,4 +1,4 @@
-"""Holds back output of torch's launcher that appears in every healthy run and helps no reader. Pure."""
+"""Holds back output of torch's launcher that helps no reader. Pure."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ _NOTICE_MORE = re.compile(
     r"change it to read from `os\.environ|https://pytorch\.org/docs/|further instructions|  main\(\)|"
     r"  warnings\.warn\(|\s*$"
 )
+_REPORT = re.compile(
+    r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary|"
+    r"Received \S+ death signal, shutting down workers"
+)
+_REPORT_MORE = re.compile(
+    r"Traceback \(most recent call last\):$|  |"
+    r"torch\.distributed\.elastic\.\S*(?:ChildFailedError|SignalException)|"
+    r"[=-]{9,}$|\S+ FAILED$|Failures:$|Root Cause \(first observed failure\):$|\[\d+\]:$|\s*$"
+)
 _BARRIER = re.compile(r"elastic/agent/server/api\.py:\d+\]")
 _STORE_GONE = re.compile(r"TCPStore\.cpp:\d+\] \[c10d\] recvValue\w* failed on .*(was likely closed|got 0 bytes)")
 _STORE_MORE = re.compile(r"^(Exception raised from |frame #\d+: |<omitting python frames>|\s*$)")
@@ -21,10 +30,12 @@ _STORE_MORE = re.compile(r"^(Exception raised from |frame #\d+: |<omitting pytho
 
 @dataclass
 class Held:
-    """The lines that are held back. They are shown if the run does not succeed, and are always in the log.
+    """The lines that are held back. They are shown if a run fails and no rank is the cause; the log has them always.
 
-    There are two kinds, both from the launcher itself and never from a rank:
+    There are three kinds, all from the launcher itself and never from a rank:
 
+    - the report that a rank has failed or that the launcher was signalled, with the launcher's own traceback: the cause
+      says more;
     - the deprecation notice of torch.distributed.launch: ddpctl calls that module on purpose;
     - the error of a launcher's agent that was still in the exit barrier when node 0 closed the store.
     """
@@ -48,6 +59,9 @@ class Held:
     def _is_noise(self, line: Line) -> bool:
         if _NOTICE.search(line.text):
             self._inside[line.host] = _NOTICE_MORE
+            return True
+        if _REPORT.search(line.text):
+            self._inside[line.host] = _REPORT_MORE
             return True
         if _STORE_GONE.search(line.text):
             self._inside[line.host] = _STORE_MORE

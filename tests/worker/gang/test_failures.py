@@ -114,6 +114,34 @@ def test_victims_wait_until_a_node_whose_beats_have_stopped_is_given_up() -> Non
     assert (verdict.cause["host"], verdict.cause["reason"]) == ("b", "node_lost")
 
 
+def decide_timeouts(*places: str) -> str:
+    """Return the message of the verdict after a collective timed out on the hub, on a and on b, in these places."""
+    judge = make_judge()
+    for host, place in zip(HOSTS, places, strict=False):
+        text = f"rank 7 was killed: collective operation timeout in {place} (a peer failed or hung first)"
+        judge.report(outcomes.failed(outcomes.cause(host, "signaled", text), victim=True), 0.0, 101.0)
+    decided(judge, 101.0 + VICTIMS_S + MUTE_S + SLACK_S)
+    assert judge.verdict is not None
+    assert judge.verdict.cause is not None
+    return f"{judge.verdict.cause['host']}: {judge.verdict.cause['message']}"
+
+
+def test_collectives_that_timed_out_on_all_nodes_are_compared() -> None:
+    equal = decide_timeouts("ALLREDUCE #80", "ALLREDUCE #80", "ALLREDUCE #80")
+    assert equal.startswith("hub: rank 7 was killed: collective operation timeout in ALLREDUCE #80, as on all other ")
+    assert equal.endswith("check the network between the nodes")
+    behind = decide_timeouts("ALLREDUCE #96", "BROADCAST #64", "ALLREDUCE #96")
+    assert behind.startswith("a: ")
+    assert behind.endswith("in BROADCAST #64, while the other nodes had come to #96")
+
+
+@pytest.mark.parametrize("places", [("ALLREDUCE #80", "ALLREDUCE #80"), ("ALLREDUCE #80", "X #2 of group 5", "X #2")])
+def test_collectives_of_some_nodes_or_of_subgroups_are_not_compared(places: tuple[str, ...]) -> None:
+    assert decide_timeouts(*places) == (
+        "hub: rank 7 was killed: collective operation timeout in ALLREDUCE #80 (a peer failed or hung first)"
+    )
+
+
 def test_a_suspect_comes_after_a_culprit_and_before_a_victim() -> None:
     judge = make_judge()
     judge.report(failure("a", victim=True), 5.0, 101.0)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpctl_worker.machine.cgroup import Limit
 from ddpctl_worker.run.aborts import find_last_words
 from ddpctl_worker.run.cause import Evidence, Failure, candidates
 from ddpctl_worker.run.last_output import read_last_output
@@ -115,7 +116,7 @@ def test_killed_for_memory_only_where_the_kernel_did_so_just_before() -> None:
     launcher, died = REPORT.format(code=-9), {1: (signal.SIGKILL, 900.0)}
     for oom in ((899.0, 900.5), (900 - OOM_BEFORE_DEATH_S - 1, 900 - OOM_BEFORE_DEATH_S)):
         assert explained(launcher=launcher, ranks={1: ""}, deaths=died, oom=[oom]).reason == "oom"
-        limited = explained(launcher=launcher, ranks={1: ""}, deaths=died, oom=[oom], oom_limit=900 << 20)
+        limited = explained(launcher=launcher, ranks={1: ""}, deaths=died, oom=[oom], oom_limit=Limit(900 << 20, ""))
         assert limited.reason == "oom"
         assert limited.message.endswith(
             "the memory limit of its control group (900 MB) was reached, and the kernel killed it"
@@ -125,6 +126,26 @@ def test_killed_for_memory_only_where_the_kernel_did_so_just_before() -> None:
         assert (plain.reason, plain.signal) == ("signaled", "SIGKILL")
         assert plain.message == "rank 5 was killed by SIGKILL, not by ddpctl (the OOM killer? see dmesg)"
     assert explained(launcher=launcher, ranks={1: ""}, oom=[(998.0, 999.0)]).reason == "oom"  # its death was not seen
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'Traceback (most recent call last):\n  File "s.py", line 1, in <module>\nRuntimeError: can\'t start new thread',
+        "libgomp: Thread creation failed: Resource temporarily unavailable",
+        "OpenBLAS blas_thread_init: pthread_create failed for thread 3 of 4: Resource temporarily unavailable\nended",
+    ],
+)
+def test_the_limit_of_processes_is_named_where_the_rank_was_refused_one(said: str) -> None:
+    unit, container = Limit(150, "/user.slice/user-7.slice"), Limit(150, "")
+    assert explained(ranks={1: said}, deaths={1: (256, 900.0)}, task_limit=unit).message.endswith(
+        " (control group user-7.slice allows 150 processes and threads, TasksMax)"
+    )
+    assert explained(ranks={1: said}, deaths={1: (256, 900.0)}, task_limit=container).message.endswith(
+        " (its control group allows 150 processes and threads)"
+    )
+    assert "allows" not in explained(ranks={1: said}, deaths={1: (256, 900.0)}).message
+    assert "allows" not in explained(ranks={1: BOOM}, deaths={1: (256, 900.0)}, task_limit=unit).message
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ fails too when its peer dies, and its launcher may be quicker. So:
 - The hub waits a moment, prefers a failure that does not look like the death of a peer, and then takes the earliest.
 - While only victims have reported, it waits longer for a node without a report, since the culprit may take its time.
 - It also waits for a node with missing heartbeats, until that node is lost.
+- If a collective timed out on every node, the node that was the furthest behind is the cause.
 - A node that falls silent is a failure of its own.
 - A kill by the user is the verdict at once.
 """
@@ -25,6 +26,7 @@ from ddpctl_worker.gang.limits import (
     STILL_S,
     VICTIMS_S,
 )
+from ddpctl_worker.gang.timeouts import compare_timeouts
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Blame, Outcome
 from ddpctl_worker.wire.contract import KILLED, NODE_LOST, SUPERVISOR_LOST
@@ -133,7 +135,7 @@ class FailureJudge:
         self._find_lost(now)
         self._find_cut(now)
         if self.verdict is None and self._candidates and now >= self._decide_at(now):
-            self.verdict = self._timed(self._by_blame()[0])
+            self.verdict = self._choose()
         return self.verdict
 
     def settled(self) -> bool:
@@ -148,6 +150,11 @@ class FailureJudge:
     def causes(self) -> List[Dict[str, Any]]:
         """Return the reported causes, the likeliest first."""
         return [candidate.outcome.cause for candidate in self._by_blame() if candidate.outcome.cause is not None]
+
+    def _choose(self) -> Outcome:
+        chosen = self._by_blame()[0]
+        late = compare_timeouts(self.causes(), [host for host, node in self.nodes.items() if node.joined])
+        return self._timed(chosen) if late is None else chosen.outcome._replace(cause=late, victim=False)
 
     def _by_blame(self) -> List[Candidate]:
         first = self._first_victim()

@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections import deque
-from typing import Any, Deque, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ddpctl_worker.machine.fs import read_text
 from ddpctl_worker.machine.limits import NO_LIMIT, OOM_LOOK_S
@@ -116,16 +116,24 @@ def oom_kills() -> int:
     return _field("/proc/vmstat", "oom_kill") or 0
 
 
-class OomHistory:
-    """The times of the kernel's OOM kills, found by frequent looks at its counter.
+class Limit(NamedTuple):
+    """A limit of a control group."""
+
+    most: int  # bytes, or processes and threads
+    group: str  # the group's path as this process sees it, such as ``/user.slice/user-1000.slice``; "": the root
+
+
+class LimitHistory:
+    """The limits that control groups have reached since the beginning, and the times of the kernel's OOM kills.
 
     Only a kill right before a rank's death explains that death: the kernel may kill other processes of the cgroup at
-    any time.
+    any time. Frequent looks at the kernel's counter find the times.
     """
 
     def __init__(self) -> None:
         self._count, self._looked = oom_kills(), time.time()
-        self._hits_before = count_limit_hits()
+        self._hits_before = _count_memory_hits()
+        self._refusals_before = _count_refusals()
         self._rises: Deque[Tuple[float, float]] = deque(maxlen=16)
 
     def look(self) -> None:
@@ -138,13 +146,24 @@ class OomHistory:
         self._count_now()
         return list(self._rises)
 
-    def find_reached_limit(self) -> Optional[int]:
-        """Return the least memory limit, in bytes, that a control group has reached since the beginning.
+    def find_memory_limit(self) -> Optional[Limit]:
+        """Return the least memory limit that was reached.
 
         ``None``: no limit was reached, so a kill was for lack of memory on the machine.
         """
-        now = count_limit_hits()
+        now = _count_memory_hits()
         return min((limit for limit, count in now.items() if count > self._hits_before.get(limit, 0)), default=None)
+
+    def find_task_limit(self) -> Optional[Limit]:
+        """Return the limit by which the kernel has refused a process or thread; ``None``: it has refused none.
+
+        The kernel counts a refusal in the group with the limit, or in the group of the process that was refused. So the
+        limit with the least room is the answer.
+        """
+        now = _count_refusals()
+        if all(count <= self._refusals_before.get(group, 0) for group, count in now.items()):
+            return None
+        return min(_read_task_limits(), default=(0, None))[1]
 
     def _count_now(self) -> None:
         count, now = oom_kills(), time.time()
@@ -153,36 +172,58 @@ class OomHistory:
         self._count, self._looked = count, now
 
 
-def count_limit_hits() -> Dict[int, int]:
-    """Return memory limit in bytes -> how often it was reached, for this process's group and the groups above it."""
-    found: Dict[int, int] = {}
-    for root, group, first in _memory_groups():
+def _count_memory_hits() -> Dict[Limit, int]:
+    """Return memory limit -> how often it was reached, for this process's group and the groups above it."""
+    found: Dict[Limit, int] = {}
+    for root, group, first in _groups("memory"):
         limit_file, count = ("memory.limit_in_bytes", "memory.failcnt") if first else ("memory.max", "memory.events")
-        folder = root + group.rstrip("/")
-        while folder.startswith(root):
+        for folder in _upward(root, group):
             limit = read_text(os.path.join(folder, limit_file)).strip()
             path = os.path.join(folder, count)
             full = read_text(path).strip() if first else _field(path, "oom")
             if limit.isdigit() and int(limit) < NO_LIMIT and full is not None:
-                found[int(limit)] = found.get(int(limit), 0) + int(full or 0)
-            folder = os.path.dirname(folder)
+                found[Limit(int(limit), folder[len(root) :])] = int(full or 0)
     return found
+
+
+def _count_refusals() -> Dict[str, int]:
+    """Return group -> how often the kernel has refused a process or thread there."""
+    folders = (folder for root, group, _ in _groups("pids") for folder in _upward(root, group))
+    counts = ((folder, _field(os.path.join(folder, "pids.events"), "max")) for folder in folders)
+    return {folder: count for folder, count in counts if count is not None}
+
+
+def _read_task_limits() -> Iterator[Tuple[int, Limit]]:
+    """Yield the room below each limit of processes and threads, and the limit."""
+    for root, group, _ in _groups("pids"):
+        for folder in _upward(root, group):
+            most, used = (read_text(os.path.join(folder, "pids." + name)).strip() for name in ("max", "current"))
+            if most.isdigit() and used.isdigit():
+                yield int(most) - int(used), Limit(int(most), folder[len(root) :])
+
+
+def _upward(root: str, group: str) -> Iterator[str]:
+    """Yield the folder of a group, and the folders of the groups above it."""
+    folder = root + group.rstrip("/")
+    while folder.startswith(root):
+        yield folder
+        folder = os.path.dirname(folder)
 
 
 def _memory_events() -> List[str]:
     found = [
         "%s%s/%s" % (root, group, "memory.oom_control" if first else "memory.events")
-        for root, group, first in _memory_groups()
+        for root, group, first in _groups("memory")
     ]
     return [path for path in found if os.path.exists(path)]
 
 
-def _memory_groups() -> Iterator[Tuple[str, str, bool]]:
+def _groups(controller: str) -> Iterator[Tuple[str, str, bool]]:
     """Yield the root, the path of this process's group below it, and whether the interface is that of version 1."""
     entries = [line.split(":", 2) for line in read_text("/proc/self/cgroup").splitlines()]
     for _, controllers, group in (entry for entry in entries if len(entry) == 3):
-        if "memory" in controllers.split(","):
-            yield "/sys/fs/cgroup/memory", group, True
+        if controller in controllers.split(","):
+            yield "/sys/fs/cgroup/%s" % controller, group, True
         elif not controllers:
             for root in ROOTS:
                 yield root, group, False

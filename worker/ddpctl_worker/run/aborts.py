@@ -14,7 +14,7 @@ _THREAD = re.compile(r"thread terminated with exception: ", re.I)
 _ENDED = re.compile(r"thread terminated with exception: (.+(?:\n(?!frame #|Exception raised from|\s*$).+)*)", re.I)
 _FATAL = re.compile(r"^Fatal Python error: (.+)", re.M)
 _FRAME = re.compile(r'^\s+File "(?P<file>.+?)", line (?P<line>\d+) in (?P<name>.+)', re.M)
-_CURRENT = re.compile(r"^Current thread .*", re.M)  # faulthandler may print other threads above it
+_THREAD_HEAD = re.compile(r"^(?P<current>Current t|T)hread 0x.*", re.M)  # faulthandler prints other threads too
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d")
 _CAUGHT = re.compile(r"Caught signal \d+ \(.+?\)")
 _SHM = "a page of a mapped file could not be written: most often shared memory (/dev/shm) is full or too small"
@@ -46,7 +46,9 @@ def _last(pattern: "re.Pattern[str]", text: str) -> Optional[str]:
 
 def _describe_place(text: str) -> str:
     """Return where faulthandler saw the process: the innermost function, and the line of the job's own file."""
-    frames = list(_FRAME.finditer(_CURRENT.split(text)[-1].split("\n\nThread")[0]))
+    heads = list(_THREAD_HEAD.finditer(text))
+    current = [head for head in heads if head["current"] != "T"] or (heads if len(heads) == 1 else [])
+    frames = list(_FRAME.finditer(text[current[-1].end() :].split("\n\n")[0])) if current else []
     if not frames:
         return ""
     own = next((frame for frame in frames if not _LIBRARY.search(frame["file"])), frames[0])

@@ -7,6 +7,7 @@ import re
 import signal
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from ddpctl_worker.machine.cgroup import Limit
 from ddpctl_worker.record.lines import STDERR, STDOUT
 from ddpctl_worker.record.outcome import Blame
 from ddpctl_worker.run import last_output
@@ -31,6 +32,7 @@ _NO_SPACE = re.compile(
 _FAILED_WRITE = re.compile(r"PytorchStreamWriter failed writing file.*")
 # torch's watchdog names the collective that was not done in time.
 _LATE = re.compile(r"collective operation timeout: \w+\(SeqNum=(?P<number>\d+), OpType=(?P<kind>\w+)")
+_GROUP = re.compile(r"\[PG (?:ID )?\d+(?: PG GUID \w+)? ?\((?P<group>\S+)\) Rank \d+\] Process group watchdog")
 # Exceptions, and the lines above each that say more than the exception.
 _ABOVE = (
     (re.compile(r"DataLoader worker"), re.compile(r"insufficient shared memory \(shm\)")),
@@ -40,6 +42,11 @@ _ABOVE = (
 _ADVICE = re.compile(
     r"CUDA kernel errors might be|For debugging consider passing|Compile with .?TORCH_USE_CUDA_DSA|Device-side assert"
 )
+# The words of Python, glibc, OpenBLAS, OpenMP and bash for a refused process or thread.
+_REFUSED_TASK = re.compile(
+    r"can't start new thread|Resource temporarily unavailable|Thread creation failed|pthread_create", re.IGNORECASE
+)
+_UNIT = re.compile(r"\.(?:slice|scope|service)$")
 _NO_SCRIPT = re.compile(r"can't open file '?(?P<file>.+?)'?: \[Errno 2\]")
 _LAUNCHER_ERROR = re.compile(r"^\S*?(?:run|launch)\.py: error: (.+)$", re.M)
 
@@ -58,7 +65,8 @@ class Evidence(NamedTuple):
     said: Mapping[Tuple[int, str], float] = {}  # (local rank, stream) -> time of its last output
     pids: Mapping[int, int] = {}  # local rank -> pid
     plain: bool = False  # the rank has no launcher of torch above it, so no launcher has ended it
-    oom_limit: Optional[int] = None  # bytes: the limit of a control group that was reached meanwhile
+    oom_limit: Optional[Limit] = None  # the memory limit of a control group that was reached meanwhile
+    task_limit: Optional[Limit] = None  # the limit by which the kernel has refused a process or thread meanwhile
 
 
 class Failure(NamedTuple):
@@ -216,12 +224,14 @@ def _of_death(death: _Death, seen: Evidence) -> Failure:
     if death.local is not None and raised and (final or died is None):
         times.append(seen.tracebacks.get(death.local))
     note = " (a peer failed or hung first)" if peers else " (its launcher ended it after another failure)"
+    if not peers and not ended:
+        note = _why_refused(seen.task_limit, "\n".join([detail, *own.rest[-PEER_FAILURE_LINES:]]))
     return Failure(
         death.rank,
         None if death.signal else death.code,
         death.signal,
         reason,
-        last_output.shorten_to_line(death.who + detail, 400 - len(note)) + (note if peers or ended else ""),
+        last_output.shorten_to_line(death.who + detail, 400 - len(note)) + note,
         own.traceback if raised or not death.signal else None,
         bool(peers) or ended,
         min([at for at in times if at is not None], default=None),
@@ -233,8 +243,11 @@ def _find_peer_failure(error: str, text: str) -> Optional[str]:
     reason = read_nccl_error(error, last_output.without_prefixes(text))
     if reason is not None:
         return reason.words if reason.of_peer else None
-    words, late = last_output.find_peer_failure(error), _LATE.search(error)
-    return "%s in %s #%s" % (words, late["kind"], late["number"]) if words and late else words
+    words, late, group = last_output.find_peer_failure(error), _LATE.search(error), _GROUP.search(error)
+    if not words or late is None:
+        return words
+    where = "" if group is None or group["group"] == "default_pg" else " of group %s" % group["group"]
+    return "%s in %s #%s%s" % (words, late["kind"], late["number"], where)
 
 
 def _reason(
@@ -261,10 +274,24 @@ def _reason(
     return reason, how + ((": " if death.rank is None else "; last line: ") + last if last else "")
 
 
-def _why_oom(limit: Optional[int]) -> str:
+def _why_oom(limit: Optional[Limit]) -> str:
     if limit is None:
         return ": the kernel ran out of memory and killed it"
-    return ": the memory limit of its control group (%d MB) was reached, and the kernel killed it" % (limit >> 20)
+    group, name = _name_limit(limit, "MemoryMax")
+    return ": the memory limit of %s (%d MB%s) was reached, and the kernel killed it" % (group, limit.most >> 20, name)
+
+
+def _why_refused(limit: Optional[Limit], said: str) -> str:
+    if limit is None or not _REFUSED_TASK.search(said):
+        return ""
+    group, name = _name_limit(limit, "TasksMax")
+    return " (%s allows %d processes and threads%s)" % (group, limit.most, name)
+
+
+def _name_limit(limit: Limit, name: str) -> Tuple[str, str]:
+    """Return words for the control group, and systemd's name of the limit where the group is a unit."""
+    group = limit.group.rpartition("/")[2]
+    return "control group %s" % group if group else "its control group", ", " + name if _UNIT.search(group) else ""
 
 
 def _living(seen: Evidence, dead: Set[Optional[int]]) -> List[Failure]:

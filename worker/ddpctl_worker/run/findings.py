@@ -27,14 +27,14 @@ class Findings:
     def __init__(self, run: RunRecord, drain: Drain, roster: Roster, recorder: Recorder) -> None:
         self._run, self._drain, self._roster, self._recorder = run, drain, roster, recorder
         self._host: str = run["host"]
-        self._oom = cgroup.OomHistory()
+        self._limits = cgroup.LimitHistory()
         self._look: Optional[Look] = None
         self._behind_since: Optional[float] = None  # since when the pipes could not be read to their end (monotonic)
         self.kept: List[Failure] = []
 
     def watch(self) -> None:
         """Look for OOM kills; called about once a second."""
-        self._oom.look()
+        self._limits.look()
 
     def failure(self, status: Optional[int]) -> Optional[Outcome]:
         """Return this node's failure once the launcher has ended (``status``: its wait status), or is slow to end.
@@ -111,13 +111,14 @@ class Findings:
             self._roster.numbers(),
             self._recorder.error,
             time.time(),
-            self._oom.rises(),
+            self._limits.rises(),
             {local: (death.status, death.at) for local, death in self._roster.deaths.items()},
             self._roster.current_ranks(self._drain.tracebacks()),
             self._drain.said(),
             {rank.local_rank: rank.pid for rank, _ in self._roster.dead()},
             self._run.get("launcher") == PLAIN,
-            self._oom.find_reached_limit(),
+            self._limits.find_memory_limit(),
+            self._limits.find_task_limit(),
         )
 
     def _unseen_failure(self) -> Optional[float]:
