@@ -223,6 +223,7 @@ CHECKS = (
         cause="The container or slice that the login runs in is limited in memory, processors or number of processes.",
         symptom="killed ranks while the machine has free memory; BlockingIOError at fork; slow start",
         fix="Raise the limits of the container or slice.",
+        seen=ON_HOSTS,
     ),
     Check(
         "host.network",
