@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 from pathlib import Path
 
@@ -34,6 +35,13 @@ def test_a_crash_of_a_process_with_keys_leaves_no_core_file(site: Site, lab: Lab
     wait_for_ranks(lab.hosts[:1], run)
     site.wait_for_output(job, "limit -1")
     assert core_limit(host.proc / str(ranks(host, run)[0].pid) / "limits") == "unlimited"
+    follow = site.start("tail", job, "-f")
+    follow.wait_for("limit -1")
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    resource.prlimit(follow.process.pid, resource.RLIMIT_CORE, unlimited)
+    follow.process.send_signal(signal.SIGSEGV)
+    assert follow.process.wait(60) == -signal.SIGSEGV
+    assert not list(site.folder.glob("core*")), "ddpctl itself holds passwords and the keys of runs"
     for name, number in HOLDERS.items():
         process = until(lambda name=name: named(host, name), 30, f"no {name}")
         assert core_limit(host.proc / str(process.pid) / "limits") == "1", name
