@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import resource
 import signal
+from functools import partial
 from pathlib import Path
 
 from tests.e2e.site import Site, assert_nothing_runs, disk_holds, named, ranks, until, wait_for_ranks
-from tests.lab import Lab
+from tests.lab import Host, Lab
 
 SECRET = "never-in-a-core-file"
 HOLDERS = {  # in the order in which they end: the end of an earlier process of the list leaves the later ones alone
@@ -43,10 +44,10 @@ def test_a_crash_of_a_process_with_keys_leaves_no_core_file(site: Site, lab: Lab
     assert follow.process.wait(60) == -signal.SIGSEGV
     assert not list(site.folder.glob("core*")), "ddpctl itself holds passwords and the keys of runs"
     for name, number in HOLDERS.items():
-        process = until(lambda name=name: named(host, name), 30, f"no {name}")
+        process = until(partial(named, host, name), 30, f"no {name}")
         assert core_limit(host.proc / str(process.pid) / "limits") == "1", name
         host.run(["kill", f"-{number.value}", str(process.pid)])
-        until(lambda pid=process.pid: not (host.proc / str(pid) / "exe").exists(), 30, f"{name} does not end")
+        until(partial(is_gone, host, process.pid), 30, f"{name} does not end")
     assert disk_holds(host, [SECRET.encode()]) == []
     assert not host.exists("/core")
     site("kill", job)
@@ -57,3 +58,7 @@ def core_limit(limits: Path) -> str:
     """The soft limit, in a file of /proc."""
     line = next(line for line in limits.read_text().splitlines() if line.startswith("Max core file size"))
     return line.split()[4]
+
+
+def is_gone(host: Host, pid: int) -> bool:
+    return not (host.proc / str(pid) / "exe").exists()
