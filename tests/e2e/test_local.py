@@ -40,6 +40,14 @@ def test_up_to_the_end(ddpctl: Ddpctl, inventory: Path) -> None:
     assert (status["state"], status["world_size"]) == ("succeeded", 4)
 
 
+def test_the_first_use_says_what_runs_here(ddpctl: Ddpctl, inventory: Path) -> None:
+    words = f"{inventory}: the first use of this inventory; it runs on this machine: jobs (`connection: local`)"
+    first, second = (ddpctl("ps", "--json", inventory=inventory).ok() for _ in range(2))
+    assert words in first.stderr.splitlines()
+    assert first.json() == second.json()
+    assert words not in second.stderr
+
+
 def test_kill_ends_all_and_nobody_else(ddpctl: Ddpctl, inventory: Path) -> None:
     up = ddpctl("up", "--job", "local_sleep", "-d", "--json", inventory=inventory, timeout=120).ok()
     run = up.json()["run"]

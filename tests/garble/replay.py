@@ -112,7 +112,7 @@ class Node:
         raise NotImplementedError
 
     def call(self, verb: str, args: Mapping[str, Any] | None = None, **how: Any) -> Any:
-        watch = Watch(f"`{verb}`", how.pop("timeout", 60.0), how.pop("cancel", None))
+        watch = Watch(f"`{verb}`", how.pop("timeout", 60.0), how.pop("cancel", None), how.pop("clock", None))
         request = conversation.Request(self.host, "/base", verb, args or {}, **how)
         return conversation.call(request, watch, NoneWaits(), "python3", self._start, payload())
 

@@ -12,6 +12,7 @@ from ddpctl.spec.command import Ran
 from ddpctl.transport import answers
 from ddpctl.transport.base import Frame, OnFrame
 from ddpctl.transport.fleet import SSHFleet
+from ddpctl.transport.progress_clock import ProgressClock
 from ddpctl_worker.wire.contract import BAD_REQUEST
 
 
@@ -76,6 +77,7 @@ class DryTransport:
         timeout: float | None = 60.0,
         cancel: Callable[[], bool] | None = None,
         until: threading.Event | None = None,
+        clock: ProgressClock | None = None,
     ) -> Any:
         self.prepare()
         asked = Asked(self._host, verb, dict(args or {}), b"".join(body or ()))

@@ -10,6 +10,7 @@ import sys
 import traceback
 from typing import Any, Callable, Dict
 
+from ddpctl_worker.machine.core_files import refuse_core_files
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import AGAIN, BAD_REQUEST, BUG, READY
 
@@ -59,6 +60,7 @@ TAKE_A_BODY = {"echo", "restore", "spread", "store_put"}
 def main() -> int:
     """Serve requests on stdin and stdout. Returns 0 if they were answered, even with an error."""
     umask = os.umask(0o077)
+    refuse_core_files()  # requests hold keys
     channel = Channel(os.dup(0), os.dup(1))
     channel.login_umask = umask
     # From here on a stray print or a child's output cannot reach the protocol.

@@ -20,8 +20,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             from ddpctl.cli.complete import answer
 
             sys.exit(answer(os.environ))
-        from ddpctl.cli.program import run
+        from ddpctl.cli.program import forbid_core_dumps, run
 
+        if argv is None:  # else this process is not ddpctl alone
+            forbid_core_dumps()
         code = run(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:  # during an import, or on the way out
         sys.stderr.write("interrupted\n")

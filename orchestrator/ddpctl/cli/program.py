@@ -7,6 +7,7 @@ Every command is a function; this file only names its module. An error reaches t
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import difflib
 import errno
 import gc
@@ -27,6 +28,8 @@ from ddpctl.cli.state import GLOBAL, show_debug_log
 from ddpctl.errors import DdpctlError, Interrupted, UsageError, to_ddpctl_error
 from ddpctl.render.clean import clean
 from ddpctl.render.errors import error_lines
+
+_PR_SET_DUMPABLE = 4  # linux/prctl.h
 
 # In the order in which a person meets them: each command with its module, which has a function of the command's name.
 # Only the module of the typed command is imported: not every command needs an SSH library, a downloader and a resolver.
@@ -174,6 +177,15 @@ def _open_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: the closed stream's
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+
+
+def forbid_core_dumps() -> None:
+    """Have the kernel write no core file of this process, which holds passwords and the keys of runs.
+
+    Programs that it starts, such as the worker of a local host, are not affected.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def run(argv: list[str]) -> int:

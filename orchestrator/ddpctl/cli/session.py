@@ -19,6 +19,7 @@ from rich.console import RenderableType
 from ddpctl.cli.prompt import TerminalPrompter, can_ask
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, Survivors, UsageError
+from ddpctl.files.first_use import take_new_programs
 from ddpctl.files.inventory import find_inventory, home_of, load_inventory
 from ddpctl.render.console import stderr_console, stdout_console
 from ddpctl.render.progress import ProgressView, quiet
@@ -109,11 +110,20 @@ def _refuse_job(word: str, option: Path | None) -> None:
 @contextlib.contextmanager
 def fleet_of(inventory: Inventory, hosts: Sequence[str] | None = None) -> Iterator[Fleet]:
     """Connections to the inventory's hosts, closed at the end."""
+    tell_first_use(inventory)
     fleet = open_fleet(inventory, hosts, prompter=prompter(), say=warn)
     try:
         yield fleet
     finally:
         fleet.close()
+
+
+def tell_first_use(inventory: Inventory) -> None:
+    """Say on stderr what the inventory runs on this machine, at the first use of an inventory of its folder."""
+    programs = take_new_programs(inventory)
+    if programs:
+        what = " and ".join(programs)
+        warn(f"{inventory.file}: the first use of this inventory; it runs on this machine: {what}")
 
 
 @contextlib.contextmanager

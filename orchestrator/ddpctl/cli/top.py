@@ -152,6 +152,7 @@ def _fleet(inventory: Inventory) -> Iterator[tuple[Fleet, Callable[[], None]]]:
         if asked is not None:
             asked.hush()
 
+    session.tell_first_use(inventory)
     fleet = open_fleet(inventory, prompter=asked, say=say)
     try:
         yield fleet, hush

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from ddpctl.environment.limits import CHUNK_BYTES, HOLDINGS_S, VERIFY_S
+from ddpctl.environment.limits import CHUNK_BYTES, HOLDINGS_S, SEND_S, VERIFY_S
 from ddpctl.errors import DdpctlError, FileDamaged, ProvisionError, RemoteError
 from ddpctl.spec.event import Progress, Tell
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.push import Delivery, Traffic
 from ddpctl.spec.resuming import Holdings
 from ddpctl.transport.base import Fleet, Transport
+from ddpctl.transport.progress_clock import ProgressClock
 from ddpctl_worker.wire import contract
 
 
@@ -108,7 +109,7 @@ def send_missing(
 
 def _put(transport: Transport, source: Source, offset: int, sent: Callable[[int], None]) -> None:
     args = {"hash": source.sha256, "size": source.size, "offset": offset}
-    transport.call("store_put", args, body=_counted(source.chunks(offset), sent), timeout=None)
+    transport.call("store_put", args, body=_counted(source.chunks(offset), sent), timeout=SEND_S, clock=ProgressClock())
 
 
 def _counted(pieces: Iterator[bytes], sent: Callable[[int], None]) -> Iterator[bytes]:

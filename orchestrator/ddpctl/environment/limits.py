@@ -11,6 +11,7 @@ VERIFY_S = 900.0  # the same, when the node reads every byte again
 PLATFORM_S = 45.0  # asking a node for its interpreter, machine, C library and driver
 INSTALL_S = 1800.0  # installing from local wheels, and importing torch once
 BUILD_S = 3600.0  # building a package with compiled code, or cloning its repository
+SEND_S = 24 * 3600.0  # one file to a node, or all files to all nodes, however slow the line; a later push continues
 SPREAD_START_S = 30.0  # the chain starts without a node that does not listen within this time
 
 # --- on this machine --------------------------------------------------------------------------------------------------

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpctl.environment.direct import Source, as_provision_error, ask_holdings, deliver, missing_files
-from ddpctl.environment.limits import SPREAD_LEAST_BYTES, SPREAD_START_S, WANTS
+from ddpctl.environment.limits import SEND_S, SPREAD_LEAST_BYTES, SPREAD_START_S, WANTS
 from ddpctl.errors import RemoteError
 from ddpctl.spec.event import Note, Progress, Tell
 from ddpctl.spec.push import Delivery, Traffic
 from ddpctl.spec.resuming import Holdings
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
+from ddpctl.transport.progress_clock import ProgressClock
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,8 @@ class _Node:
     feed: Feed
     listening: Mapping[str, Any] | None = None
     started: threading.Event = field(default_factory=threading.Event)
+    progress: int = 0  # bytes that the node says it has
+    clock: ProgressClock = field(default_factory=ProgressClock)
     complete: bool = False
     ended: bool = False
 
@@ -248,7 +251,8 @@ class Spread:
                 request,
                 body=node.feed,
                 on_frame=lambda frame: self._heard(node, frame),
-                timeout=None,
+                timeout=SEND_S,
+                clock=node.clock,
                 cancel=lambda: self._fault is not None,
             )
         except RemoteError as error:
@@ -264,6 +268,9 @@ class Spread:
             node.started.set()
             self._join_late(node)
         elif "progress" in data:
+            more = min(data["progress"], self._total) - node.progress  # a node cannot say that for ever
+            node.clock.moved(max(more, 0))
+            node.progress += max(more, 0)
             self._tell(Progress(self._stage, data["progress"], self._total, node.host))
         elif "want" in data:
             node.feed.want(data["want"])
@@ -271,6 +278,7 @@ class Spread:
             self._tell(Note(f"cannot get files from {data['left']}: {data['why']}", "warning", node.host))
         elif "complete" in data:
             self._tell(Progress(self._stage, self._total, self._total, node.host))
+            node.clock.pause()  # it serves the other nodes
             with self._lock:
                 node.complete = True
             self._end_when_all_are_through()
@@ -292,6 +300,7 @@ class Spread:
                 return
             waiting = [node for node in self._nodes.values() if not node.ended]
         for node in waiting:
+            node.clock.resume()
             node.feed.order(cmd="end")
             node.feed.close()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 YAML_BYTES = 1 << 20  # an inventory, or a foreign file with hosts
 YAML_DEPTH = 16  # nesting of lists and mappings; deeper files are a mistake or an attack on the parser
 ENV_FILE_BYTES = 1 << 20
+SSH_CONFIG_BYTES = 1 << 20  # of an inventory's ssh_config that are searched for programs
 SCRIPT_BYTES = 8 << 20  # of a job's script: the rest is not read
 COMPLETED_HOSTS = 4096  # that completion offers: a short line with ranges can name millions
 

@@ -206,7 +206,13 @@ def _from(
             "writer": manifest["host"],
         }
         try:
-            transport.call("fetch_checkpoint", {**request, "paths": names}, on_frame=receiver.frame, timeout=FETCH_S)
+            transport.call(
+                "fetch_checkpoint",
+                {**request, "paths": names},
+                on_frame=receiver.frame,
+                timeout=FETCH_S,
+                clock=receiver.clock,
+            )
             receiver.end()
         except OSError as error:  # from a file on this machine: the transport raises other errors
             raise _unwritable(receiver.place, error) from None

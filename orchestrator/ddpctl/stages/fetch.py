@@ -31,10 +31,12 @@ from ddpctl.stages.limits import (
     FETCH_SPARE_BYTES,
     FETCH_SPARE_FILES,
     FETCH_WATCH_S,
+    FILE_PROGRESS_BYTES,
 )
 from ddpctl.stages.status import not_listed, read_run
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
+from ddpctl.transport.progress_clock import ProgressClock
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,9 @@ def fetch_run(
         receivers.append(receiver)
         have = earlier.request() if earlier is not None else {}
         try:
-            result = transport.call("fetch", {**request, "have": have}, on_frame=receiver.frame, timeout=FETCH_S)
+            result = transport.call(
+                "fetch", {**request, "have": have}, on_frame=receiver.frame, timeout=FETCH_S, clock=receiver.clock
+            )
             receiver.end()
             receiver.fetched.missing = tuple(result["missing"])
         except OSError as error:  # from a file on this machine: the transport raises other errors
@@ -186,6 +190,7 @@ class Receiver:
         names: Collection[str] | None = None,
     ) -> None:
         self.fetched = Fetched()
+        self.clock = ProgressClock()  # of the call that brings the frames
         self.closed = threading.Event()
         self._kept = kept
         self._names = names
@@ -201,6 +206,7 @@ class Receiver:
     def frame(self, frame: Frame) -> None:
         if "file" in frame.data:
             self.end()
+            self.clock.moved(FILE_PROGRESS_BYTES)
             info = frame.data["file"]
             if self._names is not None and info["path"] not in self._names:
                 raise garbled("a file that was not asked for")

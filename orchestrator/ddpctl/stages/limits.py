@@ -39,6 +39,7 @@ REHEARSAL_SLACK_S = 40.0  # connecting, and ending the processes that are left
 CHECKPOINTS_S = 60.0  # listing or renaming a job's checkpoints: thousands of files on a slow disk
 COPY_LATE_S = 300.0  # after a save without a second copy: longer than a host waits before it tries again to copy it
 HASH_BLOCK_BYTES = 1 << 20  # read at a time to hash a file that came
+RESTORE_S = 24 * 3600.0  # all checkpoints of a job on all hosts
 RESTORE_MANIFESTS = 10_000  # that one host may send: more is no honest answer
 
 # --- a save on request (save.py)
@@ -91,6 +92,7 @@ NOISE_LINES = 200  # that a host's last lines may hold and that are not shown
 
 # --- files and commands (fetch.py, execute.py, trust.py)
 FETCH_S = 24 * 3600.0  # all files of one host
+FILE_PROGRESS_BYTES = 4096  # that a file counts as progress beside its bytes: it may be empty
 FETCH_WATCH_S = 5.0  # between two looks for changed outputs
 FETCH_CLEANUP_S = 2.0  # after Ctrl-C, all hosts together, to remove the files that are not whole
 FETCH_SPARE_BYTES = 1 << 30  # of this machine's disk that files of nodes may not fill, or a twentieth of a small disk

@@ -36,9 +36,11 @@ from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.spec.verdict import end_and_continue, no_majority
 from ddpctl.stages.launch import Launch, notifiers_of, pack_code
+from ddpctl.stages.limits import FETCH_S
 from ddpctl.stages.status import ask_runs
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
+from ddpctl.transport.progress_clock import ProgressClock
 from ddpctl_worker.wire import contract
 
 STAGE = "code"
@@ -310,4 +312,4 @@ def receive(transport: Transport, wanted: CodeRef, tell: Tell, *, cache: Path | 
             file.write(frame.raw)
             tell(Progress(STAGE, done, wanted.size, transport.host))
 
-        transport.call("store_get", {"hash": wanted.sha256}, on_frame=take, timeout=None)
+        transport.call("store_get", {"hash": wanted.sha256}, on_frame=take, timeout=FETCH_S, clock=ProgressClock())

@@ -23,9 +23,10 @@ from ddpctl.spec.origin import JobId
 from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.resuming import Holdings, Resumed, Start, newest_resumed, start_of
 from ddpctl.stages.launch import Launch
-from ddpctl.stages.limits import RESTORE_MANIFESTS
+from ddpctl.stages.limits import RESTORE_MANIFESTS, RESTORE_S
 from ddpctl.transport.base import Fleet, FleetOutcome, Frame, Transport
 from ddpctl.transport.pipe import garbled
+from ddpctl.transport.progress_clock import ProgressClock
 from ddpctl_worker.rules.choice import Kept, Restore, all_have, newest_of_series, plan_restore
 from ddpctl_worker.rules.complete import Chosen, Manifest
 from ddpctl_worker.wire import contract
@@ -132,6 +133,8 @@ class _Node:
     feed: Feed = field(default_factory=lambda: Feed({}))
     manifests: list[Manifest] = field(default_factory=list)
     listening: Mapping[str, Any] | None = None
+    moved: int = 0  # bytes that the host says it has hashed or fetched
+    clock: ProgressClock = field(default_factory=ProgressClock)
     complete: bool = False
 
 
@@ -194,7 +197,9 @@ class Restoring:
         }
         try:
             on_frame = partial(self._on_frame, transport.host, node)
-            return transport.call("restore", request, body=node.feed, on_frame=on_frame, timeout=None)
+            return transport.call(
+                "restore", request, body=node.feed, on_frame=on_frame, timeout=RESTORE_S, clock=node.clock
+            )
         except RemoteError as error:
             if error.kind == contract.INTERRUPTED:
                 self._stopped.add(transport.host)
@@ -223,10 +228,14 @@ class Restoring:
             return
         with self._lock:
             if "moved" in frame.data:
+                node.clock.moved(max(frame.data["moved"] - node.moved, 0))
+                node.moved = max(frame.data["moved"], node.moved)
                 self._tell(self._progress(f"{host}: {frame.data['moved']:,} bytes"))
             elif "listening" in frame.data:
                 node.listening = frame.data
+                node.clock.pause()  # it waits for the other hosts
             else:
+                node.clock.pause()  # it serves the other hosts
                 node.complete = True
                 self._tell(self._progress())
             self._go_on()
@@ -250,6 +259,7 @@ class Restoring:
         self._chosen = next(iter(newest_of_series(kept.manifest for kept in held)), None)
         for host, node in self._nodes.items():
             orders = [step.order() for step in self._plan if host in step.hosts] if host in self._hosts else None
+            node.clock.resume()
             node.feed.order(
                 cmd="go", peers=[self._peer(other) for other in self._nodes if other != host], orders=orders
             )
@@ -261,5 +271,6 @@ class Restoring:
 
     def _say_all(self, **command: Any) -> None:
         for node in self._nodes.values():
+            node.clock.resume()
             node.feed.order(**command)
             node.feed.close()

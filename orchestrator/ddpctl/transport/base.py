@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ddpctl.errors import DdpctlError
 from ddpctl.spec.command import Ran
+from ddpctl.transport.progress_clock import ProgressClock
 
 T = TypeVar("T")
 
@@ -61,6 +62,7 @@ class Transport(Protocol):
         timeout: float | None = 60.0,
         cancel: Callable[[], bool] | None = None,
         until: threading.Event | None = None,
+        clock: ProgressClock | None = None,
     ) -> Any:
         """Run a verb of the worker on the host and return its result.
 
@@ -71,6 +73,7 @@ class Transport(Protocol):
         - ``cancel`` is polled at least four times a second; True closes the channel and raises Interrupted.
         - ``until`` ends the worker's stdin once it is set. A verb without an end of its own (``listen``) then returns
           its result. Not together with ``body``.
+        - ``clock`` ends a call that makes no progress, as an error of the host (kind ``timeout``).
 
         Raises:
             ConnectError: as for ``prepare``.

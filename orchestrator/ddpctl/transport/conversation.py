@@ -19,6 +19,7 @@ from ddpctl.transport.base import Frame, OnFrame
 from ddpctl.transport.bootstrap import Payload, payload
 from ddpctl.transport.limits import BANNER_S, ENDED_S, EXIT_CODE_S, MESSAGE_LETTERS, POLL_S, READY_S
 from ddpctl.transport.pipe import FrameReader, Pipe, garbled
+from ddpctl.transport.progress_clock import ProgressClock
 from ddpctl.transport.watch import Ender, Sender, Watch
 from ddpctl_worker.wire import contract
 
@@ -93,14 +94,18 @@ class Worker:
         return word != contract.FAIL
 
     def _write(self, watch: Watch, data: bytes) -> None:
-        view = memoryview(data)
+        view, clock = memoryview(data), ProgressClock()
         while view:
             watch.check()
+            clock.check("the start of the worker")
+            begun = time.monotonic()
             try:
                 taken = self.pipe.send(view, watch.step)
             except BrokenPipeError:
                 return  # the reader finds what the command printed instead
+            clock.waited(time.monotonic() - begun)
             if taken:
+                clock.moved(taken)
                 view = view[taken:]
                 watch.heard()
             elif watch.silence > contract.LINK_DEAD_S:
@@ -149,11 +154,15 @@ class Worker:
             if sender and sender.error and not isinstance(sender.error, DdpctlError):
                 raise sender.error
             # While a body is being sent, wake up often enough to see its end or its error.
+            begun = time.monotonic()
             data = self.pipe.recv(min(watch.step, POLL_S) if sender else watch.step)
+            watch.waited(begun)
             if data:
                 watch.heard()
                 self.has_answered = True
+                before = self._frames.raw_bytes
                 self._unread.extend(self._frames.feed(data))
+                watch.moved(self._frames.raw_bytes - before)
             elif data is not None:
                 raise self._ended()
             elif watch.silence > contract.LINK_DEAD_S:
@@ -245,9 +254,10 @@ class WorkerTransport:
         timeout: float | None = 60.0,
         cancel: Callable[[], bool] | None = None,
         until: threading.Event | None = None,
+        clock: ProgressClock | None = None,
     ) -> Any:
         request = Request(self.host, self._host.base_dir, verb, args or {}, body, on_frame, until)
-        watch = Watch(f"`{verb}`", timeout, cancel)
+        watch = Watch(f"`{verb}`", timeout, cancel, clock)
         return call(request, watch, self._waiting, self._host.python, lambda: self._worker(timeout), payload())
 
     def _worker(self, timeout: float | None) -> Pipe:

@@ -28,6 +28,8 @@ PASSWORD_TRIES = 3  # questions for the password of an account
 # --- a call -----------------------------------------------------------------------------------------------------------
 CHANNEL_S = 15.0  # opening a channel
 BANNER_S = 20.0  # from the command to the worker's banner: includes the cold start of Python from a slow disk
+STALL_S = 600.0  # without progress: a node may read ten gigabytes of an earlier transfer again from a slow disk
+LEAST_BYTES = 1 << 20  # in STALL_S: less than the share of a host where a line of 1 Mbit/s feeds 64 hosts
 ENDED_S = 2.0  # from a worker's answer to its end
 EXIT_CODE_S = 2.0  # from the end of a worker's output to its exit status
 READY_S = 5.0  # from a worker's answer until it takes another request
@@ -75,6 +77,7 @@ NOISE_BYTES = 1 << 20  # output of a shell profile before the banner
 BANNER_LINE_BYTES = 256  # the line of the banner itself
 SERVER_BANNER_LETTERS = 4096  # the text of a server before the login
 QUESTION_BYTES = 64 << 10  # a question of OpenSSH's ssh
+EMPTY_QUESTIONS = 8  # messages of keyboard-interactive in a row that ask nothing
 PROMPTS = 64  # questions of a server in one message of keyboard-interactive
 PROMPT_BYTES = 4096  # output in which sudo may ask: it asks before the command starts, and its lecture fits in
 OUTPUT_BYTES = 1 << 20  # of each stream of a plain command, its end

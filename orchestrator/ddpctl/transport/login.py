@@ -15,7 +15,7 @@ from ddpctl.transport.agent import AgentRefused
 from ddpctl.transport.dial import Dropped
 from ddpctl.transport.identities import Identity, KeyRing
 from ddpctl.transport.known_hosts import SSH_PORT, Key, KnownHosts, Verdict, forget
-from ddpctl.transport.limits import AUTH_S, CHANNEL_S, FIRST_BYTE_S, HANDSHAKE_S
+from ddpctl.transport.limits import AUTH_S, CHANNEL_S, EMPTY_QUESTIONS, FIRST_BYTE_S, HANDSHAKE_S
 from ddpctl.transport.link import Connection
 from ddpctl.transport.prompts import PasswordNeeded, SecondFactor
 from ddpctl.transport.route import Hop
@@ -213,10 +213,12 @@ class _Login:
         return answer
 
     def _quiet(self, answer: AuthReply) -> AuthReply:
-        """Skip messages without a question."""
-        while answer.prompts == ():
+        """Skip messages without a question. After the last the answer is as if the server refused the method."""
+        for _ in range(EMPTY_QUESTIONS):
+            if answer.prompts != ():
+                return answer
             answer = self.auth.respond()
-        return answer
+        return AuthReply(allowed=self._allowed)
 
     def _judged(self, answer: AuthReply, label: str) -> bool:
         if answer.partial:

@@ -31,6 +31,12 @@ class FrameReader:
         self._scanned = 0  # no line end before this position
         self._open: dict[str, Any] | None = None  # the object whose raw bytes are still missing
         self._missing = 0
+        self._raw_bytes = 0  # of the frames that are complete
+
+    @property
+    def raw_bytes(self) -> int:
+        """The raw bytes that have arrived so far, those of the frame under way included."""
+        return self._raw_bytes + (min(len(self._buffer), self._missing) if self._open is not None else 0)
 
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that ``data`` completes.
@@ -72,6 +78,7 @@ class FrameReader:
             return None
         frame = Frame(self._open, bytes(self._buffer[: self._missing]))
         del self._buffer[: self._missing]
+        self._raw_bytes += self._missing
         self._open, self._missing = None, 0
         return frame
 

@@ -166,17 +166,18 @@ class Userauth:
 
     def _wait(self, kinds: set[int]) -> tuple[int, paramiko.Message]:
         until = time.monotonic() + self._patience
-        while True:
+        while time.monotonic() <= until:  # whatever else the server sends meanwhile
             try:
                 kind, message = self._answers.get(timeout=LOGIN_LOOK_S)
             except queue.Empty:
-                if not self._connection.is_active() or time.monotonic() > until:
-                    raise NoAnswer(silent=self._connection.is_active()) from None
+                if not self._connection.is_active():
+                    raise NoAnswer(silent=False) from None
                 continue
             if message is None:
                 raise NoAnswer(silent=False)
             if kind in kinds:
                 return kind, message
+        raise NoAnswer(silent=self._connection.is_active())
 
     # -- called by paramiko's reading thread
     # ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The helpers of a worker call: its clock, the thread that sends its body, and the thread that ends its input."""
+"""The helpers of a worker call: its clocks, the thread that sends its body, and the thread that ends its input."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from contextlib import suppress
 from ddpctl.errors import Interrupted, RemoteError
 from ddpctl.transport.limits import PATIENT_S, POLL_S
 from ddpctl.transport.pipe import Pipe
+from ddpctl.transport.progress_clock import ProgressClock
 from ddpctl_worker.wire.contract import TIMEOUT
 
 Cancel = Callable[[], bool]
 
 
 class Watch:
-    """The clock of a call: its deadline, its cancellation, and the time since the last sign of life."""
+    """The clock of a call: deadline, cancellation, the time since the last sign of life, and ``clock`` if given."""
 
-    def __init__(self, what: str, timeout: float | None, cancel: Cancel | None = None) -> None:
+    def __init__(
+        self, what: str, timeout: float | None, cancel: Cancel | None = None, clock: ProgressClock | None = None
+    ) -> None:
         self._what = what
+        self._clock = clock
         self._timeout = timeout
         self._end = None if timeout is None else time.monotonic() + timeout
         self._cancel = cancel
@@ -28,6 +32,16 @@ class Watch:
     def heard(self) -> None:
         """Note a sign of life."""
         self._heard = time.monotonic()
+
+    def moved(self, count: int) -> None:
+        """Note bytes that are progress (``ProgressClock``)."""
+        if self._clock is not None:
+            self._clock.moved(count)
+
+    def waited(self, since: float) -> None:
+        """Note a wait for the node since ``since`` (monotonic clock)."""
+        if self._clock is not None:
+            self._clock.waited(time.monotonic() - since)
 
     @property
     def silence(self) -> float:
@@ -39,12 +53,14 @@ class Watch:
 
         Raises:
             Interrupted: the call was cancelled.
-            RemoteError: the deadline is over (kind ``timeout``).
+            RemoteError: the deadline is over, or the call makes no progress (kind ``timeout``).
         """
         if self._cancel is not None and self._cancel():
             raise Interrupted(f"{self._what} was cancelled")
         if self._end is not None and time.monotonic() >= self._end:
             raise RemoteError(f"{self._what} did not end within {self._timeout:g} s", kind=TIMEOUT)
+        if self._clock is not None:
+            self._clock.check(self._what)
 
     @property
     def step(self) -> float:
@@ -80,6 +96,7 @@ class Sender(threading.Thread):
             taken = self._pipe.send(view, POLL_S)
             if taken:
                 self._watch.heard()
+                self._watch.moved(taken)
                 view = view[taken:]
         return True
 

@@ -17,6 +17,7 @@ import sys
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import ddpctl_worker
+from ddpctl_worker.machine.core_files import login_core_limit, refuse_core_files
 from ddpctl_worker.machine.limits import MESSAGE_READ_BYTES
 
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.machine.child import run; run(sys.argv[2:])"
@@ -31,13 +32,18 @@ def code_path() -> str:
 
 def command(module: str, *arguments: str, options: Sequence[str] = ()) -> List[str]:
     """Return the command line that calls ``main(*arguments)`` of ``module``. ``options`` are the interpreter's."""
-    return [sys.executable, "-I", *options, "-c", _CODE, code_path(), module, *arguments]
+    limit = str(login_core_limit())
+    return [sys.executable, "-I", *options, "-c", _CODE, code_path(), limit, module, *arguments]
 
 
 def run(words: Sequence[str]) -> None:
-    """Call ``main`` of the module that the command line names. No signal is blocked, whatever the parent blocks."""
+    """Call ``main`` of the module that the command line names, without core files.
+
+    No signal is blocked, whatever the parent blocks.
+    """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    module, *arguments = words
+    core_limit, module, *arguments = words
+    refuse_core_files(int(core_limit))
     importlib.import_module(module).main(*arguments)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Opt
 
 from ddpctl_worker.machine import cgroup, fs, proc, processes, systemd
 from ddpctl_worker.machine.cgroup import ControlGroup
+from ddpctl_worker.machine.core_files import restore_core_limit
 from ddpctl_worker.record.lines import STDERR, STDOUT
 from ddpctl_worker.record.paths import RunPaths, job_id
 from ddpctl_worker.record.record import attempt_of
@@ -301,6 +302,7 @@ class BeforeExec:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.umask(self._umask)
         raise_limits()
+        restore_core_limit()
         if self._oom_score is not None:
             with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
                 file.write(self._oom_score)
