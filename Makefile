@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help venv demo test test-all unit lint style coverage format docs system interpreters bench chaos garble hangs pages ranks restarts saves
-.PHONY: recordings clean
+.PHONY: recordings dist requirements clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -89,6 +89,16 @@ saves: venv ## a training stopped with `ddpctl kill --save`, and resumed, again 
 
 recordings: venv system interpreters ## as root: the terminal recordings and JSON documents of the docs, by real commands
 	$(BIN)/python -m tests.recordings $(ARGS)
+
+dist: $(VENV)/.project ## wheel, source distribution, and the SBOM of the locked dependencies, in dist/
+	rm -rf dist
+	$(BIN)/uv build --quiet --python $(BIN)/python --out-dir dist .
+	$(BIN)/uv tool run --quiet --from 'cyclonedx-bom>=7,<8' cyclonedx-py requirements requirements.txt \
+	  --pyproject pyproject.toml --output-reproducible --output-file dist/ddpctl.cdx.json
+
+requirements: $(VENV)/.project ## lock ddpctl's dependencies in requirements.txt; newest versions: ARGS=--upgrade
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate \
+	  --custom-compile-command 'make requirements' --output-file requirements.txt $(ARGS) pyproject.toml
 
 clean: ## remove everything that make created in this folder
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
