@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -80,6 +82,17 @@ def test_the_source_distribution_builds_the_same_wheel_again(published: Path, tm
     build = [UV, "build", "--quiet", "--wheel", "--python", sys.executable, "--out-dir", str(tmp_path)]
     run([*build, str(source)], tmp_path)
     assert wheel(tmp_path).read_bytes() == wheel(published).read_bytes()
+
+
+@pytest.mark.full(covered_by="tests/test_package.py::test_the_wheel_has_both_programs_and_the_jobs")
+def test_make_dist_adds_an_sbom_of_the_lock(tmp_path: Path) -> None:
+    run(["make", "--directory", str(ROOT), "dist", f"DIST={tmp_path}/dist"], tmp_path)
+    made = tmp_path / "dist"
+    assert {path.suffix for path in made.iterdir() if path.name.startswith("ddpctl")} == {".whl", ".gz", ".json"}
+    document = json.loads((made / "ddpctl.cdx.json").read_text())
+    assert (document["bomFormat"], document["metadata"]["component"]["name"]) == ("CycloneDX", "ddpctl")
+    parts = {f"{part['name']}=={part['version']}" for part in document["components"]}
+    assert parts == set(re.findall(r"^[\w.-]+==[^\s;]+", (ROOT / "requirements.txt").read_text(), re.M))
 
 
 def by_uv(wheel: Path, folder: Path) -> list[str]:

@@ -29,7 +29,7 @@ PLAIN_TEXT = {"exec", "tail", "attach"}  # commands that print output of program
 
 
 def take_over(host: Host, how: str, *verbs: str) -> None:
-    """From now on the host answers these verbs, or else all verbs and plain commands, in a hostile way."""
+    """From now on the host answers these verbs in a hostile way; without any, all verbs and plain commands."""
     host.write("/root/hostile.json", json.dumps({"how": how, "verbs": verbs or None}))
     host.write("/root/hostile.py", PROGRAM.read_text())
     host.sshd_config("ForceCommand /usr/bin/python3 -I /root/hostile.py")
@@ -90,7 +90,7 @@ def commands(job: str, old: str) -> dict[str, list[str]]:
 
 # Deadlines of minutes or hours: the table in docs/threat-model.md names them.
 LONG_TRICKLE = {"tail", "fetch", "preflight", "up", "init"}
-# What each of these commands says when node1 answers in the name of node0.
+# These commands notice that node1 answers in the name of node0.
 ABOUT_ANOTHER = {"status", "ps", "top", "preflight", "up", "restart"}
 
 

@@ -1,7 +1,7 @@
 """The program of a host that was taken over: sshd runs it in place of every command (ForceCommand).
 
 It runs the real command and changes the output as /root/hostile.json says: ``how`` is a key of ``WORKER`` and
-``PLAIN``; ``verbs`` lists the verbs of the worker that are answered so, null for all of them.
+``PLAIN``; ``verbs`` lists the affected verbs of the worker; null means all verbs.
 """
 
 from __future__ import annotations
