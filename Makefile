@@ -13,14 +13,16 @@ TIER := test
 ROOT := $(filter 0,$(shell id -u))
 SEED := 1
 N := 40
+SECONDS := 60
+DIST := dist
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # An empty value counts as unset: without bytecode files each of the many interpreters that the tests start compiles all
 # of ddpctl again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo test test-all unit lint style coverage format docs system interpreters bench chaos garble hangs pages ranks restarts saves
-.PHONY: recordings clean
+.PHONY: help venv demo test test-all unit lint style coverage format docs system interpreters bench chaos fuzz garble hangs pages ranks restarts saves
+.PHONY: recordings dist requirements clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -79,6 +81,10 @@ restarts: venv system interpreters ## as root: faults under trainings with resta
 garble: venv ## thousands of garbled answers from a node: make garble SEED=1 N=5000
 	$(BIN)/python -m tests.garble --seed $(SEED) --number $(N) $(ARGS)
 
+fuzz: venv ## coverage-guided fuzzing of the parsers of foreign bytes: make fuzz SECONDS=60 ARGS=hello
+	$(BIN)/pip install -qq --editable '.[dev,fuzz]'
+	$(BIN)/python -m tests.fuzz $(SECONDS) $(ARGS)
+
 pages: venv ## the HTML report and the documentation in Chromium: light, dark, and on a phone
 	$(if $(ROOT),tests/setup/system-packages chromium)
 	$(BIN)/pip install -qq --editable '.[dev,pages]'
@@ -89,6 +95,16 @@ saves: venv ## a training stopped with `ddpctl kill --save`, and resumed, again 
 
 recordings: venv system interpreters ## as root: the terminal recordings and JSON documents of the docs, by real commands
 	$(BIN)/python -m tests.recordings $(ARGS)
+
+dist: $(VENV)/.project ## wheel, source distribution, and the SBOM of the locked dependencies, in dist/
+	rm -rf $(DIST)
+	$(BIN)/uv build --quiet --python $(BIN)/python --out-dir $(DIST) .
+	PYTHONWARNINGS=ignore $(BIN)/uv tool run --quiet --from 'cyclonedx-bom>=7,<8' \
+	  cyclonedx-py requirements requirements.txt --pyproject pyproject.toml --output-reproducible --output-file $(DIST)/ddpctl.cdx.json
+
+requirements: $(VENV)/.project ## lock ddpctl's dependencies in requirements.txt; newest versions: ARGS=--upgrade
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate \
+	  --custom-compile-command 'make requirements' --output-file requirements.txt $(ARGS) pyproject.toml
 
 clean: ## remove everything that make created in this folder
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

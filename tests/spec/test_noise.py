@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddpctl.spec.event import Line
+from ddpctl.spec.limits import HELD_LETTERS, HELD_LINES
 from ddpctl.spec.noise import Held
 
 NOTICE = """/opt/env/lib/python3.11/site-packages/torch/distributed/launch.py:207: FutureWarning: The module torch.distributed.launch is deprecated
@@ -89,3 +90,13 @@ def test_anything_else_of_the_launcher_is_shown_at_once() -> None:
 def test_a_rank_may_print_the_very_same() -> None:
     line = Line("node0", 0, "stderr", 0.0, NOTICE[0])
     assert shown(line) == [NOTICE[0]]
+
+
+def test_a_host_that_repeats_the_notice_for_ever_fills_no_memory() -> None:
+    held = Held()
+    assert held.takes(launcher(NOTICE[0]))
+    for number in range(HELD_LINES + 5):
+        assert held.takes(launcher(f"further instructions {number}"))
+    assert [line.text for (line,) in held.groups()][-1] == f"further instructions {HELD_LINES + 4}"
+    assert len(held.groups()) == HELD_LINES
+    assert not held.takes(launcher("further instructions" + "x" * HELD_LETTERS))

@@ -52,7 +52,9 @@ WARM_UP_LINES = 1  # the first metrics of a rank do not count: buffers, connecti
 SLOW_HOST_SHARE = 0.5  # of the median bandwidth of all hosts: a host or pair below this is slow
 LATE_HOST_FACTOR = 3.0  # times the median latency of all hosts: a host above this is late
 
-# --- the output of the ranks (lines.py, flow.py)
+# --- the output of the ranks (noise.py, lines.py, flow.py)
+HELD_LINES = 20_000  # of all hosts, that are held back: the newest; a node may repeat its launcher's notice for ever
+HELD_LETTERS = 2000  # of such a line: a longer line is shown
 FOLD_S = 1.0  # equal lines of several ranks are folded if they lie no further apart
 HOLD_S = 0.25  # a new line waits so long for earlier lines of other hosts
 LINE_TURN_S = 0.05  # between two looks at lines that wait

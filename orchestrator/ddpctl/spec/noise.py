@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass, field
 
 from ddpctl.spec.event import Line
+from ddpctl.spec.limits import HELD_LETTERS, HELD_LINES
 from ddpctl.spec.lines import Group
 
 _NOTICE = re.compile(r"torch/distributed/launch\.py:\d+: FutureWarning: The module torch\.distributed\.launch")
@@ -40,12 +42,12 @@ class Held:
     - the error of a launcher's agent that was still in the exit barrier when node 0 closed the store.
     """
 
-    lines: list[Line] = field(default_factory=list)
+    lines: deque[Line] = field(default_factory=lambda: deque(maxlen=HELD_LINES))
     _inside: dict[str, re.Pattern[str]] = field(default_factory=dict)  # host -> the block that has begun there
 
     def takes(self, line: Line) -> bool:
         """Hold the line back if it is noise, and return whether it is."""
-        if line.rank is not None or line.stream != "stderr":
+        if line.rank is not None or line.stream != "stderr" or len(line.text) > HELD_LETTERS:
             return False
         if self._is_noise(line):
             self.lines.append(line)

@@ -1,0 +1,178 @@
+"""A host that was taken over answers the commands: it lies, hangs, trickles, floods or speaks for another host.
+
+Every command ends in bounded time and memory, names that host, and serves the other hosts. Nothing is written outside
+of the command's own folders. Another run, on the other hosts, goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.programs import SLEEP
+from tests.e2e.site import Site, assert_nothing_runs, pids_of, wait_for_ranks
+from tests.lab import Host, Lab
+from tests.lab.command import Done, Running
+from tests.lab.hostile import OUTSIDE
+
+PROGRAM = Path(__file__).parents[1] / "lab" / "hostile.py"
+BOUND_S = 150.0  # the longest sum of deadlines: two questions for the state of a run, and one for its checkpoints
+MEMORY_KIB = 250 << 10
+MATRIX = pytest.mark.full(covered_by="tests/e2e/test_garbled.py::test_every_command_serves_the_others")
+TROUBLE = re.compile(r"node1\b.*(garbled|connection is (dead|lost)|`\w+` did not end|did not end within)", re.DOTALL)
+PLAIN_TEXT = {"exec", "tail", "attach"}  # commands that print output of programs
+
+
+def take_over(host: Host, how: str, *verbs: str) -> None:
+    """From now on the host answers these verbs in a hostile way; without any, all verbs and plain commands."""
+    host.write("/root/hostile.json", json.dumps({"how": how, "verbs": verbs or None}))
+    host.write("/root/hostile.py", PROGRAM.read_text())
+    host.sshd_config("ForceCommand /usr/bin/python3 -I /root/hostile.py")
+
+
+@dataclass
+class Watched:
+    """A command and the most memory that it was seen with."""
+
+    command: Running
+    peak_kib: int = 0
+
+    def is_over(self) -> bool:
+        status = Path("/proc", str(self.command.pid), "status")
+        try:
+            lines = status.read_text().splitlines()
+        except OSError:
+            lines = []  # it has ended
+        self.peak_kib = max(self.peak_kib, *(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
+        return self.command.process.poll() is not None
+
+
+def wait_for_all(started: dict[str, Running]) -> dict[str, Done]:
+    """Wait for all commands, each of which ends within ``BOUND_S`` and stays below ``MEMORY_KIB``."""
+    left = {name: Watched(command) for name, command in started.items()}
+    found: dict[str, Done] = {}
+    while left:
+        for name, watched in list(left.items()):
+            if watched.is_over() or time.monotonic() - watched.command.began > BOUND_S:
+                found[name] = watched.command.wait(BOUND_S)
+                assert watched.peak_kib < MEMORY_KIB, f"{name}: {watched.peak_kib >> 10} MiB"
+                del left[name]
+        time.sleep(0.1)
+    return found
+
+
+def commands(job: str, old: str) -> dict[str, list[str]]:
+    return {
+        "status": ["status", job],
+        "ps": ["ps"],
+        "tail": ["tail", job],
+        "top": ["top"],
+        "doctor": ["doctor", job],
+        "report": ["report", job, "--json"],
+        "checkpoints": ["checkpoints", job],
+        "checkpoint": ["checkpoint", job],
+        "fetch": ["fetch", job, "fetched"],
+        "fetch --checkpoints": ["fetch", job, "--checkpoints", "copies"],
+        "exec": ["exec", "--timeout", "10", "--", "hostname"],
+        "push": ["push", "--job", "new"],
+        "preflight": ["preflight", "--job", "new"],
+        "up": ["up", "--job", "new", "-d"],
+        "restart": ["restart", old, "-d"],
+        "gc": ["gc", "--dry-run"],
+        "init": ["init", *("--host", "node0", "--host", "node1"), "--job", "x", "--script", "code/new.py", "--yes"],
+    }
+
+
+# Deadlines of minutes or hours: the table in docs/threat-model.md names them.
+LONG_TRICKLE = {"tail", "fetch", "preflight", "up", "init"}
+# These commands notice that node1 answers in the name of node0.
+ABOUT_ANOTHER = {"status", "ps", "top", "preflight", "up", "restart"}
+
+
+def assert_harmless(name: str, done: Done) -> None:
+    text = done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert "internal error" not in text
+    if name not in PLAIN_TEXT:
+        assert "\x1b" not in text
+        assert "\x07" not in text
+
+
+def assert_written_inside(site: Site) -> None:
+    """Only what the commands were asked to write is there."""
+    made = {path.name for path in site.folder.iterdir()}
+    assert made <= {"code", "inventory.yaml", "fetched", "copies"}
+    for folder in (site.folder, site.folder / "fetched", site.folder / "fetched" / "node1", site.home):
+        assert not (folder / OUTSIDE).exists()
+    assert not list(site.folder.parent.rglob("*hostile"))
+    fetched = site.folder / "fetched"
+    assert not fetched.exists() or {path.name for path in fetched.iterdir()} <= {"node0", "node1", "node2"}
+
+
+@MATRIX
+@pytest.mark.parametrize("how", ["lie", "hang", "trickle", "flood", "wrong host"])
+def test_every_command_against_a_hostile_host(site: Site, lab: Lab, how: str) -> None:
+    site.keys["defaults"]["slots"] = 8
+    other = site.elsewhere("other").only(0, 2)
+    word = how.replace(" ", "-")
+    old = site.job(f"old-{word}", "print(1)\n", nproc_per_node=1)
+    job = site.job(f"job-{word}", SLEEP, nproc_per_node=1)
+    site.job("new", SLEEP, nproc_per_node=1)
+    third = other.job(f"third-{word}", SLEEP, nproc_per_node=1)
+    third_run = other.up(third)["run"]
+    ended = site.up(old)["run"]
+    site.wait_for_state(old, "succeeded")
+    run = site.up(job)["run"]
+    wait_for_ranks(lab, run)
+    before = [pids_of(lab[index], third_run) for index in (0, 2)]
+    take_over(lab[1], how)
+
+    attach = site.start("attach", job)
+    asked = {name: args for name, args in commands(job, ended).items() if how != "trickle" or name not in LONG_TRICKLE}
+    found = wait_for_all({name: site.start(*args) for name, args in asked.items()})
+    for name, done in found.items():
+        assert_harmless(name, done)
+        if how in ("hang", "flood"):
+            assert TROUBLE.search(done.stdout + done.stderr) or name in ("init", "report"), f"{name}: {done}"
+        elif how == "wrong host" and name in ABOUT_ANOTHER:
+            assert "about another host" in done.stdout + done.stderr, f"{name}: {done}"
+        for line in done.stderr.splitlines():
+            assert not line.startswith("error: node0"), f"{name}: {line}"
+    assert "rank 0 sleeps" in found["tail"].stdout if "tail" in found else how == "trickle"
+    assert "node0: node0" in found["exec"].stdout
+    if how == "lie":
+        assert "node1: the worker's answer is garbled: fetch: file.path" in found["fetch"].stderr
+        assert "\\x1b]52;" in found["exec"].stdout
+
+    kill = wait_for_all({"kill": site.start("kill", job, "--grace", "2")})["kill"]
+    assert kill.rc == (0 if how == "lie" else 4 if how == "hang" else 1), kill
+    assert how == "lie" or "node1" in kill.stderr
+    assert not [process for index in (0, 2) for process in pids_of(lab[index], run)]
+    removed = wait_for_all({"rm": site.start("rm", run)})["rm"]
+    assert_harmless("rm", removed)
+    if how != "trickle":  # the host claims to be at work, so the command goes on
+        assert wait_for_all({"attach": attach})["attach"].rc == 1
+    assert_written_inside(site)
+    assert [pids_of(lab[index], third_run) for index in (0, 2)] == before
+    assert other.status(third)["state"] == "running"
+
+
+@MATRIX
+@pytest.mark.parametrize("how", ["lie", "hang", "flood", "wrong host"])
+def test_a_host_that_turns_hostile_at_the_start_leaves_nothing_on_the_others(site: Site, lab: Lab, how: str) -> None:
+    job = site.job(f"start-{how.replace(' ', '-')}", SLEEP)
+    take_over(lab[1], how, "start", "stop")
+    done = site("up", "--job", job, "-d", timeout=BOUND_S)
+    assert_harmless("up", done)
+    if how == "lie":
+        assert done.rc in (0, 1), done
+        site("kill", job, "--grace", "1", timeout=BOUND_S)
+    else:
+        assert done.rc in (1, 4), done
+        assert TROUBLE.search(done.stderr), done
+    assert_nothing_runs([lab[0], lab[2]])
