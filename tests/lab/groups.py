@@ -110,14 +110,13 @@ class Groups:
 def _read_version_1() -> dict[Path, str]:
     """Return the mount points of version 1, each with the options that name its hierarchy."""
     rows = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-    found = {
-        Path(row[1]): [word for word in row[3].split(",") if word not in FLAGS_OF_MOUNTS]
-        for row in rows
-        if row[2] == "cgroup"
-    }
-    return {
-        root: ",".join(["none", *words] if words[0].startswith("name=") else words) for root, words in found.items()
-    }
+    return {Path(row[1]): _name_hierarchy(row[3].split(",")) for row in rows if row[2] == "cgroup"}
+
+
+def _name_hierarchy(options: list[str]) -> str:
+    words = [word for word in options if word not in FLAGS_OF_MOUNTS and not word.startswith("release_agent=")]
+    named = any(word.startswith("name=") for word in words)
+    return ",".join(["none", *words] if named else words)
 
 
 def _make_version_1(top: Path, name: str) -> Path:
