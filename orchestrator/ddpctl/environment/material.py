@@ -74,7 +74,7 @@ def obtain_source(source: SourcePackage, wheelhouse: Wheelhouse, scratch: Path) 
         return tree / source.inside
     if source.file is None:
         with tarfile.open(pack(_folder(source)).path) as archive:
-            _extract(archive, tree)
+            extract_sources(archive, tree)
         repository = _folder(source) / ".git"
         if repository.is_dir():  # the version may come from git tags
             (tree / ".git").write_text(f"gitdir: {repository}\n", encoding="utf-8")
@@ -84,13 +84,23 @@ def obtain_source(source: SourcePackage, wheelhouse: Wheelhouse, scratch: Path) 
     if not source.inside:
         return path
     with tarfile.open(path) as archive:
-        _extract(archive, tree)
+        extract_sources(archive, tree)
     return next(tree.iterdir()) / source.inside
 
 
-def _extract(archive: tarfile.TarFile, folder: Path) -> None:
-    # no file outside of the folder; since Python 3.10.12
-    archive.extraction_filter = getattr(tarfile, "data_filter", None)
+def extract_sources(archive: tarfile.TarFile, folder: Path) -> None:
+    """Unpack the archive; no file of it is written outside of ``folder``.
+
+    Raises:
+        ProvisionError: this Python cannot refuse such files.
+        tarfile.TarError: the archive has such a file.
+    """
+    if not hasattr(tarfile, "data_filter"):
+        raise ProvisionError(
+            "this Python cannot unpack a source distribution safely",
+            hint="run ddpctl with Python 3.10.12, 3.11.4 or newer",
+        )
+    archive.extraction_filter = tarfile.data_filter
     archive.extractall(folder)
 
 

@@ -1,4 +1,4 @@
-"""Core files: the kernel writes none of a process that holds keys and secrets, and writes those of the user's programs.
+"""Core files: the kernel writes no core file of a process with keys and secrets, but that of a program of the user.
 
 The soft limit of such a process is 1 byte. That is too small for a file, and at exactly this limit the kernel starts no
 program of core_pattern either. PR_SET_DUMPABLE is not used: it hides the files of a process in /proc from the other

@@ -1,0 +1,108 @@
+"""Secrets with known values, and every place in which they must not be: while a run lives, and after it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.e2e.site import Site, assert_nothing_runs, until, wait_for_ranks
+from tests.lab import Host, Lab
+
+TOKEN, OF_THE_SHELL, KEY = "canary-of-the-env-file", "canary-of-the-shell", "ca" * 32
+WORDS = [word.encode() for word in (TOKEN, OF_THE_SHELL, KEY)]
+PRIVATE = b"PRIVATE KEY-----"  # of the run's certificate
+# ddpctl makes the run's key with secrets.token_hex(32). The line makes the same key each time.
+KNOWN_KEY = f"""\
+import secrets
+old = secrets.token_hex
+secrets.token_hex = lambda size=None: {KEY!r} if size == 32 else old(size)
+"""
+SAVES = """\
+import os, time
+open("saves/step_1.bin", "w").close()
+print("rank", os.environ["RANK"], "has", len(os.environ["TOKEN"]), flush=True)
+while True:
+    time.sleep(0.2)
+"""
+
+
+def test_no_place_has_a_secret(site: Site, lab: Lab, tmp_path: Path) -> None:
+    """The count of places is in docs/threat-model.md."""
+    (tmp_path / "known").mkdir()
+    (tmp_path / "known" / "sitecustomize.py").write_text(KNOWN_KEY)
+    shell = {"PYTHONPATH": str(tmp_path / "known"), "AWS_SECRET_ACCESS_KEY": OF_THE_SHELL}
+    (site.folder / "keys.env").write_text(f"TOKEN={TOKEN}\n")
+    job = site.job("canary", SAVES, env_file="keys.env", restarts=1, checkpoint={"paths": ["saves"]})
+    up = site.start("--debug", "up", "--job", job, env=shell)
+    up.wait_for(f"has {len(TOKEN)}")
+    run = site.status(job)["run"]
+    wait_for_ranks(lab, run)
+    assert any(KEY.encode() in memory(host, "ddpctl-agent") for host in lab), "else the search could find nothing"
+    places = list(search(site, lab))
+    said = [up.stdout, up.stderr]
+    page = str(site.folder / "page.html")
+    for words in (["status", job], ["doctor", job, "--json"], ["report", job, "--html", page], ["kill", job]):
+        done = site("--debug", *words, env=shell)
+        said += [done.stdout, done.stderr]
+    site("fetch", job, "results").ok()
+    until(lambda: up.process.poll() is not None, 60)
+    assert_nothing_runs(lab)
+    places += search(site, lab)
+    assert not [text for text in said for word in WORDS if word.decode() in text]
+    assert [place for place, found in places if found] == []
+    assert len(places) > 500, len(places)
+    print(f"{len(places) + len(said)} places")
+
+
+def search(site: Site, lab: Lab) -> Iterator[tuple[str, bool]]:
+    """Yield every place, and whether it has a secret: files, command lines, and environments outside the job."""
+    for host in lab:
+        assert host.init
+        root = Path("/proc", str(host.init.pid), "root")
+        for folder in (host.disk.upper, root / "tmp", root / "dev/shm", root / "run", root / "var/tmp"):
+            yield from search_files(folder)
+        for process in host.processes(system=True):
+            words = os.fsencode("\0".join(process.argv))
+            yield f"argv of {process.argv[:3]}", any(word in words for word in WORDS)
+            if "DDPCTL_RUN" not in process.environ:  # launcher and ranks have the secrets
+                environ = os.fsencode("\0".join(process.environ.values()))
+                yield f"environ of {process.argv[:3]}", any(word in environ for word in WORDS)
+    for folder in (site.home, site.code, site.folder / "results"):
+        yield from search_files(folder)
+    page = site.folder / "page.html"
+    if page.exists():
+        yield str(page), has_secret(page)
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        yield f"argv of {words[:60]!r} here", any(word in words for word in WORDS)
+
+
+def search_files(folder: Path) -> Iterator[tuple[str, bool]]:
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            yield str(path), has_secret(path)
+
+
+def has_secret(path: Path) -> bool:
+    content = path.read_bytes()
+    keys = PRIVATE in content and ".ssh" not in path.parts and "ssh" not in path.parts and b"OPENSSH" not in content
+    return keys or any(word in content or word in bytes(path) for word in WORDS)
+
+
+def memory(host: Host, name: str) -> bytes:
+    """The writable memory of a process by its name."""
+    found = b""
+    for entry in host.proc.glob("[0-9]*"):
+        if (entry / "comm").read_text().strip() == name:
+            with (entry / "mem").open("rb", buffering=0) as file:
+                for line in (entry / "maps").read_text().splitlines():
+                    span, rights = line.split()[:2]
+                    start, end = (int(word, 16) for word in span.split("-"))
+                    if rights.startswith("rw"):
+                        file.seek(start)
+                        found += file.read(end - start)
+    return found
