@@ -59,8 +59,7 @@ def test_a_killed_controller_and_a_dead_host_cost_only_the_rest(site: Site, lab:
     with slow_links(lab, "60mbit"):
         push = site.start("push", "--data", "data")
         until(lambda: all(sum(parts(lab, index)) > 3 * MB for index in range(3)), 120, "nothing arrives")
-        push.process.kill()
-        push.process.wait()
+        push.kill()
         until(lambda: not any(host.processes() for host in lab), 120, "a worker is left")
         assert not any(lab[index].exists(f"{BASE}/data/{site.project}/data") for index in range(3))
         push = site.start("push", "--data", "data", "--json")

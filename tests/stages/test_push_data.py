@@ -34,7 +34,9 @@ def folder(tmp_path: Path) -> Path:
 def push(where: Inventory, folder: Path, heard: Heard | None = None) -> DataOutcome:
     data = read_folder(folder, lambda total: None, lambda done: None)
     with fleet_of(where) as fleet:
-        return push_data(data, "data", "data", where, fleet, heard or Heard(), origin="me@here:/data")
+        return push_data(
+            data, "data", "data", where, fleet, Heard() if heard is None else heard, origin="me@here:/data"
+        )
 
 
 def content(folder: Path) -> dict[str, bytes]:

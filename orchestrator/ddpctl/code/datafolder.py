@@ -109,16 +109,15 @@ class DataFolder:
         return sum(file.size for file in self.found)
 
     def bundle(self, files: Bundle) -> BundleSource:
-        """Return the files at these indices as a bundle. The hash of a bundle that was not planned is computed now."""
+        """Return the files at these indices as a bundle. The hash of a bundle that is new is computed now."""
         members = tuple(self.found[index] for index in files)
-        sha256 = self.hashes.get(files)
-        if sha256 is None:
+        if files not in self.hashes:
             sha = hashlib.sha256()
             for file in members:
                 for piece in _read(self.root, file):
                     sha.update(piece)
-            sha256 = sha.hexdigest()
-        return BundleSource(self.root, members, sha256)
+            self.hashes[files] = sha.hexdigest()
+        return BundleSource(self.root, members, self.hashes[files])
 
 
 def read_folder(folder: Path, started: Callable[[int], None], read: Callable[[int], None]) -> DataFolder:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,16 +129,25 @@ def _ask_missing(push: _Push, hosts: Sequence[str]) -> FleetOutcome[dict[str, An
 # --- bundles ----------------------------------------------------------------------------------------------------------
 def _send(push: _Push, hosts: Sequence[str], indices: Sequence[int]) -> None:
     """Bring the files to hosts that lack exactly these, batch by batch: a host unpacks a batch before the next."""
-    bundles = iter(plan_bundles([file.size for file in push.data.found], indices))
+    bundles = _plan(push.data, indices)
     while (batch := list(itertools.islice(bundles, DATA_BATCH))) and (going := push.going(hosts)):
-        # A host makes further files of the same content by itself.
-        sources = {source.sha256: (source, files) for source, files in ((push.data.bundle(f), f) for f in batch)}
-        delivery = _bring(push, [source for source, _ in sources.values()], going)
+        sources = [push.data.bundle(files) for files in batch]
+        delivery = _bring(push, sources, going)
         push.errors.update(delivery.errors)
         push.traffic += delivery.traffic
-        _place(push, delivery.done, [(sha256, files) for sha256, (_, files) in sources.items()])
+        _place(push, delivery.done, [(s.sha256, files) for s, files in zip(sources, batch, strict=True)])
         for host in delivery.done:
-            push.arrived[host] = push.arrived.get(host, 0) + sum(source.size for source, _ in sources.values())
+            push.arrived[host] = push.arrived.get(host, 0) + sum(source.size for source in sources)
+
+
+def _plan(data: DataFolder, indices: Sequence[int]) -> Iterator[Bundle]:
+    """Yield the bundles of these files. A host makes further files of the same content by itself."""
+    seen: set[str] = set()
+    for files in plan_bundles([file.size for file in data.found], indices):
+        sha256 = data.bundle(files).sha256
+        if sha256 not in seen:
+            yield files
+        seen.add(sha256)
 
 
 def _bring(push: _Push, sources: Sequence[BundleSource], hosts: Sequence[str]) -> Delivery:
