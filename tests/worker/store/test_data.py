@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from ddpctl_worker.rules.datafolder import DataFile, DataListing, encode_listing
 from ddpctl_worker.store import blobs
 from ddpctl_worker.store.data import data_missing, data_place, pinned_place
+from ddpctl_worker.verbs.gc import gc
 from ddpctl_worker.wire.channel import Channel, WorkerError
 
 CHANNEL = Channel()
@@ -185,3 +188,29 @@ def test_any_other_place_is_used_as_it_is(base: Path, tmp_path: Path) -> None:
         (tmp_path / "own").mkdir()
     assert pinned_place(str(base), str(tmp_path / "own")) == str(tmp_path / "own")
     assert pinned_place(str(base), "/data/cifar10") == "/data/cifar10"
+
+
+def old(path: Path) -> None:
+    os.utime(path, (1e9, 1e9))
+
+
+def test_gc_removes_a_version_that_nobody_used_and_keeps_the_version_of_a_live_run(base: Path) -> None:
+    place = Pushing(base, FILES).push()
+    used = Path(pinned_place(str(base), str(place)))
+    Pushing(base, {**FILES, "a.txt": b"new"}).push()
+    newest = place.resolve()
+    for record in used.parent.glob("*.json"):
+        old(record)
+    run = base / "runs" / "r" / "n"
+    run.mkdir(parents=True, mode=0o700)
+    created = datetime.datetime.now(datetime.timezone.utc).isoformat()
+    (run / "run.json").write_text(json.dumps({"run": "r", "host": "n", "job": "j", "created": created}))
+    request = {"base_dir": str(base), "host": "n", "days": 7, "delete": True}
+    assert pinned_place(str(base), str(used)) == str(used)  # a start
+    items = gc(request, CHANNEL)["items"]
+    assert {item["name"] for item in items if item["kind"] == "data"} == {"cifar"}
+    assert (used / "a.txt").read_bytes() == FILES["a.txt"]
+    assert not newest.exists()
+    assert not os.path.lexists(place)
+    assert [path.name for path in used.parent.glob("[0-9a-f]*")] == [used.name, f"{used.name}.json"]
+    assert Pushing(base, {**FILES, "a.txt": b"new"}).missing() == ["a.txt"]
