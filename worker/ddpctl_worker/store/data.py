@@ -288,8 +288,9 @@ def _complete(version: DataVersion, listing: DataListing, channel: Channel) -> N
     for folder in listing.folders:
         os.makedirs(os.path.join(version.staging, folder), 0o700, exist_ok=True)
     _make_links(version.staging, listing.links)
-    fs.sync_filesystem(version.staging)
-    _mark(made)
+    if made or listing.folders or listing.links:
+        fs.sync_filesystem(version.staging)
+        _mark(made)
     with contextlib.suppress(FileNotFoundError):  # an interrupted try has moved it
         os.rename(version.blob, version.record)
     if os.path.lexists(version.tree):
