@@ -126,7 +126,7 @@ def growth(folder: Path) -> Iterator[Row]:
 
 
 def data_folder(folder: Path) -> Iterator[Row]:
-    """A folder of data: pushed at one go, and broken off in the middle and resumed."""
+    """Push a folder of data without a break; push another, kill the push in the middle, and resume it."""
     files = folder / "data"
     whole = folder / "whole"
     with slow_lab(HOSTS) as lab:

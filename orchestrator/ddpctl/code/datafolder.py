@@ -1,4 +1,4 @@
-"""A data folder of this machine: its files with their hashes, and bundles of them that can be sent."""
+"""A data folder of this machine: its files with their hashes, and bundles of files to send."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ListingSource:
 
 @dataclass(frozen=True)
 class BundleSource:
-    """The bytes of files, one after the other, read when they are sent."""
+    """The bytes of several files in a row, read when they are sent."""
 
     root: Path
     files: tuple[_Found, ...] = field(repr=False)
@@ -92,7 +92,7 @@ class BundleSource:
 
 @dataclass(frozen=True)
 class DataFolder:
-    """A data folder whose files were read once. ``version``: the SHA-256 of its listing."""
+    """A data folder after its files were hashed. ``version``: the SHA-256 of its listing."""
 
     root: Path
     listing: DataListing

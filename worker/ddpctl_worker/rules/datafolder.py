@@ -71,8 +71,8 @@ def stays_inside(path: str, goal: str) -> bool:
 def as_ranges(indices: Iterable[int], most: int = 0) -> Ranges:
     """Return ascending indices as ranges.
 
-    With ``most``, the last of so many ranges reaches from its first index to the last index of all: a short answer that
-    names too many indices.
+    With ``most``, the answer has at most that many ranges. The last range then reaches to the last index, and names
+    indices between that were not given.
     """
     found: Ranges = []
     for index in indices:

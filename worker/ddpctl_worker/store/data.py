@@ -9,8 +9,8 @@ keeps it. ``pinned_place`` gives a run the version behind the link.
     data/<project>/.<name>/<version>.part/  a version whose files still arrive
     data/<project>/.<name>/pushed.json      where the newest version came from
 
-The files arrive in the store as bundles: a bundle is the bytes of a few files, one after the other. ``data_place``
-makes files from bundles and removes the bundles, so that the disk holds the data once. The files of a ``.part`` folder
+The files arrive in the store as bundles: a bundle is the bytes of several files in a row. ``data_place``
+turns bundles into files and removes the bundles, so that the disk holds the data once. The files of a ``.part`` folder
 and of earlier versions are used again: a file with the time DATA_TIME_S and the size in the listing was verified,
 reached the disk, and has not changed since.
 """
@@ -141,7 +141,7 @@ class _Known:
                 self._others[file.sha256] = path
 
     def find(self, file: DataFile) -> Optional[str]:
-        """Return the path of an intact file with this content; ``None`` if there is none."""
+        """Return the path of an intact file with this content; ``None`` without such a file."""
         for path in (os.path.join(self._staging, file.path), self._others.get(file.sha256)):
             if path is not None and is_intact(path, file.size):
                 return path
@@ -245,7 +245,11 @@ def _set_mode(path: str, file: DataFile) -> None:
 
 
 def _copy(source: Any, path: str, file: DataFile) -> None:
-    """Copy the next bytes of ``source`` to a new file. Raises WorkerError CORRUPT: they are not those of ``file``."""
+    """Copy the next bytes of ``source`` to a new file.
+
+    Raises:
+        WorkerError: CORRUPT, the bytes do not fit the hash of ``file``.
+    """
     fs.discard(path)  # of an interrupted try
     sha, left = hashlib.sha256(), file.size
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
