@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl.code.datafolder import DataFolder, data_name, read_folder
+from ddpctl.code.datafolder import DataFolder, read_folder
 from ddpctl.errors import ProvisionError, UsageError
 from ddpctl.spec.data import plan_bundles
 
@@ -88,10 +88,3 @@ def test_no_folder_and_an_empty_folder_are_bad_usage(folder: Path) -> None:
         read(folder / "run.sh")
     with pytest.raises(UsageError, match="has no files"):
         read(folder / "void")
-
-
-def test_the_name_is_the_one_that_the_user_wrote(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder.parent / "cifar").symlink_to(folder)
-    assert data_name(folder.parent / "cifar") == "cifar"
-    monkeypatch.chdir(folder)
-    assert data_name(Path()) == "data"

@@ -81,3 +81,14 @@ def test_a_host_that_was_away_catches_up_and_a_broken_host_leaves_the_other_alon
     document = again.to_json()
     assert document["ok"]
     assert document["bytes"]["reused"] >= 2 * len(BIG)
+
+
+def test_a_file_that_changes_on_the_way_is_named_and_nothing_becomes_visible(tmp_path: Path, folder: Path) -> None:
+    where = local_inventory(tmp_path, 2)
+    data = read_folder(folder, lambda total: None, lambda done: None)
+    (folder / "big").write_bytes(BIG[:-1] + b"x")
+    with fleet_of(where) as fleet:
+        outcome = push_data(data, "data", "data", where, fleet, Heard(), origin="me@here:/data")
+    for node in outcome.nodes:
+        assert "data/big changed while it was read; stop what writes it" in str(node.error)
+        assert not (tmp_path / node.host / "data" / "default" / "data").exists()

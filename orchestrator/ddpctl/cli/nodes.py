@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ from ddpctl.cli import session
 from ddpctl.cli.limits import EXEC_S
 from ddpctl.cli.prompt import can_ask, confirm, require_terminal
 from ddpctl.cli.state import GLOBAL
-from ddpctl.code.datafolder import data_name, read_folder
+from ddpctl.code.datafolder import read_folder
 from ddpctl.errors import (
     ConnectError,
     DdpctlError,
@@ -154,11 +155,10 @@ def push(
 def _push_data(where: Inventory, data: Path, *, as_json: bool) -> int:
     """Send a folder of data to all hosts, and print its place there."""
     home = home_of(where.file)
-    folder = home / data.expanduser()
-    name = as_name(data_name(folder), "data")
+    folder = Path(os.path.normpath(home / data.expanduser()))
+    name = as_name(folder.name, "data")
     inside = folder.is_relative_to(home) and folder != home
     with ProgressView(stderr_console()) as view:
-        view.tell(StageStarted("files", None, "bytes"))
 
         def started(total: int) -> None:
             view.tell(StageStarted("files", total, "bytes"))
@@ -193,7 +193,7 @@ def gc(
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
-    """Remove old runs, and the environments and wheels that no run uses. Whatever a live run uses is kept.
+    """Remove old runs, and the environments, wheels and data that no run uses. Whatever a live run uses is kept.
 
     On a terminal it asks first; without one, or with --json, it does not.
     """

@@ -234,8 +234,3 @@ def _refuse_change(root: Path, file: _Found, stream: IO[bytes], left: int = 0) -
         raise ProvisionError(
             f"{_shown(root, file.path)} changed while it was read", hint="stop what writes it, then push again"
         )
-
-
-def data_name(folder: Path) -> str:
-    """Return the name of the folder as the user wrote it; of ``.`` the name of the real folder."""
-    return folder.name if folder.name not in ("", ".", "..") else folder.resolve().name
