@@ -41,7 +41,7 @@ ROOMS: dict[str, set[str]] = {
     "facts": {"machine", "rules", "wire"},
     "slots": {"facts", "machine", "rules", "wire"},
     "gang": {"record", "machine", "wire"},
-    "store": {"record", "machine", "wire"},
+    "store": {"record", "machine", "rules", "wire"},
     "doctor": {"facts", "record", "machine", "rules", "wire"},
     "checkpoint": {"store", "record", "machine", "rules", "wire"},
     "run": {"checkpoint", "doctor", "facts", "gang", "slots", "store", "record", "machine", "rules", "wire"},

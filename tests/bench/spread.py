@@ -1,10 +1,13 @@
-"""A big file onto many hosts behind slow links: ddpctl's chain against copies by scp and clush, in the same run."""
+"""A big file and a folder of data onto many hosts behind slow links: ddpctl's chain against scp and clush."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,10 +25,13 @@ HOSTS = 8
 SIZE = 192 * MB  # a CPU wheel of torch
 GROWTH = (2, 4, 8, 16)
 GROWTH_SIZE = 64 * MB
+DATA_SIZE = int(os.environ.get("BENCH_DATA_MB", "1000")) * MB  # half of it in small files
+SMALL_SIZE = 100_000  # a small file
+LARGE_FILES = 4
 
 
 def all_of(folder: Path) -> Sequence[Row]:
-    return [*against_copies(folder), *growth(folder)]
+    return [*against_copies(folder), *growth(folder), *data_folder(folder)]
 
 
 @contextmanager
@@ -117,3 +123,59 @@ def growth(folder: Path) -> Iterator[Row]:
         base = base or seconds
         note = f"{GROWTH_SIZE // MB} MB, every link {RATE}; {seconds / base:.2f}x of {GROWTH[0]} hosts"
         yield Row(f"ddpctl, {count} hosts", seconds, "s", "close to flat", note)
+
+
+def data_folder(folder: Path) -> Iterator[Row]:
+    """Push a folder of data without a break; push another, kill the push in the middle, and resume it."""
+    files = folder / "data"
+    whole = folder / "whole"
+    with slow_lab(HOSTS) as lab:
+        inventory(lab, folder)
+        write_data(files, 1)
+        whole.write_bytes(noise(DATA_SIZE, 2).data)
+        one = timed(
+            lambda: subprocess.run(["scp", "-F", str(lab.ssh_config), "-q", whole, "node0:/tmp/one"], check=True)
+        )
+        whole.unlink()
+        for host in lab:
+            host.run("rm -f /tmp/one")
+        what = f"{DATA_SIZE // MB} MB in {DATA_SIZE // 2 // SMALL_SIZE + LARGE_FILES} files to {HOSTS} hosts, {RATE}"
+        push(folder, files)  # the worker is there
+        write_data(files, 3)
+        documents: list[dict[str, float]] = []
+        straight = timed(lambda: documents.append(push(folder, files)))
+        yield Row("one copy by scp", one, "s", note=f"{DATA_SIZE // MB} MB to one host over the same link")
+        yield Row("push --data, all hosts verified", straight, "s", note=what)
+        yield Row("push --data / one copy", straight / one, "x", "1.3 or less", what)
+        yield Row("sent by the controller", documents[0]["sent_by_controller"] / DATA_SIZE, "copies", note=what)
+        yield Row("the same again", timed(lambda: push(folder, files)), "s", note="sends nothing")
+        write_data(files, 5)
+        broken = timed(lambda: push(folder, files, kill_after=straight / 2))
+        resumed = timed(lambda: documents.append(push(folder, files)))
+        reused = documents[1]["reused"] / HOSTS / DATA_SIZE
+        yield Row("broken off and resumed / one copy", (broken + resumed) / one, "x", note=f"{reused:.0%} was there")
+
+
+def write_data(folder: Path, seed: int) -> None:
+    """Replace the folder: half of DATA_SIZE in large files, half in small files."""
+    shutil.rmtree(folder, ignore_errors=True)
+    data = memoryview(noise(DATA_SIZE, seed).data)
+    half = DATA_SIZE // 2
+    large, small = half // LARGE_FILES, half // SMALL_SIZE
+    (folder / "small").mkdir(parents=True)
+    for number in range(LARGE_FILES):
+        (folder / f"large{number}").write_bytes(data[number * large : (number + 1) * large])
+    for number in range(small):
+        begin = half + number * SMALL_SIZE
+        (folder / "small" / f"{number}").write_bytes(data[begin : begin + SMALL_SIZE])
+
+
+def push(folder: Path, files: Path, kill_after: float | None = None) -> dict[str, float]:
+    """Run `ddpctl push --data`; return the bytes of its document. ``kill_after``: seconds until its SIGKILL."""
+    command = [sys.executable, "-m", "ddpctl", "push", str(folder / "inventory.yaml"), "--data", str(files), "--json"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=kill_after, check=kill_after is None)
+    except subprocess.TimeoutExpired:
+        return {}
+    found: dict[str, float] = json.loads(done.stdout)["bytes"]
+    return found

@@ -23,6 +23,8 @@ VERBS = {
     "ask_checkpoint": "run.ask_to_save",
     "build": "store.build",
     "checkpoints": "checkpoint.listing",
+    "data_missing": "store.data",
+    "data_place": "store.data",
     "dial": "mesh.dialer",
     "doctor": "doctor.service",
     "echo": "wire.channel",

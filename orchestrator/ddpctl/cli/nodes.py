@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ from ddpctl.cli import session
 from ddpctl.cli.limits import EXEC_S
 from ddpctl.cli.prompt import can_ask, confirm, require_terminal
 from ddpctl.cli.state import GLOBAL
+from ddpctl.code.datafolder import read_folder
 from ddpctl.errors import (
     ConnectError,
     DdpctlError,
@@ -24,20 +26,24 @@ from ddpctl.errors import (
     RemoteError,
     UsageError,
 )
+from ddpctl.files.inventory import home_of
 from ddpctl.render.clean import clean
 from ddpctl.render.console import columns, stderr_console
 from ddpctl.render.progress import ProgressView
-from ddpctl.render.push import gc_view, push_view, size
+from ddpctl.render.push import data_view, gc_view, push_view, size
 from ddpctl.render.ran import output_lines
 from ddpctl.spec.command import Ran, display
+from ddpctl.spec.event import Progress, StageEnded, StageStarted
 from ddpctl.spec.fold import group_by
 from ddpctl.spec.inventory import Inventory
+from ddpctl.spec.origin import as_name
 from ddpctl.spec.values import plural
 from ddpctl.stages.execute import Sudo, execute
 from ddpctl.stages.gc import collect_garbage
 from ddpctl.stages.launch import Launch, launch_of
 from ddpctl.stages.limits import GC_KEEP_DAYS
 from ddpctl.stages.push import push as push_stage
+from ddpctl.stages.push_data import push_data
 from ddpctl.stages.slots import warn_other_runs
 from ddpctl.stages.trust import KeyReport, add, survey
 from ddpctl.transport.base import FleetOutcome
@@ -120,11 +126,18 @@ def push(
     ),
     locked: bool = typer.Option(False, "--locked", help="Use the lock of the last push; fail if it is out of date."),
     only_list: bool = typer.Option(False, "--list", help="Print the names of the code's files; contact no host."),
+    data: Path = typer.Option(
+        None, "--data", metavar="DIR", help="Send this folder of data instead, to all hosts, each content once."
+    ),
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
-    """Send environment and code to every node without starting anything."""
+    """Send environment and code, or with --data a folder of data, to every node without starting anything."""
     where = session.load(inventory, option)
+    if data is not None:
+        if given := [name for name, value in (("job", job), ("locked", locked), ("list", only_list)) if value]:
+            raise UsageError(f"--{given[0]} has no effect with --data", hint="remove one of the two")
+        return _push_data(where, data, as_json=as_json)
     launch = Launch(where, None, where.hosts)
     if job is not None or where.jobs:
         launch = launch_of(where, where.job(job), session.new_identity(where))
@@ -135,6 +148,28 @@ def push(
     with session.working_fleet(where, launch.names) as (fleet, tell):
         outcome = push_stage(launch, fleet, tell, locked=locked)
     session.show(outcome, push_view, as_json=as_json)
+    outcome.raise_for_errors()
+    return 0
+
+
+def _push_data(where: Inventory, data: Path, *, as_json: bool) -> int:
+    """Send a folder of data to all hosts, and print its place there."""
+    home = home_of(where.file)
+    folder = Path(os.path.normpath(home / data.expanduser()))
+    name = as_name(folder.name, "data")
+    inside = folder.is_relative_to(home) and folder != home
+    with ProgressView(stderr_console()) as view:
+
+        def started(total: int) -> None:
+            view.tell(StageStarted("files", total, "bytes"))
+
+        found = read_folder(folder, started, lambda done: view.tell(Progress("files", done)))
+        view.tell(StageEnded("files", True, f"{plural(len(found.found), 'file')}, {size(found.size)}"))
+    with session.working_fleet(where) as (fleet, tell):
+        origin = f"{session.author()}:{found.root}"
+        link = str(folder.relative_to(home)) if inside else name
+        outcome = push_data(found, name, link, where, fleet, tell, origin=origin)
+    session.show(outcome, data_view, as_json=as_json)
     outcome.raise_for_errors()
     return 0
 
@@ -158,7 +193,7 @@ def gc(
     option: Path | None = session.InventoryOption,
     as_json: bool = session.JsonOption,
 ) -> int:
-    """Remove old runs, and the environments and wheels that no run uses. Whatever a live run uses is kept.
+    """Remove old runs, and the environments, wheels and data that no run uses. Whatever a live run uses is kept.
 
     On a terminal it asks first; without one, or with --json, it does not.
     """

@@ -1,4 +1,4 @@
-"""The results of a push and of a gc."""
+"""The results of a push, of data or of code, and of a gc."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ddpctl.render.console import Whole, columns
+from ddpctl.spec.data import DataOutcome
 from ddpctl.spec.push import GcOutcome, PushOutcome, Traffic
 from ddpctl.spec.values import plural
 
@@ -46,6 +47,21 @@ def push_view(outcome: PushOutcome) -> RenderableType:
             Text(node.python),
         )
     return Group(Whole(table), Text(f"{traffic_line(outcome.traffic)}  {outcome.duration_s:.1f}s"))
+
+
+def data_view(outcome: DataOutcome) -> RenderableType:
+    """Return a row for each node, the bytes, and the line for the inventory."""
+    table = columns("HOST", "STATE", "PATH")
+    for node in outcome.nodes:
+        state = Text("ok", style="green") if node.error is None else Text("failed", style="bold red")
+        table.add_row(Text(node.host), state, Text(node.path or "-"))
+    what = f"{outcome.name}: {plural(outcome.files, 'file')}, {size(outcome.size)}, version {outcome.version[:16]}"
+    lines = [what, f"{traffic_line(outcome.traffic)}  {outcome.duration_s:.1f}s"]
+    if outcome.link:
+        lines.append("in the job: links: {{{}: {}}}".format(*outcome.link))
+    else:
+        lines.append("the hosts differ in base_dir, and links needs the same place on every host: set one base_dir")
+    return Group(Whole(table), *map(Text, lines))
 
 
 def traffic_line(traffic: Traffic) -> str:

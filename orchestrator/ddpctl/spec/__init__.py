@@ -5,7 +5,7 @@
 - Launch: plan (the values), planning (inventory and facts in, Plan out), plain, command, again (restart), resuming.
 - Preflight: question and answer, finding, preflight, autofix, nvidia, interpreters, fabric, schedule, mesh, network.
 - Runs: origin (identity of a job), names, outcome (state, cause, attempts), record (run.json), merge (reports of nodes
-  in, RunStatus out), checkpoints, done (kill, save), removal, push.
+  in, RunStatus out), checkpoints, done (kill, save), removal, push, data (push --data).
 - Output: event (what a stage reports), lines and flow (merge and fold the lines of all ranks), noise.
 - Measurements: metrics, curves, gpuuse, top, bench, report, doctor.
 - Answers of nodes: bounds (the types of their fields). An answer is validated straight into the values here.

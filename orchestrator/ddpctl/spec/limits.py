@@ -75,5 +75,9 @@ AFTER_S = 3600.0  # for the shell text `after` of a job: an upload of a large ch
 SAVE_S = 120.0  # until a requested checkpoint is there, if a damaged record does not have the job's own time
 SILENCE_WARNING_S = 1800.0  # without output so long, a job without timeouts.silence gets a warning; it is never killed
 
+# --- data folders (data.py)
+SINGLE_BYTES = 8 << 20  # a file of this size travels alone; smaller files share a bundle
+BUNDLE_BYTES = 32 << 20  # the files of a bundle: enough for a full link, and little to unpack at a time
+
 # --- answers of a node (bounds.py)
 DEPTH = 32  # nesting of JSON without a declared shape

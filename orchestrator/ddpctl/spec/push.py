@@ -145,7 +145,10 @@ class PushOutcome:
 
 @dataclass(frozen=True)
 class Garbage:
-    """An item to remove from a node. ``kind``: run, environment, wheel, file, cache or part. ``bytes``: freed space."""
+    """An item to remove from a node. ``bytes``: the space that this frees.
+
+    ``kind``: run, environment, wheel, tool, data, file, cache, worker or part.
+    """
 
     kind: Short
     name: Short

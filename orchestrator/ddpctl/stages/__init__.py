@@ -8,7 +8,7 @@ up.py calls, in this order: preflight (probe, mesh, rehearse, recall), push.prov
 
 - A running job: follow (the output), joining, status, top, doctor, report, save (checkpoint on request), stop.
 - Results: fetch (files of a run), checkpoints, untracked.
-- Nodes: execute, fix (preflight --fix), gc, remove, discover (init), trust (host keys).
+- Nodes: push_data (a folder of data), execute, fix (preflight --fix), gc, remove, discover (init), trust (host keys).
 - bench runs a job in order to measure it.
 
 Threads: ``Fleet`` runs a call per host in its own threads. follow and top add a reader thread per host, mesh a thread

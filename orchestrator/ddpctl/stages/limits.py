@@ -108,3 +108,7 @@ BENCH_POLL_S = 1.0  # between two looks at a measured run
 BENCH_GRACE_S = 5.0  # between SIGTERM and SIGKILL once a run is measured
 BENCH_FIRST_LINE_S = 300.0  # from the start to the first line: import, data, compilation
 BENCH_MOST_S = 900.0  # from the first line: a job that writes a line an epoch may need several epochs
+
+# --- data folders (push_data.py)
+DATA_MISSING_S = 600.0  # a look at every file of the data on a node: millions of files on a slow disk
+DATA_BATCH = 128  # bundles that arrive before a node unpacks them: the node needs room for both

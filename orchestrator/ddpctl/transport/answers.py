@@ -106,6 +106,10 @@ RESULTS: Mapping[str, Any] = {
     "store_has": Holdings,
     "store_get": NOTHING,
     "store_put": NOTHING,
+    "data_missing": shape_of(
+        there=Flag, listed=Flag, missing=Annotated[list[tuple[Count, Count]], Field(max_length=10_000)]
+    ),
+    "data_place": shape_of(path=File, replaced=Short | None),
     "listen": NOTHING,
     "dial": preflight.Dialled,
     "free_port": shape_of(ports=preflight.AllPorts),

@@ -151,7 +151,7 @@ class Worker:
                 if contract.KEEPALIVE not in frame.data:
                     return frame
             watch.check()
-            if sender and sender.error and not isinstance(sender.error, DdpctlError):
+            if sender and sender.error:
                 raise sender.error
             # While a body is being sent, wake up often enough to see its end or its error.
             begun = time.monotonic()

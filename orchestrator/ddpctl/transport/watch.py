@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from ddpctl.errors import Interrupted, RemoteError
+from ddpctl.errors import DdpctlError, Interrupted, RemoteError
 from ddpctl.transport.limits import PATIENT_S, POLL_S
 from ddpctl.transport.pipe import Pipe
 from ddpctl.transport.progress_clock import ProgressClock
@@ -83,9 +83,7 @@ class Sender(threading.Thread):
             for part in self._parts:
                 if not self._write(part):
                     return
-        except BrokenPipeError:
-            return  # the reader finds out why
-        except Exception as error:  # the caller's thread raises it
+        except Exception as error:  # of the body; the caller's thread raises it
             self.error = error
 
     def _write(self, part: bytes) -> bool:
@@ -93,7 +91,10 @@ class Sender(threading.Thread):
         while view:
             if self._over.is_set():
                 return False
-            taken = self._pipe.send(view, POLL_S)
+            try:
+                taken = self._pipe.send(view, POLL_S)
+            except (BrokenPipeError, DdpctlError):
+                return False  # the reader finds out why
             if taken:
                 self._watch.heard()
                 self._watch.moved(taken)

@@ -52,22 +52,22 @@ def _link(cwd: str, folder: str, path: str, again: bool) -> None:
 
 
 def link_places(cwd: str, places: Mapping[str, str]) -> None:
-    """Make each name of ``places`` in ``cwd`` a link to its place on this host.
+    """Make each name of ``places`` in ``cwd`` a link to its place on this host, an absolute path.
 
     Raises:
         WorkerError: a place does not exist, or the name is taken by the code.
         OSError: a link cannot be made.
     """
     for name, place in places.items():
-        here, there = os.path.join(cwd, name), os.path.expanduser(place)
-        if not os.path.exists(there):
-            raise WorkerError(BAD_REQUEST, "%s is not on this host" % there, "put it there, or correct links")
-        if os.path.islink(here) and os.readlink(here) == there:
-            continue  # an earlier attempt has made it
+        here = os.path.join(cwd, name)
+        if not os.path.exists(place):
+            raise WorkerError(BAD_REQUEST, "%s is not on this host" % place, "put it there, or correct links")
+        if os.path.islink(here) and os.path.exists(here):
+            continue  # an earlier attempt has made it, and keeps its version of pushed data
         _make_parent(cwd, here)
         if os.path.lexists(here):
             raise WorkerError(BAD_REQUEST, "%s is there already" % name, "remove it from the code, or from links")
-        os.symlink(there, here)
+        os.symlink(place, here)
 
 
 def _make_parent(top: str, path: str) -> None:

@@ -114,6 +114,19 @@ def sync_folder(path: str) -> None:
         os.close(fd)
 
 
+def sync_filesystem(path: str) -> None:
+    """Make every file of the file system that holds the folder ``path`` durable: far cheaper than a sync of each."""
+    import ctypes
+
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        libc = ctypes.CDLL(None)
+        if not hasattr(libc, "syncfs") or libc.syncfs(fd) != 0:
+            os.sync()
+    finally:
+        os.close(fd)
+
+
 def write_json(path: str, value: Mapping[str, Any], *, durable: bool = True) -> None:
     """Replace ``path`` atomically. With ``durable`` the new content survives a power cut after the return."""
     draft = _write_draft(path, value, durable)

@@ -17,6 +17,9 @@ Slots
 Logins
 - login.py: whether systemd-logind ends the processes of a session with the session.
 
+Data
+- datafolder.py: the listing of a data folder, whose hash is the version of the data.
+
 Metrics
 - thinned.py: a long series as a bounded number of points.
 

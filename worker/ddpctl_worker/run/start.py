@@ -33,6 +33,7 @@ from ddpctl_worker.run.outputs import make_output_folders
 from ddpctl_worker.run.shelltext import run_before
 from ddpctl_worker.slots import claims
 from ddpctl_worker.slots.line import line_up
+from ddpctl_worker.store.data import pinned_place
 from ddpctl_worker.store.remove import prune_later
 from ddpctl_worker.store.tools import program
 from ddpctl_worker.store.unpack import unpack
@@ -273,7 +274,7 @@ def _order(request: Dict[str, Any], base: str, found: RunPaths, cookie: str, uma
     if refused is None:
         cwd = launcher.working_folder(request.get("cwd"), found)
         refused = None if os.path.isdir(cwd) else "there is no working folder %s" % cwd
-    refused = refused or _link_places(run, cwd)
+    refused = refused or _link_places(run, base, cwd)
     if refused is None:
         keeper, refused = _keeper(run, base, env.get(ENV_CHECKPOINT_DIR), cwd, again, request.get("copying"))
         if keeper is not None:
@@ -355,10 +356,14 @@ def _keeper(
     return order, None
 
 
-def _link_places(run: RunRecord, cwd: str) -> Optional[str]:
-    """Make the links of the job's ``links``; return why a link cannot be made, or ``None``."""
+def _link_places(run: RunRecord, base: str, cwd: str) -> Optional[str]:
+    """Make the links of the job's ``links``; return why a link cannot be made, or ``None``.
+
+    A link to pushed data leads to its present version, so that a later push changes nothing for this run.
+    """
+    wanted = {name: os.path.expanduser(place) for name, place in (run.get("links") or {}).items()}
     try:
-        links.link_places(cwd, run.get("links") or {})
+        links.link_places(cwd, {name: pinned_place(base, place) for name, place in wanted.items()})
     except (WorkerError, OSError) as error:
         return "a link of links cannot be made: %s" % error
     return None

@@ -148,7 +148,7 @@ def _build(request: Dict[str, Any], base_dir: str, name: str, channel: Channel) 
             "created": time.time(),
         }
         fs.write_json(os.path.join(place, MARKER), marker, durable=False)
-        _to_disk(place)
+        fs.sync_filesystem(place)  # before the environment gets its name
         final = os.path.join(envs, name)
         if os.path.lexists(final):
             shutil.rmtree(final)  # damaged: `usable` has refused it
@@ -227,19 +227,6 @@ def _known_wheels(envs: str) -> "set[str]":
     """Return the hashes of wheels that an environment here has already: they lie unpacked in the cache."""
     markers = (fs.read_optional(os.path.join(envs, entry, MARKER)) for entry in os.listdir(envs))
     return {wheel for marker in markers for wheel in marker.get("wheels", ())}
-
-
-def _to_disk(path: str) -> None:
-    """Sync all files to the disk before the environment gets its name."""
-    import ctypes
-
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        libc = ctypes.CDLL(None)
-        if not hasattr(libc, "syncfs") or libc.syncfs(fd) != 0:
-            os.sync()
-    finally:
-        os.close(fd)
 
 
 def try_out(python: str, imports: List[str], channel: Channel) -> Dict[str, str]:

@@ -30,6 +30,10 @@ PROGRESS_S = 0.5  # between two messages of progress
 PIECE_BYTES = 4 << 20  # the most in one piece of a file from the controller
 QUEUED_PIECES = 8  # pieces that wait for the disk; after that the controller is slowed down
 
+# --- data folders ----------------------------------------------------------------------------------------------------
+DATA_TIME_S = 315532800  # 1980, as in zip files: a file that has this time is complete, durable and unchanged since
+MISSING_RANGES = 10_000  # in an answer, which must fit a frame
+
 # --- programs --------------------------------------------------------------------------------------------------------
 INSTALL_S = 900.0  # for one run of uv
 IMPORT_S = 600.0  # for the first imports: a cold network file system needs minutes for torch

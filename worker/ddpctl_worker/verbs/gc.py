@@ -1,4 +1,4 @@
-"""The gc verb: finds and removes unused files below base_dir: old runs, environments, wheels, unfinished transfers."""
+"""The gc verb: finds and removes unused files below base_dir: runs, environments, wheels, data, unfinished files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import glob
 import os
 import stat
 import time
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 import ddpctl_worker
 from ddpctl_worker.machine import fs, proc
@@ -47,7 +47,7 @@ def gc(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         items = list(finder.items())
         freed = 0
         for item in items if request.get("delete") else []:
-            if item.kind != "run":
+            if item.kind not in ("run", "data") or not fs.is_folder(item.path):
                 fs.remove_tree(item.path)
             elif not remove_folder(item.path):
                 continue
@@ -85,6 +85,7 @@ class Finder:
         yield from self._runs()
         yield from self._environments()
         yield from self._blobs()
+        yield from self._data()
         yield from self._cache()
         yield from self._leftovers()
 
@@ -193,10 +194,33 @@ class Finder:
             if self._age(path) > UNUSED_S and not any(info.st_ino in self._staying for info in files_of(path)):
                 yield self._item("cache", path)
 
+    def _data(self) -> Iterator[Unused]:
+        """Yield versions of pushed data folders. Every push and every start touches the record of its version."""
+        going: List[Tuple[str, float]] = []
+        for tree in self._versions():
+            last = next((path for path in (tree + ".json", tree + ".part", tree) if os.path.exists(path)), tree)
+            if self._old(last) and not self._in_use(last):
+                going.append((tree, self._age(last)))
+            else:
+                self._staying.update(info.st_ino for info in files_of(tree))
+        for tree, age in going:
+            parts = [path for path in (tree, tree + ".part", tree + ".json") if os.path.lexists(path)]
+            name = os.path.basename(os.path.dirname(tree))[1:]
+            link = os.path.join(os.path.dirname(os.path.dirname(tree)), name)
+            if os.path.islink(link) and os.path.realpath(link) == os.path.realpath(tree):
+                parts.append(link)
+            for path in parts:
+                yield Unused("data", name, path, self._freeable(path), age)
+
+    def _versions(self) -> List[str]:
+        """Return the paths of all versions of data folders, complete or not."""
+        found = glob.glob(os.path.join(glob.escape(self._base), "data", "*", ".*", "[0-9a-f]*"))
+        return sorted({os.path.join(os.path.dirname(path), os.path.basename(path).split(".")[0]) for path in found})
+
     def _leftovers(self) -> Iterator[Unused]:
         yield from self._tools()
         yield from self._packages()
-        for pattern in ("tools/*.part", "wheels/*.part", "worker/.new-*", "runs/.*"):
+        for pattern in ("tools/*.part", "wheels/*.part", "worker/.new-*", "runs/.*", "data/*/.*/.[0-9a-f]*"):
             yield from self._broken_off(pattern)
 
     def _tools(self) -> Iterator[Unused]:
