@@ -111,4 +111,5 @@ BENCH_MOST_S = 900.0  # from the first line: a job that writes a line an epoch m
 
 # --- data folders (push_data.py)
 DATA_MISSING_S = 600.0  # a look at every file of the data on a node: millions of files on a slow disk
+DATA_PLACE_S = 4 * 3600.0  # unpacking a batch, or a copy of all files on a file system without hard links
 DATA_BATCH = 128  # bundles that arrive before a node unpacks them: the node needs room for both

@@ -20,7 +20,7 @@ from ddpctl.spec.data import Bundle, DataNode, DataOutcome, group_missing, plan_
 from ddpctl.spec.event import Event, Note, Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.push import Delivery, Traffic
-from ddpctl.stages.limits import DATA_BATCH, DATA_MISSING_S
+from ddpctl.stages.limits import DATA_BATCH, DATA_MISSING_S, DATA_PLACE_S
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
 from ddpctl_worker.rules.datafolder import as_ranges, from_ranges
 
@@ -168,7 +168,7 @@ def _place(push: _Push, hosts: Sequence[str], bundles: Sequence[tuple[str, Bundl
 
     def work(transport: Transport) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = transport.call("data_place", request, timeout=None)
+            answer: dict[str, Any] = transport.call("data_place", request, timeout=DATA_PLACE_S)
         except RemoteError as error:
             raise as_provision_error(error, transport.host) from error
         return answer
