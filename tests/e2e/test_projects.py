@@ -57,6 +57,9 @@ def test_two_folders_with_one_script_name(site: Site, lab: Lab, ddpctl: Ddpctl, 
         assert "1 file that no output covers stays on the node: model.pth (7 B), in" in " ".join(
             (done.stdout + done.stderr).split()
         )
+        assert f"ddpctl fetch {run} --output model.pth" in " ".join((done.stdout + done.stderr).split())
+    site("fetch", run, "chosen", "--output", "model.*").ok()
+    assert (site.folder / "chosen" / "node0" / "outputs" / "model.pth").stat().st_size == 7
 
     begun = other("up").ok()
     assert "begins at 0" in begun.stdout

@@ -300,10 +300,11 @@ def test_untracked_files_are_a_line_a_host() -> None:
         Untracked("b", error="late"),
     ]
     found += [Untracked(f"c{number}", "/w", 1, 1, (("x", 1),)) for number in range(4)]
-    assert untracked_lines(found) == [
+    assert untracked_lines("R", found) == [
         "a: at least 5 files that no output covers stay on the node: best.pth (15.0 kB), log (80 B) and 3 more, in /w",
         "b: whether files that no output covers stay there is not known: late",
         "c0: 1 file that no output covers stays on the node: x (1 B), in /w",
         "c1: 1 file that no output covers stays on the node: x (1 B), in /w",
         "... and such files on c2,c3",
+        "to bring one: ddpctl fetch R --output best.pth; of later runs: `outputs: [best.pth]`",
     ]

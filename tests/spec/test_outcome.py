@@ -32,3 +32,10 @@ def test_a_relative_path_that_is_missing_in_the_folder_of_the_run(path: str) -> 
 def test_any_other_failure_has_no_hint_of_its_own(message: str) -> None:
     assert find_hint(failed(message)) is None
     assert find_hint(None) is None
+
+
+def test_a_missing_folder_for_results_gets_a_hint_about_outputs() -> None:
+    hint = find_hint(failed("RuntimeError: Parent directory saved_models does not exist."))
+    assert hint is not None
+    assert hint.startswith("`outputs: [saved_models]` in the job makes the folder")
+    assert find_hint(failed("RuntimeError: Parent directory /srv/out does not exist.")) is None

@@ -13,6 +13,7 @@ from ddpctl.spec.fold import group_by
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.question import Question
 from ddpctl.spec.script import read_script
+from ddpctl.spec.self_spawning import ALONE
 from ddpctl.spec.values import plural
 
 # --- script and data -------------------------------------------------------------------------------------------------
@@ -52,8 +53,12 @@ def _judge_script(view: View) -> Iterable[Finding]:
 
 def _processes(view: View) -> Iterable[Finding]:
     """Report how the job's processes start, if torch's launcher does not start them."""
-    if view.requirements.processes is not None:
-        yield report.info(None, view.requirements.processes)
+    text = view.requirements.processes
+    if text is not None and text.endswith(ALONE):
+        fix = "to train on all hosts together, take the spawn out, and read RANK, WORLD_SIZE and LOCAL_RANK"
+        yield report.warning(None, text, fix=fix)
+    elif text is not None:
+        yield report.info(None, text)
 
 
 def _style(value: dict[str, Any]) -> Iterable[Finding]:
@@ -194,7 +199,7 @@ def _present(host: str, kind: str, processes: list[dict[str, Any]], own: JobId |
         message = f"the job {job} is running here already ({who})"
         fix = (
             f"follow it with `ddpctl attach {job}`, end it with `ddpctl kill {job}`, "
-            "or start a second run under another name: `ddpctl up --name NAME`"
+            "or start a second run under another name: `ddpctl up --name NAME`, with `--wait` if its slots are in use"
         )
         return report.error(host, message, fix=fix, evidence=evidence)
     what = f"the ddpctl job {job} of project {project}" if kind == "ours" else "a job of torchrun"

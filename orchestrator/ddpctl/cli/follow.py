@@ -38,7 +38,7 @@ def conclude(run: RunStatus, *, as_json: bool = False) -> int:
         session.print_json(run.to_json())
     if run.verdict.state == contract.SUCCEEDED:
         if not as_json:
-            for line in untracked_lines(run.untracked):
+            for line in untracked_lines(run.run, run.untracked):
                 session.warn(line)
             stderr_console().print(_success(run), style="green")
         return 0

@@ -196,6 +196,9 @@ def fetch(
         metavar="R,...",
         help="Only the logs of these ranks, and the outputs of the hosts that run them.",
     ),
+    output: list[str] = typer.Option(
+        None, "--output", metavar="PATH", help="Instead of the job's outputs: this path or pattern; repeatable."
+    ),
     watch: bool = typer.Option(
         False, "--watch", help="Copy what changes in the outputs every few seconds, until the run ends."
     ),
@@ -206,7 +209,8 @@ def fetch(
 ) -> int:
     """Copy logs, records and declared outputs of a run from every node to DEST/<host>/."""
     ranks = parse_ranks(rank) if rank is not None else None
-    if checkpoints and (given := [name for name, value in (("host", host), ("rank", rank), ("watch", watch)) if value]):
+    selection = {"host": host, "rank": rank, "output": output, "watch": watch}
+    if checkpoints and (given := [name for name, value in selection.items() if value]):
         raise UsageError(f"--{given[0]} has no effect with --checkpoints", hint="remove one of the two")
     inventory = session.load(None, option, job=job)
     if dest is not None:
@@ -221,14 +225,21 @@ def fetch(
         if kept is not None:
             _watch(run, hosts, folder, fleet, tell, kept)
         outcome = fetch_run(
-            run.run, hosts, folder, fleet, tell, ranks=sorted(ranks) if ranks is not None else None, kept=kept
+            run.run,
+            hosts,
+            folder,
+            fleet,
+            tell,
+            ranks=sorted(ranks) if ranks is not None else None,
+            outputs=output or None,
+            kept=kept,
         )
         run = with_untracked(fleet, run)
     for name, fetched in outcome.results.items():
         typer.echo(f"{folder / name}: {plural(len(fetched.files), 'file')}, {fetched.bytes} bytes")
     for output in missing_outputs(outcome):
         session.warn(f"warning: declared output {output} was not found on any node that answered")
-    for line in untracked_lines(run.untracked):
+    for line in [] if output else untracked_lines(run.run, run.untracked):
         session.warn(line)
     if outcome.errors:
         raise HostsFailed(f"could not fetch from {len(outcome.errors)} of {len(hosts)} hosts", outcome.errors)

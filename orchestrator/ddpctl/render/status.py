@@ -145,7 +145,7 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
             parts.append(Text(f"{words}; {end_and_continue(run.run)}", style="yellow"))
     if bothered := [node for node in run.nodes if node.strangers]:
         parts.append(Text(strangers_line(bothered), style="yellow"))
-    parts += [Text(line, style="yellow") for line in untracked_lines(run.untracked)]
+    parts += [Text(line, style="yellow") for line in untracked_lines(run.run, run.untracked)]
     dropped = sum(node.dropped_lines for node in run.nodes)
     if dropped:
         parts.append(Text(f"{dropped} lines of output were dropped (disk full or over the cap)", style="yellow"))
@@ -187,11 +187,17 @@ def cause_view(cause: Cause) -> RenderableType:
     return Group(*lines)
 
 
-def untracked_lines(found: Sequence[Untracked]) -> list[str]:
-    """Return ``node0: 2 files that no output covers stay on the node: best.pth (15 kB), log.txt (80 B), ...``."""
+def untracked_lines(run: str, found: Sequence[Untracked]) -> list[str]:
+    """Return ``node0: 2 files that no output covers stay on the node: best.pth (15 kB), log.txt (80 B), ...``.
+
+    The last line says how to bring such a file.
+    """
     lines = [_untracked_line(files) for files in found[:MOST_UNTRACKED]]
     if len(found) > MOST_UNTRACKED:
         lines.append(f"... and such files on {fold_names([files.host for files in found[MOST_UNTRACKED:]])}")
+    if named := [name for files in found for name, _ in files.largest]:
+        name = shlex.quote(named[0])
+        lines.append(f"to bring one: ddpctl fetch {run} --output {name}; of later runs: `outputs: [{named[0]}]`")
     return lines
 
 

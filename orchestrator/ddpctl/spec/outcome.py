@@ -33,6 +33,7 @@ from ddpctl_worker.wire import contract
 
 # A relative path; a bare name without a dot is a program that is not installed.
 _MISSING = re.compile(r"No such file or directory: '(?P<path>(?![/~])[^']*[./][^']*)'")
+_NO_PARENT = re.compile(r"Parent directory (?P<folder>(?![/~])\S+) does not exist")  # torch.save
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,13 @@ class Cause:
 
 def find_hint(cause: Cause | None) -> str | None:
     """Return the next step after a failure by a missing relative path; ``None`` for any other failure."""
-    missing = _MISSING.search(cause.message) if cause is not None else None
+    if cause is None:
+        return None
+    parent = _NO_PARENT.search(cause.message)
+    if parent is not None:
+        folder = parent["folder"]
+        return f"`outputs: [{folder}]` in the job makes the folder before the start, and `ddpctl fetch` brings it back"
+    missing = _MISSING.search(cause.message)
     if missing is None:
         return None
     return (

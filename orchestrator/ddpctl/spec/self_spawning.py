@@ -50,6 +50,9 @@ def node_variables(node_rank: int, nodes: int, address: str, port: str) -> Mappi
     return {**variables, "MASTER_ADDR": address, "MASTER_PORT": port}
 
 
+ALONE = "so each host trains alone"
+
+
 def processes_text(job: JobSpec, facts: ScriptFacts | None, hosts: int) -> str | None:
     """Return the sentence that says how the processes begin; ``None``: torch's launcher starts them.
 
@@ -65,4 +68,4 @@ def processes_text(job: JobSpec, facts: ScriptFacts | None, hosts: int) -> str |
     if hosts < 2:
         return text
     why = f"they meet at {spawning.loopback}" if spawning.loopback else "it does not ask for RANK"
-    return f"{text}; {why}, so each host trains alone"
+    return f"{text}; {why}, {ALONE}"

@@ -96,15 +96,18 @@ def fetch_run(
     tell: Tell,
     *,
     ranks: Sequence[int] | None = None,
+    outputs: Sequence[str] | None = None,
     outputs_only: bool = False,
     kept: dict[str, KeptFiles] | None = None,
 ) -> FleetOutcome[Fetched]:
     """Write every host's files to ``dest/<host>/``; each file appears under its name only when it is whole.
 
-    ``ranks``: only the logs of these ranks. ``kept``: the results of earlier calls by host; only new bytes travel then.
+    ``ranks``: only the logs of these ranks. ``outputs``: paths or patterns below the working folder; ``None``: the
+    job's. ``kept``: the results of earlier calls by host; only new bytes travel then.
     """
     tell(StageStarted("fetch", len(hosts)))
-    request = {"run": run, "outputs_only": outputs_only, "ranks": None if ranks is None else list(ranks)}
+    wanted = {"ranks": None if ranks is None else list(ranks), "outputs": None if outputs is None else list(outputs)}
+    request = {"run": run, "outputs_only": outputs_only, **wanted}
     receivers: list[Receiver] = []
 
     def fetch(transport: Transport) -> Fetched:
