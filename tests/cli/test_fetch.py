@@ -26,7 +26,7 @@ def fetch(monkeypatch: pytest.MonkeyPatch, dest: Path, *hosts: DryTransport) -> 
 
     monkeypatch.setattr(session, "load", lambda *_, **__: INVENTORY)
     monkeypatch.setattr(session, "working_fleet", at_work)
-    return command.fetch("train", dest, host=None, rank=None, watch=False, checkpoints=True, option=None)  # type: ignore[arg-type]
+    return command.fetch("train", dest, host=None, rank=None, output=None, watch=False, checkpoints=True, option=None)  # type: ignore[arg-type]
 
 
 def test_all_that_is_there_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
