@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.lab import missing
 from tests.suite import leftovers, limits, schedule, speed, tiers, turns
@@ -45,6 +46,21 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Have hypothesis read the constants of all modules before the first test, whose CPU would count as the test's.
+
+    It takes seconds in a new checkout. hypothesis does it once an example wants a constant, as one draw in twenty does.
+    """
+
+    @settings(max_examples=20, database=None)
+    @given(st.lists(st.integers(), min_size=50))
+    def draw(numbers: list[int]) -> None:
+        pass
+
+    if any(tiers.is_unit(item) for item in session.items):
+        draw()
 
 
 @pytest.hookimpl(tryfirst=True)
