@@ -315,6 +315,8 @@ def test_an_option_of_the_script_is_sent_behind_the_dashes(run_command: InProces
     done = run_command("up", "--lr", "0.3", cwd=inventory.parent)
     assert done.rc == 2
     assert "hint: see ddpctl up --help; options of your script follow --: ddpctl up -- --lr VALUE" in done.stderr
+    done = run_command("up", "3", "1", cwd=inventory.parent)
+    assert "follow -- and the script: ddpctl up -- SCRIPT ARGUMENTS" in done.stderr
     assert "hint: see ddpctl ps --help\n" in run_command("ps", "--lr", "0.3", cwd=inventory.parent).stderr
 
 

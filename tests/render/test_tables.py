@@ -294,6 +294,13 @@ def test_ps_shows_the_runs_of_other_accounts_in_the_same_columns(monkeypatch: py
         assert {"bert", "r1", "running", "alice"} <= set(row)
 
 
+def test_a_kill_of_a_run_that_was_over_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = (StoppedNode("a", 0, 0),)
+    over = KillOutcome("train", RUN, "succeeded", 0.2, nodes)
+    assert "it was over already" in printed(kill_view(over), 100, monkeypatch)[0]
+    assert "over" not in printed(kill_view(replace(over, state="killed")), 100, monkeypatch)[0]
+
+
 def test_untracked_files_are_a_line_a_host() -> None:
     found = [
         Untracked("a", "/w", 5, 99, (("best.pth", 15_000), ("log", 80)), whole=False),

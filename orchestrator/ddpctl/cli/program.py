@@ -255,13 +255,17 @@ def _usage(error: typer.TyperException) -> UsageError:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "ddpctl"
     text = error.format_message().rstrip(".")
-    return UsageError(text[:1].lower() + text[1:], hint=f"see {path} --help{_script_option(path, error)}")
+    more = _script_words(text, getattr(error, "option_name", None)) if path == "ddpctl up" else ""
+    return UsageError(text[:1].lower() + text[1:], hint=f"see {path} --help{more}")
 
 
-def _script_option(path: str, error: typer.TyperException) -> str:
-    """Return the end of the hint for an option that `ddpctl up` does not know: it may be the script's."""
-    option = getattr(error, "option_name", None)
-    return f"; options of your script follow --: {path} -- {option} VALUE" if option and path == "ddpctl up" else ""
+def _script_words(text: str, option: str | None) -> str:
+    """Return the end of the hint for words that `ddpctl up` does not know: they may be the script's."""
+    if option:
+        return f"; options of your script follow --: ddpctl up -- {option} VALUE"
+    if "extra argument" in text:
+        return "; arguments of your script follow -- and the script: ddpctl up -- SCRIPT ARGUMENTS"
+    return ""
 
 
 def _report(error: DdpctlError) -> int:

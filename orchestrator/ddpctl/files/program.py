@@ -50,7 +50,11 @@ def script_file(job: JobSpec) -> Path | None:
     if path.is_file():
         return path
     close = nearest(path.name, [item.name for item in path.parent.iterdir()]) if path.parent.is_dir() else None
-    hint = f"did you mean {close}?" if close else "script is relative to the job's code folder"
+    hint = (
+        f"did you mean {close}?"
+        if close
+        else "it is relative to that folder; after -- the script precedes its arguments"
+    )
     raise InventoryError(f"script {job.script!r} not found in the code folder", file=job.code, path=key, hint=hint)
 
 

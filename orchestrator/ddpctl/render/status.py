@@ -410,6 +410,8 @@ def kill_view(outcome: KillOutcome) -> RenderableType:
     )
     if outcome.saved is not None:
         head.append(f"  saved {outcome.saved}")
+    if outcome.state != contract.KILLED and not any(node.signalled for node in outcome.nodes):
+        head.append("  it was over already")
     return Group(head, Whole(table))
 
 
