@@ -237,8 +237,8 @@ def fetch(
         run = with_untracked(fleet, run)
     for name, fetched in outcome.results.items():
         typer.echo(f"{folder / name}: {plural(len(fetched.files), 'file')}, {fetched.bytes} bytes")
-    for output in missing_outputs(outcome):
-        session.warn(f"warning: declared output {output} was not found on any node that answered")
+    for missing in missing_outputs(outcome):
+        session.warn(f"warning: declared output {missing} was not found on any node that answered")
     for line in [] if output else untracked_lines(run.run, run.untracked):
         session.warn(line)
     if outcome.errors:
