@@ -223,7 +223,7 @@ def fetch(
         folder = dest if dest is not None else Path(RUNS_FOLDER, run.job, run.run)
         kept: dict[str, KeptFiles] | None = {} if watch else None
         if kept is not None:
-            _watch(run, hosts, folder, fleet, tell, kept)
+            _watch(run, hosts, folder, fleet, tell, kept, output or None)
         outcome = fetch_run(
             run.run,
             hosts,
@@ -247,7 +247,13 @@ def fetch(
 
 
 def _watch(
-    run: RunStatus, hosts: list[str], folder: Path, fleet: Fleet, tell: Tell, kept: dict[str, KeptFiles]
+    run: RunStatus,
+    hosts: list[str],
+    folder: Path,
+    fleet: Fleet,
+    tell: Tell,
+    kept: dict[str, KeptFiles],
+    outputs: list[str] | None,
 ) -> None:
     """Copy changed outputs until the run is over.
 
@@ -257,7 +263,7 @@ def _watch(
     if not run.verdict.terminal:
         tell(Note(f"bringing the outputs of {run.run} to {folder} until it ends; Ctrl-C stops that"))
     try:
-        watch_outputs(run, hosts, folder, fleet, tell, kept)
+        watch_outputs(run, hosts, folder, fleet, tell, kept, outputs)
     except KeyboardInterrupt:
         hint = f"logs and records: ddpctl fetch {run.run} {shlex.quote(str(folder))}"
         raise Interrupted(

@@ -149,13 +149,14 @@ def watch(
     fleet: Fleet,
     tell: Tell,
     kept: dict[str, KeptFiles],
+    outputs: Sequence[str] | None = None,
     pause: float = FETCH_WATCH_S,
 ) -> None:
     """Copy the changed outputs until the run is over. A host that does not answer is asked again."""
     silent: set[str] = set()
     hosts = [host for host in hosts if host in fleet.hosts]
     while not run.verdict.terminal:
-        outcome = fetch_run(run.run, hosts, dest, fleet, _nothing, outputs_only=True, kept=kept)
+        outcome = fetch_run(run.run, hosts, dest, fleet, _nothing, outputs=outputs, outputs_only=True, kept=kept)
         _tell_news(outcome, tell, silent)
         time.sleep(pause)
         with suppress(HostsFailed):  # no host answers: the next look tries again
