@@ -26,7 +26,7 @@ def test_clean_result_of_the_last_minute_is_taken_again(lab3: Lab) -> None:
     again = preflight(lab3, options=AGAIN, jobs={})
     assert again.age_s is not None
     assert first.age_s is None
-    lasting = tuple(found for found in first.findings if found.check != "host.slots")  # its answer changes at any moment
+    lasting = tuple(found for found in first.findings if found.check != "host.slots")  # it changes at any moment
     assert (again.findings, again.facts, again.fabric) == (lasting, first.facts, first.fabric)
     assert again.open_ports == first.open_ports
     assert preflight(lab3, options=Options(), jobs={}).age_s is None
