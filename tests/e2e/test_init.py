@@ -58,6 +58,11 @@ def lay_cable(one: Host, other: Host, network: str) -> None:
         host.run(f"ip addr add {network}.{number}/24 dev {interface} && ip link set {interface} up")
 
 
+def masters(done: Done) -> set[str]:
+    """Return the values of MASTER_ADDR that the ranks have printed, in a line for each rank or folded."""
+    return set(re.findall(r"\| master (\S+)$", done.stdout, re.MULTILINE))
+
+
 class Desk:
     """A person's machine: a home with nothing but a key in it, and a folder with a training script."""
 
@@ -310,7 +315,7 @@ def test_the_fast_network_is_found(
     assert {host.interface for host in load_inventory(desk.inventory).hosts} == {"eth1"}
     if link_local:
         (desk.code / "train.py").write_text(PRINT_MASTER)
-        assert "node[0-1]:0-1 | master 169.254.40.1\n" in desk("up").ok().stdout
+        assert masters(desk("up").ok()) == {"169.254.40.1"}
 
 
 @pytest.mark.full(
@@ -328,4 +333,4 @@ def test_hosts_in_a_ring_of_cables_meet_in_the_network_that_all_share(
     desk("init", "--host", "node[0-2]", "--python", site.python, "--yes").ok()
     assert {host.interface for host in load_inventory(desk.inventory).hosts} == {None}
     (desk.code / "train.py").write_text(PRINT_MASTER)
-    assert f"node[0-2]:0-2 | master {lab[0].address}\n" in desk("up").ok().stdout
+    assert masters(desk("up").ok()) == {lab[0].address}
