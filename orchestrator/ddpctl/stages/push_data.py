@@ -19,6 +19,7 @@ from ddpctl.errors import DdpctlError, ProvisionError, RemoteError
 from ddpctl.spec.data import Bundle, DataNode, DataOutcome, group_missing, plan_bundles
 from ddpctl.spec.event import Event, Note, Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.inventory import Inventory
+from ddpctl.spec.limits import BUNDLE_BYTES, SINGLE_BYTES
 from ddpctl.spec.push import Delivery, Traffic
 from ddpctl.stages.limits import DATA_BATCH, DATA_MISSING_S, DATA_PLACE_S
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
@@ -116,9 +117,11 @@ def _ask(push: _Push, hosts: Sequence[str]) -> None:
 
 
 def _ask_missing(push: _Push, hosts: Sequence[str]) -> FleetOutcome[dict[str, Any]]:
+    request = {**push.request, "single": SINGLE_BYTES, "batch": DATA_BATCH * BUNDLE_BYTES}
+
     def work(transport: Transport) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = transport.call("data_missing", push.request, timeout=DATA_MISSING_S)
+            answer: dict[str, Any] = transport.call("data_missing", request, timeout=DATA_MISSING_S)
         except RemoteError as error:
             raise as_provision_error(error, transport.host) from error
         return answer

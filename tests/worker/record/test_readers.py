@@ -256,7 +256,7 @@ def test_an_ended_run_with_an_empty_record_can_be_listed_stopped_and_read(node: 
     assert [one["state"] for one in node.call("status", all=True)["runs"]] == ["succeeded"]
     answer = node.call("stop", run=run, grace=0)
     assert (answer["signalled"], answer["status"]["state"]) == (0, "succeeded")
-    assert [line["text"] for line in node.lines(run)] == ["here", "here"]
+    assert [node.text(run, rank) for rank in (0, 1)] == [b"here\n", b"here\n"]
 
 
 def test_a_word_of_a_stop_that_cannot_be_read_is_a_stop_all_the_same(node: Node) -> None:

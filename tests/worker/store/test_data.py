@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ddpctl_worker.rules.datafolder import DataFile, DataListing, encode_listing
-from ddpctl_worker.store import blobs
+from ddpctl_worker.store import blobs, data
 from ddpctl_worker.store.data import data_missing, data_place, pinned_place
 from ddpctl_worker.verbs.gc import gc
 from ddpctl_worker.wire.channel import Channel, WorkerError
@@ -41,7 +41,7 @@ class Pushing:
         return sha(data)
 
     def ask(self) -> dict[str, Any]:
-        return data_missing(self.request, CHANNEL)
+        return data_missing({**self.request, "single": 8 << 20, "batch": 1 << 30}, CHANNEL)
 
     def missing(self) -> list[str]:
         """The paths that the node lacks, once it has the listing."""
@@ -160,6 +160,17 @@ def test_too_little_room_is_an_error_before_a_byte_comes(base: Path, monkeypatch
         push.missing()
     assert caught.value.hint is not None
     assert "ddpctl gc" in caught.value.hint
+
+
+def test_files_in_bundles_need_their_room_twice(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle lies beside its files while it is unpacked; a large file is moved to its place."""
+    asked: list[int] = []
+    push = Pushing(base, {"a": b"a" * 100, "b": b"b" * 300})
+    push.store(push.text)
+    monkeypatch.setattr(data, "require_space", lambda folder, size: asked.append(size))
+    for single, batch in ((200, 1000), (1000, 1000), (1000, 150)):
+        data_missing({**push.request, "single": single, "batch": batch}, CHANNEL)
+    assert asked == [400 + 100, 400 + 400, 400 + 150]
 
 
 def test_data_from_elsewhere_is_named_and_a_folder_of_another_program_is_kept(base: Path) -> None:

@@ -85,10 +85,11 @@ class DataVersion:
 
 
 def data_missing(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
-    """``{"project", "name", "version"}`` -> ``{"there", "listed", "missing": [[first, count], ...]}``.
+    """``{"project", "name", "version", "single", "batch"}`` -> ``{"there", "listed", "missing"}``.
 
-    ``there``: this host has the version. ``listed``: it has the listing, so that ``missing`` counts: the files that no
-    version on this host has.
+    ``single``: bytes from which on a file travels alone. ``batch``: bytes of the bundles that lie beside their files
+    while they are unpacked, at most. ``there``: this host has the version. ``listed``: it has the listing, so that
+    ``missing`` counts: ``[[first, count], ...]``, the files that no version on this host has.
 
     Raises:
         WorkerError: NO_SPACE for the missing files, UNSAFE_PATH, CORRUPT.
@@ -102,7 +103,9 @@ def data_missing(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     known = _Known(version, listing)
     missing = [index for index, file in enumerate(listing.files) if file.size and known.find(file) is None]
     hashes = {listing.files[index].sha256: listing.files[index].size for index in missing}
-    require_space(version.top, sum(hashes.values()) - _begun(version.base, hashes))
+    bundled = sum(size for size in hashes.values() if size < request["single"])
+    twice = min(bundled, request["batch"])
+    require_space(version.top, sum(hashes.values()) + twice - _begun(version.base, hashes))
     return {"there": False, "listed": True, "missing": as_ranges(missing, MISSING_RANGES)}
 
 
