@@ -117,11 +117,16 @@ def _ask(push: _Push, hosts: Sequence[str]) -> None:
 
 
 def _ask_missing(push: _Push, hosts: Sequence[str]) -> FleetOutcome[dict[str, Any]]:
-    request = {**push.request, "single": SINGLE_BYTES, "batch": DATA_BATCH * BUNDLE_BYTES}
+    sizes = {"single": SINGLE_BYTES, "batch": DATA_BATCH * BUNDLE_BYTES}
+    return _call(push, "data_missing", sizes, DATA_MISSING_S, hosts)
 
+
+def _call(
+    push: _Push, verb: str, more: Mapping[str, Any], timeout: float, hosts: Sequence[str]
+) -> FleetOutcome[dict[str, Any]]:
     def work(transport: Transport) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = transport.call("data_missing", request, timeout=DATA_MISSING_S)
+            answer: dict[str, Any] = transport.call(verb, {**push.request, **more}, timeout=timeout)
         except RemoteError as error:
             raise as_provision_error(error, transport.host) from error
         return answer
@@ -167,16 +172,8 @@ def _bring(push: _Push, sources: Sequence[BundleSource], hosts: Sequence[str]) -
 def _place(push: _Push, hosts: Sequence[str], bundles: Sequence[tuple[str, Bundle]], origin: str | None = None) -> None:
     """Have the hosts unpack bundles; with ``origin`` also make the version visible."""
     rows = [[sha256, as_ranges(files)] for sha256, files in bundles]
-    request = {**push.request, "bundles": rows, "last": origin is not None, "origin": origin or ""}
-
-    def work(transport: Transport) -> dict[str, Any]:
-        try:
-            answer: dict[str, Any] = transport.call("data_place", request, timeout=DATA_PLACE_S)
-        except RemoteError as error:
-            raise as_provision_error(error, transport.host) from error
-        return answer
-
-    outcome = push.fleet.map(work, hosts)
+    more = {"bundles": rows, "last": origin is not None, "origin": origin or ""}
+    outcome = _call(push, "data_place", more, DATA_PLACE_S, hosts)
     push.errors.update(outcome.errors)
     if origin is None:
         return
