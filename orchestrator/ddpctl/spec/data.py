@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ddpctl.errors import DdpctlError, HostsFailed
+from ddpctl.errors import DdpctlError
 from ddpctl.spec.fold import group_by
 from ddpctl.spec.limits import BUNDLE_BYTES, SINGLE_BYTES
-from ddpctl.spec.push import Traffic
+from ddpctl.spec.push import Traffic, raise_for_hosts
 from ddpctl_worker.wire import contract
 
 Bundle = tuple[int, ...]  # indices of files, in order
@@ -89,9 +89,7 @@ class DataOutcome:
         Raises:
             HostsFailed: a host has an error.
         """
-        errors = {node.host: node.error for node in self.nodes if node.error is not None}
-        if errors:
-            raise HostsFailed(f"{len(errors)} of {len(self.nodes)} hosts did not get {self.name}", errors)
+        raise_for_hosts({node.host: node.error for node in self.nodes}, self.name)
 
     def to_json(self) -> dict[str, Any]:
         return {

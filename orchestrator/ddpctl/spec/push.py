@@ -106,6 +106,13 @@ class PushedNode:
         }
 
 
+def raise_for_hosts(errors: Mapping[str, DdpctlError | None], what: str) -> None:
+    """Raise HostsFailed if a host did not get ``what``. ``errors``: of each host, ``None`` without an error."""
+    failed = {host: error for host, error in errors.items() if error is not None}
+    if failed:
+        raise HostsFailed(f"{len(failed)} of {len(errors)} hosts did not get {what}", failed)
+
+
 @dataclass(frozen=True)
 class PushOutcome:
     """The outcome of a push: environment and code on every node; no process was started."""
@@ -125,9 +132,7 @@ class PushOutcome:
         Raises:
             HostsFailed: a host has an error.
         """
-        errors = {node.host: node.error for node in self.nodes if node.error is not None}
-        if errors:
-            raise HostsFailed(f"{len(errors)} of {len(self.nodes)} hosts did not get everything", errors)
+        raise_for_hosts({node.host: node.error for node in self.nodes}, "everything")
 
     def to_json(self) -> dict[str, Any]:
         return {
