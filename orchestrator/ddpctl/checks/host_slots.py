@@ -30,9 +30,10 @@ def _not_asked(view: View) -> Mapping[str, str]:
     return {target.name: "`up` asks for slots itself" for target in view.targets if target.name not in view.slots}
 
 
+ID = "host.slots"
 CHECKS = (
     Check(
-        "host.slots",
+        ID,
         "the job's slots are free",
         _judge_slots,
         seen=ON_HOSTS,

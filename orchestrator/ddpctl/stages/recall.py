@@ -62,7 +62,7 @@ def remember(key: str, report: PreflightReport) -> None:
     The holders of slots are left out: they change at any moment, and `up` asks for them itself.
     """
     if not report.exit_code:
-        lasting = tuple(finding for finding in report.findings if finding.check != host_slots.CHECKS[0].id)
+        lasting = tuple(finding for finding in report.findings if finding.check != host_slots.ID)
         try:
             save_preflight(key, to_document(replace(report, findings=lasting)))
         except OSError as error:
