@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -48,13 +49,29 @@ class Ring:
 
     def start(self, *hosts: str, replicas: int = 1, of: str = "abc") -> None:
         for host in hosts:
-            disk, listener = self.disks[host], listen(0)
-            self.ports[host] = listener.getsockname()[1]
-            contexts = tls(disk.base, server=False), tls(disk.base, server=True)
-            self.running[host] = Replication(disk.folder, list(of), replicas, *contexts, listener, NOW)
+            self.serve(host, 0, replicas, of)
         for host in hosts:
-            self.running[host].meet({other: (["127.0.0.1"], self.ports[other]) for other in hosts if other != host})
+            self.meet(host, *hosts)
             self.running[host].start()
+
+    def serve(self, host: str, port: int, replicas: int = 1, of: str = "abc") -> None:
+        disk, listener = self.disks[host], listen(port)
+        self.ports[host] = listener.getsockname()[1]
+        contexts = tls(disk.base, server=False), tls(disk.base, server=True)
+        self.running[host] = Replication(disk.folder, list(of), replicas, *contexts, listener, NOW)
+
+    def meet(self, host: str, *others: str) -> None:
+        self.running[host].meet({other: (["127.0.0.1"], self.ports[other]) for other in others if other != host})
+
+    def finish(self, host: str, succeeded: bool = True) -> threading.Thread:
+        ending = threading.Thread(target=self.running[host].finish, args=(3600.0, succeeded), daemon=True)
+        ending.start()
+        return ending
+
+    def join(self, *ends: threading.Thread) -> None:
+        for ending in ends:
+            ending.join(60.0)
+        assert not any(ending.is_alive() for ending in ends)
 
     def stop(self, *hosts: str) -> None:
         for host in hosts or list(self.running):
@@ -83,7 +100,7 @@ def test_the_next_host_of_the_ring_gets_a_copy_and_no_other(ring: Ring) -> None:
     c.save("step_1", {"other": BIG})
     eventually(has(b, "a", "step_1"), "the copy on b")
     eventually(has(a, "c", "step_1"), "the copy on a")
-    eventually(lambda: all(one.done() for one in ring.running.values()), "the end of copying")
+    eventually(lambda: all(one.is_done() for one in ring.running.values()), "the end of copying")
     assert b.content("step_1", "a") == {"part": BIG}
     assert a.content("step_1", "c") == {"other": BIG}
     assert c.folder.writers() == ["c"]
@@ -103,7 +120,7 @@ def test_a_base_dir_that_all_share_is_recognized(ring: Ring) -> None:
     before = a.save("one.pt", {"": BIG}, age=50)
     about = (a.own / "one.pt").stat()
     ring.start("a", "b", of="ab")
-    eventually(lambda: ring.running["b"]._peers and ring.running["b"].done(), "a look")
+    eventually(lambda: ring.running["b"]._peers and ring.running["b"].is_done(), "a look")
     time.sleep(0.3)
     assert (a.own / "one.pt").stat() == about
     assert b.folder.manifests("a")["one.pt"] == before
@@ -118,7 +135,7 @@ def test_an_older_attempts_checkpoint_is_not_copied(ring: Ring) -> None:
     a.save("step_2", {"one": BIG})
     ring.start("a", "b", of="ab")
     eventually(has(b, "a", "step_2"), "the copy of what this attempt wrote")
-    eventually(ring.running["b"].done, "the end of copying")
+    eventually(ring.running["b"].is_done, "the end of copying")
     assert list(b.folder.manifests("a")) == ["step_2"]
 
 
@@ -215,9 +232,7 @@ def test_a_host_that_is_away_is_tried_again(ring: Ring, monkeypatch: pytest.Monk
     ring.stop("a")
     eventually(lambda: "a" in ring.running["b"]._trouble, "that b misses a")
     a.save("two.pt", {"": b"2"})
-    listener = listen(ring.ports["a"])
-    contexts = tls(a.base, server=False), tls(a.base, server=True)
-    ring.running["a"] = Replication(a.folder, ["a", "b"], 1, *contexts, listener, NOW)
+    ring.serve("a", ring.ports["a"], of="ab")
     eventually(has(b, "a", "two.pt"), "the second copy")
     eventually(lambda: "a" not in ring.running["b"]._trouble, "that b is content")
 
@@ -228,7 +243,7 @@ def test_the_end_of_a_run_waits_for_the_last_copies(ring: Ring) -> None:
     ring.start("a", "b", of="ab")
     a.save("one.pt", {"": BIG})
     ring.running["b"]._server.final = True  # it has nothing more to say
-    ring.running["a"].finish(30.0)
+    ring.running["a"].finish(30.0, True)
     assert has(b, "a", "one.pt")()
 
 
@@ -237,15 +252,77 @@ def test_the_end_waits_for_what_the_host_before_has_not_read_yet(ring: Ring) -> 
     """A large file that a saved right before the end: b, which has nothing to read, is done before."""
     a, b = ring.disk("a"), ring.disk("b")
     ring.start("a", "b", of="ab")
-    late = threading.Thread(target=ring.running["b"].finish, args=(60.0,))
-    late.start()
+    late = ring.finish("b")
     eventually(lambda: ring.running["b"]._server.final, "b has ended")
-    assert not ring.running["b"].done()
+    assert not ring.running["b"].is_done()
     a.save("one.pt", {"": BIG})
-    ring.running["a"].finish(60.0)
-    late.join(60.0)
-    assert not late.is_alive()
+    ring.join(ring.finish("a"), late)
     assert has(b, "a", "one.pt")()
+
+
+@pytest.mark.slow
+def test_after_a_success_a_host_that_does_not_answer_yet_is_waited_for(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a host whose processors are all busy, the first answer takes long."""
+    a, b = ring.disk("a"), ring.disk("b")
+    ring.start("a", "b", of="ab")
+    ring.stop("b")
+    a.save("one.pt", {"": BIG})
+    asked = mock.Mock(side_effect=ring.running["a"]._is_done_with)
+    monkeypatch.setattr(ring.running["a"], "_is_done_with", asked)
+    ending = ring.finish("a")
+    eventually(lambda: asked.call_count >= 2, "that a asks b again")
+    ring.serve("b", ring.ports["b"], of="ab")
+    ring.meet("b", "a")
+    ring.running["b"].start()
+    ring.join(ring.finish("b"), ending)
+    assert has(b, "a", "one.pt")()
+
+
+@pytest.mark.slow
+def test_after_a_failure_a_host_that_does_not_answer_is_gone(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicate, "DONE_LOOK_S", 3600.0)  # a second look would not come
+    a, _ = ring.disk("a"), ring.disk("b")
+    ring.start("a", "b", of="ab")
+    ring.stop("b")
+    a.save("one.pt", {"": BIG})
+    ring.join(ring.finish("a", succeeded=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("hosts", "replicas"), [("ab", 1), ("abc", 1), ("abcd", 2)])
+def test_all_hosts_end_once_each_has_the_copies(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch, hosts: str, replicas: int
+) -> None:
+    monkeypatch.setattr(replicate, "FINAL_READ_S", 3600.0)
+    for host in hosts:
+        ring.disk(host)
+    ring.start(*hosts, replicas=replicas, of=hosts)
+    for host in hosts:
+        ring.disks[host].save("one.pt", {"": BIG})
+    ring.join(*[ring.finish(host) for host in hosts])
+    for host in hosts:
+        for other in ring_after(hosts, host, replicas):
+            assert has(ring.disks[other], host, "one.pt")()
+
+
+@pytest.mark.slow
+def test_a_host_stays_until_the_host_after_it_knows_that_it_writes_nothing_more(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that left too early would look like a busy host: the host after it would wait for it."""
+    monkeypatch.setattr(replicate, "FINAL_READ_S", 3600.0)
+    a, b, _ = (ring.disk(host) for host in "abc")
+    ring.start(*"abc")
+    a.save("one.pt", {"": BIG})
+    eventually(has(b, "a", "one.pt"), "the copy on b")
+    ring.running["b"]._due["a"] = float("inf")  # b asks a no more before its own end
+    asked = mock.Mock(side_effect=ring.running["a"].is_done)
+    monkeypatch.setattr(ring.running["a"], "is_done", asked)
+    ends = [ring.finish("a"), ring.finish("c")]
+    eventually(lambda: asked.call_count >= 3 or not ends[0].is_alive(), "that a looks again, or leaves")
+    ring.join(*ends, ring.finish("b"))
 
 
 @pytest.mark.slow
@@ -256,7 +333,8 @@ def test_a_large_file_is_waited_for_as_long_as_it_moves(ring: Ring, monkeypatch:
     a, b = ring.disk("a"), ring.disk("b")
     ring.start("a", "b", of="ab")
     a.save("one.pt", {"": BIG * 10})  # more than the buffers between them hold
-    ring.running[last].finish(30.0)
+    ring.running["b" if last == "a" else "a"]._server.final = True  # it has nothing more to say
+    ring.running[last].finish(30.0, True)
     assert has(b, "a", "one.pt")()
 
 

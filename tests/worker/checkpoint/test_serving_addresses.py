@@ -92,7 +92,8 @@ def test_the_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[
     monkeypatch.setattr(keeper_process, "_say", said.update)
     of_run = {"base": str(tmp_path), "job": JOB, "hosts": ["a", "b"], "replicas": 1, "address": FABRIC}
     copying = {**of_run, "certificate": who.certificate, "key": who.key, **NOW.to_json()}
-    found = keeper_process._replication({"host": "a", "copying": copying})
+    order = {"host": "a", "copying": copying}
+    found = keeper_process._replication(order, keeper_process._listen_for_peers(order))
     assert isinstance(found, replicate.Replication)
     try:
         assert listened(said["port"]) == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -105,6 +106,25 @@ def test_the_last_look_does_not_wait_behind_busy_processors(supervised: Supervis
     supervised.keep()
     assert set(supervised.priorities[:-1]) == {19}
     assert supervised.priorities[-1] == own
+
+
+def test_the_port_does_not_wait_behind_busy_processors(supervised: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short run ends before a port that a busy host tells late, and then no host copies from this host."""
+    own, told, listeners = os.getpriority(os.PRIO_PROCESS, 0), list[tuple[int, list[str]]](), list[socket.socket]()
+
+    def say(**message: Any) -> None:
+        told.append((os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), list(message)))
+
+    def keep_listener(order: object, listener: socket.socket) -> None:
+        listeners.append(listener)
+
+    monkeypatch.setattr(keeper_process, "_say", say)
+    monkeypatch.setattr(keeper_process, "_replication", keep_listener)
+    supervised.script += [(9, None)]
+    supervised.keep(copying={"address": "127.0.0.1"})
+    assert told == [(own, ["port"])]
+    for listener in listeners:
+        listener.close()
 
 
 def test_a_last_look_that_outlives_the_run_has_the_lowest_priority_again(

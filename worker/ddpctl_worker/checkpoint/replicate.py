@@ -19,7 +19,7 @@ import socket
 import ssl
 import threading
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.client import CheckpointClient
@@ -99,28 +99,23 @@ class Replication:
         self._moved = time.monotonic()
         self._event = threading.Event()
         self._over = False
+        self._finished: Set[str] = set()  # hosts that write nothing more, and whose entries are all here
         self._read_by = 0.0  # until then this host waits for the last checkpoints of other hosts (monotonic)
+        self._answer_by = 0.0  # until then a host that does not answer counts as busy, not as gone (monotonic)
         self._thread = threading.Thread(target=self._run, name="replication", daemon=True)
 
     @classmethod
-    def of(cls, folder: JobFolder, copying: Dict[str, Any], address: str) -> "Replication":
-        """Create the replication that ``copying`` describes, with a listener on a free port of ``address``.
+    def of(cls, folder: JobFolder, copying: Dict[str, Any], listener: socket.socket) -> "Replication":
+        """Create the replication that ``copying`` describes. It serves the connections of ``listener``.
 
         ``copying``: ``{"hosts", "replicas", "certificate", "key", "base", "serial", "run", "attempt"}``.
-        ``address``: empty for every address.
 
         Raises:
-            OSError: no port can be listened on.
+            OSError: the certificate cannot be loaded.
         """
         pem = copying["certificate"], copying["key"], copying["base"]
         contexts = context(*pem, False), context(*pem, True)
-        return cls(
-            folder, copying["hosts"], copying["replicas"], *contexts, net.listen_on(address), attempt_of(copying)
-        )
-
-    @property
-    def port(self) -> int:
-        return self._server.port
+        return cls(folder, copying["hosts"], copying["replicas"], *contexts, listener, attempt_of(copying))
 
     def start(self) -> None:
         self._thread.start()
@@ -180,12 +175,17 @@ class Replication:
             peer.close()
         self._server.close()
 
-    def finish(self, patience: float) -> None:
-        """After the run: wait for the last copies, at most ``patience`` seconds and while there is progress."""
-        until = time.monotonic() + patience
-        self._read_by, self._server.final = time.monotonic() + FINAL_READ_S, True
-        self._moved = time.monotonic()
-        while time.monotonic() < until and time.monotonic() - self._last_moved() < IDLE_S and not self.done():
+    def finish(self, patience: float, succeeded: bool) -> None:
+        """After the run: wait for the last copies, at most ``patience`` seconds and while there is progress.
+
+        After a success each host stays until the other hosts have read its last files, so a host that does not answer
+        is only busy: it has FINAL_READ_S. After a failure such a host is gone.
+        """
+        now = time.monotonic()
+        self._read_by, self._answer_by = now + FINAL_READ_S, now + (FINAL_READ_S if succeeded else 0.0)
+        self._moved, self._server.final = now, True
+        until = now + patience
+        while time.monotonic() < until and time.monotonic() - self._last_moved() < IDLE_S and not self.is_done():
             time.sleep(DONE_LOOK_S)
         self.close()
 
@@ -193,29 +193,46 @@ class Replication:
         """Return when a file was begun, or bytes were received or sent (monotonic)."""
         return max(self._moved, self._throttle.moved, self._server.moved)
 
-    def done(self) -> bool:
-        """Return whether the copies of this attempt are complete. For the hosts that can be reached:
+    def is_done(self) -> bool:
+        """Return whether the copies of this attempt are complete.
 
-        - the hosts after this host have copies of all its entries;
-        - the hosts before this host write nothing more, or FINAL_READ_S is over;
-        - this host has copies of all their entries.
+        - The hosts after this host have copies of all its entries, and know that it writes nothing more.
+        - The hosts before this host write nothing more, and this host has copies of all their entries.
+
+        Neither is required of a host that is gone. A host that may still write has FINAL_READ_S.
         """
-        own = {
-            (entry, made["version"])
-            for entry, made in self._folder.manifests(self._folder.host).items()
-            if attempt_of(made) == self._attempt
-        }
-        for host in self._after:
-            answer = self._ask(host)
-            rows = answer["entries"] if answer is not None else ()
-            copied = {(row["entry"], row["version"]) for row in rows if row["writer"] == self._folder.host}
-            if answer is not None and not own <= copied:
+        manifests = self._folder.manifests(self._folder.host)
+        own = {entry: made["version"] for entry, made in manifests.items() if attempt_of(made) == self._attempt}
+        after = {host for host in self._after if not self._server.has_told(host, own)}
+        before = {host for host in self._before if host not in self._finished}
+        waiting_for = [host for host in sorted(after | before) if not self._is_done_with(host, own)]
+        return not waiting_for
+
+    def _is_done_with(self, host: str, own: Mapping[str, str]) -> bool:
+        """Ask a host, and return whether this host need not wait for it. ``own``: the own entries and versions."""
+        peer = CheckpointClient(host, self._places.get(host, ()), self._client)
+        try:
+            answer = self._ask(peer)
+        except (PeerGone, OSError):
+            return not self._wait_until(self._answer_by if host in self._places else 0.0)
+        finally:
+            peer.close()
+        if host in self._after and not answer.shared:
+            copies = {row["entry"]: row["version"] for row in answer.entries if row["writer"] == self._folder.host}
+            if not own.items() <= copies.items():
                 return False
-        before = [(host, answer) for host in self._before for answer in [self._ask(host)] if answer is not None]
-        if not all(answer["final"] for _, answer in before) and time.monotonic() < self._read_by:
-            self._moved = time.monotonic()
+        if host in self._before and answer.lacking:
             return False
-        return not any(self._lacking(host, answer["entries"]) for host, answer in before)
+        read = host not in self._after or self._server.has_told(host, own)
+        written = host not in self._before or host in self._finished
+        return (read and written) or not self._wait_until(self._read_by)
+
+    def _wait_until(self, end: float) -> bool:
+        """Return whether ``end`` is still to come (monotonic). Until then the wait counts as progress."""
+        waiting = time.monotonic() < end
+        if waiting:
+            self._moved = time.monotonic()
+        return waiting
 
     # --- the thread --------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -259,25 +276,17 @@ class Replication:
     def _copy_from(self, host: str) -> bool:
         """Copy the newest entry that is missing here. Return whether there was such an entry."""
         peer = self._peer(host)
-        have = {entry: copy["version"] for entry, copy in self._folder.manifests(host).items()}
-        answer = peer.list(self._folder.host, have)
-        if self._folder.sees(host, answer["mark"]):
-            return False  # a shared disk
+        answer = self._ask(peer)
+        if answer.shared:
+            return False
         self._drop(host, answer)
-        for row in self._lacking(host, answer["entries"]):
+        for row in answer.lacking:
             found = self._manifest(peer, row)
             self._copy(peer, found)
             notes.note("copied the checkpoint %s of %s (%d bytes)" % (found["entry"], host, found["size"]))
             self._moved = time.monotonic()
             return True
         return False
-
-    def _lacking(self, host: str, rows: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-        """Return the rows of the host's own entries that this host lacks, newest first."""
-        own = [row for row in rows if row["writer"] == host and attempt_of(row) == self._attempt]
-        have = {(entry, copy["version"]) for entry, copy in self._folder.manifests(host).items()}
-        lacking = [row for row in own if (row["entry"], row["version"]) not in have]
-        return sorted(lacking, key=lambda row: moment_of(row["time"]), reverse=True)
 
     def _copy(self, peer: CheckpointClient, found: Manifest) -> None:
         writer, entry = found["host"], found["entry"]
@@ -289,12 +298,12 @@ class Replication:
 
         put_copy(self._folder, found, fetch_entry(self._folder, writer, found["files"], get))
 
-    def _drop(self, host: str, answer: Dict[str, Any]) -> None:
+    def _drop(self, host: str, answer: "_Answer") -> None:
         """Remove the copies of entries that their writer has removed. The newest copy always stays."""
-        present = {row["entry"] for row in answer["entries"] if row["writer"] == host}
+        present = {row["entry"] for row in answer.entries if row["writer"] == host}
         have = self._folder.manifests(host)
         newest = sort_by_time(list(have.values()))[-1:]
-        for entry in [name for name in answer["removed"] if name in have and name not in present]:
+        for entry in [name for name in answer.removed if name in have and name not in present]:
             if have[entry] not in newest:
                 folder = self._folder.of(host)
                 manifest.discard(folder, entry)
@@ -313,16 +322,32 @@ class Replication:
             self._throttle = Throttle(rate_to(places[0][0]) if places else MOST_RATE)
         return peer
 
-    def _ask(self, host: str) -> Optional[Dict[str, Any]]:
-        """Return the list of a host, or ``None`` if it cannot be reached or shares this disk."""
-        peer = CheckpointClient(host, self._places.get(host, ()), self._client)
-        try:
-            found = peer.list()
-            return None if self._folder.sees(host, found["mark"]) else found
-        except (PeerGone, OSError):
-            return None
-        finally:
-            peer.close()
+    def _ask(self, peer: CheckpointClient) -> "_Answer":
+        """Ask a host for its entries, and report which copies of its own entries are here.
+
+        Raises:
+            PeerGone, OSError: it cannot be reached.
+        """
+        host = peer.host
+        have = {entry: copy["version"] for entry, copy in self._folder.manifests(host).items()}
+        found = peer.list(self._folder.host, have)
+        own = [row for row in found["entries"] if row["writer"] == host and attempt_of(row) == self._attempt]
+        shared = self._folder.sees(host, found["mark"])
+        lacking = [] if shared else [row for row in own if have.get(row["entry"]) != row["version"]]
+        if found["final"] and not lacking:
+            self._finished.add(host)
+        lacking.sort(key=lambda row: moment_of(row["time"]), reverse=True)
+        return _Answer(found["entries"], found["removed"], shared, lacking)
+
+
+class _Answer(NamedTuple):
+    """A host's answer. ``shared``: this host sees the same disk. ``lacking``: the host's own entries of this attempt
+    that this host has no copy of, newest first."""
+
+    entries: List[Dict[str, Any]]
+    removed: List[str]
+    shared: bool
+    lacking: List[Dict[str, Any]]
 
 
 def sending_rate() -> float:

@@ -44,6 +44,7 @@ class CheckpointServer(Serving):
         self.copies: Dict[
             str, Tuple[Mapping[str, str], float]
         ] = {}  # host -> its copies of this host's entries, and when it reported them
+        self._told: Dict[str, Mapping[str, str]] = {}  # host that was answered ``final`` -> its copies at that time
         self.orders: Callable[[str, str], Optional[Sequence[Mapping[str, Any]]]] = lambda *asked: None
         self._kinds: Dict[str, Callable[[ssl.SSLSocket, Dict[str, Any]], None]] = {
             "list": self._list,
@@ -53,20 +54,29 @@ class CheckpointServer(Serving):
         }
         super().__init__(folder.host, tls, listener)
 
+    def has_told(self, host: str, own: Mapping[str, str]) -> bool:
+        """Return whether ``host`` knows that this host writes nothing more, and had copies of ``own`` when it asked.
+
+        ``own``: entry -> version. Then ``host`` does not need this server any more.
+        """
+        return host in self._told and own.items() <= self._told[host].items()
+
     def _answer(self, sock: ssl.SSLSocket, request: Dict[str, Any]) -> None:
         while True:
             self._kinds[request["k"]](sock, request)
             request = read_line(sock)
 
     def _list(self, sock: ssl.SSLSocket, request: Dict[str, Any]) -> None:
-        final, rows = self.final, []
-        if isinstance(request.get("by"), str) and isinstance(request.get("have"), dict):
-            self.copies[request["by"]] = dict(request["have"]), time.monotonic()
+        final, rows, by, have = self.final, [], request.get("by"), request.get("have")
+        if isinstance(by, str) and isinstance(have, dict):
+            self.copies[by] = have, time.monotonic()
         for writer in self._folder.writers():
             for one in self._folder.manifests(writer).values():
                 rows.append({"writer": writer, **{key: value for key, value in one.items() if key in _ROW}})
         removed, mark = self._folder.removed(), self._folder.mark()
         _send(sock, {"entries": rows, "removed": removed, "mark": mark, "final": final})
+        if final and isinstance(by, str) and isinstance(have, dict):  # only now: the answer has left this host
+            self._told[by] = have
 
     def _manifest(self, sock: ssl.SSLSocket, request: Dict[str, Any]) -> None:
         found = self._folder.manifests(request["writer"]).get(request["entry"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from ddpctl_worker.checkpoint.keeper import Keeper
 from ddpctl_worker.checkpoint.limits import KEEPER_LOOK_S, KEEPER_SHARE
 from ddpctl_worker.checkpoint.replicate import Replication
 from ddpctl_worker.gang.cutwatch import own_addresses
-from ddpctl_worker.machine import child, notes, processes
+from ddpctl_worker.machine import child, net, notes, processes
 from ddpctl_worker.machine.strangers import TALLY
 from ddpctl_worker.machine.wakeup import end_with_unit
 from ddpctl_worker.record.lag import Lag
@@ -43,12 +44,13 @@ def main() -> None:
 def keep(words: "_Words", order: Dict[str, Any]) -> None:
     """Look for checkpoints until the ranks have ended, and once more then. Stop at once if the supervisor dies.
 
-    While ranks live, everything runs in a thread of the lowest priority: the ranks need the processors. The last look
-    has the normal priority, because the end of the run waits for it: on a host whose processors are all busy, a look of
-    the lowest priority would not be done in time.
+    While ranks live, nearly everything runs in a thread of the lowest priority: the ranks need the processors. The port
+    and the last look have the normal priority, because the run waits for both: on a host whose processors are all busy,
+    work of the lowest priority would not be done in time.
     """
+    listener = _listen_for_peers(order)
     with ThreadPoolExecutor(1, initializer=_lower_priority) as background:
-        looks = background.submit(_Looks, words, order).result()
+        looks = background.submit(_Looks, words, order, listener).result()
         background.submit(looks.watch).result()
     looks.finish()
 
@@ -61,9 +63,9 @@ def _lower_priority() -> None:
 class _Looks:
     """The keeper's loop. It reads messages during a hash too: the end of a run does not wait for a long hash."""
 
-    def __init__(self, words: "_Words", order: Dict[str, Any]) -> None:
+    def __init__(self, words: "_Words", order: Dict[str, Any], listener: Optional[socket.socket]) -> None:
         self._words, self._order = words, order
-        self._replication = _replication(order)
+        self._replication = _replication(order, listener)
         self._keeper = _keeper(order, self._replication, self._meanwhile)
         copies = 0 if self._replication is None else self._replication.holders - 1
         self._lag = Lag(order["lag"], attempt_of(order), copies)
@@ -91,7 +93,7 @@ class _Looks:
             with contextlib.suppress(BrokenPipeError):  # the supervisor did not wait for this look
                 _say(lingers=True)
             end_with_unit()
-            self._replication.finish(KEEPER_LINGER_S)
+            self._replication.finish(KEEPER_LINGER_S, bool(self._ended))
 
     @property
     def _ended(self) -> Optional[bool]:
@@ -197,18 +199,33 @@ def _say(**message: Any) -> None:
     child.MessageWriter(1).send(message)
 
 
-def _replication(order: Dict[str, Any]) -> Optional[Replication]:
+def _listen_for_peers(order: Dict[str, Any]) -> Optional[socket.socket]:
+    """Listen for the hosts that copy from this host, and tell the supervisor the port. Connections wait in the backlog
+    until the server runs."""
     copying = order.get("copying")
     if copying is None:
         return None
-    folder = JobFolder(copying["base"], copying["job"], order["host"])
     try:
-        found = Replication.of(folder, copying, _serving_address(copying["address"]))
+        listener = net.listen_on(_serving_address(copying["address"]))
     except OSError as error:
         notes.note("checkpoints are not copied to other hosts: %s" % error)
         return None
+    _say(port=listener.getsockname()[1])
+    return listener
+
+
+def _replication(order: Dict[str, Any], listener: Optional[socket.socket]) -> Optional[Replication]:
+    if listener is None:
+        return None
+    copying = order["copying"]
+    folder = JobFolder(copying["base"], copying["job"], order["host"])
+    try:
+        found = Replication.of(folder, copying, listener)
+    except OSError as error:
+        listener.close()
+        notes.note("checkpoints are not copied to other hosts: %s" % error)
+        return None
     found.start()
-    _say(port=found.port)
     return found
 
 
