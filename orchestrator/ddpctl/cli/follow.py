@@ -182,7 +182,7 @@ def print_lines(run: RunStatus, fleet: Fleet, hosts: Sequence[str], selection: s
             noise=noise,
             follow=look.follow,
             restarts=run.record.restart is not None,
-            starts=run.verdict.state in (contract.QUEUED, contract.PENDING, contract.STARTING),
+            starts=run.verdict.state in contract.COMING,
         )
     held_back = look.follow and noise is not None and noise.lines
     if noise is not None and held_back and _may_explain_more(read_run(fleet, run, gone=_gone(errors))):
