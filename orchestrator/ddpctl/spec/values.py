@@ -82,7 +82,7 @@ def make_fault(message: str, hint: str | None = None) -> PydanticCustomError:
 
 
 def with_message(message: str, hint: str | None = None) -> WrapValidator:
-    """Replace all of pydantic's messages about a value by this message; an error made with :func:`bad` stays."""
+    """Replace all of pydantic's messages about a value by this message; an error of ``make_fault`` stays."""
 
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
