@@ -31,9 +31,9 @@ from ddpctl.stages.untracked import with_untracked
 from ddpctl.transport.base import Fleet
 
 ALL = "all"
-_AGO = re.compile(r"([0-9]{1,9})([smhd])")
 _RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_AGO = re.compile(rf"([0-9]{{1,9}})([{''.join(_SECONDS)}])")
 
 
 def tail(
