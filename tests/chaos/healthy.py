@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddpctl_worker.machine.proc import parse_meminfo
 from tests.chaos.sight import BASE, document, folder, left, read, runs
 from tests.e2e.site import Site
 from tests.lab import Lab, LabError, interpreters
@@ -151,8 +152,8 @@ def _busy(cores: int) -> Iterator[None]:
 
 def _swapped() -> float:
     """MB that are on swap now."""
-    rows = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return (int(rows["SwapTotal"].split()[0]) - int(rows["SwapFree"].split()[0])) / 1024
+    sizes = parse_meminfo(Path("/proc/meminfo").read_text())
+    return (sizes["SwapTotal"] - sizes["SwapFree"]) / (1 << 20)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ answers   host or "*" -> question key -> the value, of which only the keys that 
           {"!": text} is an error, {"!timeout": text} a deadline that passed.
           The values of "*" hold for every host. A host's own values replace them key by key. A host without GPUs of
           its own gets the GPUs of "*" with other UUIDs
-errors    host -> [class of ddpctl.errors, message, kind or null]
+errors    host -> [class of ddpctl.errors, message, kind or null, hint or null]; kind and hint may be left out
 timings   host -> [asked, received, sent, answered]
 findings  each {"severity", "host", "says": [words of the message]}, and perhaps "fix" and "command": words of them;
           beside these a check may report ok findings only
@@ -15,7 +15,7 @@ mesh      the dials between the nodes; left out: every node reached every node o
           fabric: host -> [address, interface]; dials: [[dialer, peer, status, local address, its interface]] in place
           of successful dials; neighbours: host -> [limit, entries, overflows]
 rehearsal host -> its report of the rehearsal
-slots     host -> its answer to the question for slots
+slots     host -> its answer to the question for slots, or an error as in ``errors``
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def view_of(case: dict[str, Any]) -> View:
     timings = {host: Timing(*moments) for host, moments in case.get("timings", {}).items()}
     mesh = mesh_of(targets, case["mesh"]) if "mesh" in case else None
     want = _want(case.get("want", {}))
-    slots = {host: value_of(HostSlots, answer) for host, answer in case.get("slots", {}).items()}
+    slots = {host: _slots(host, answer) for host, answer in case.get("slots", {}).items()}
     return View(targets, want, answers, failed, timings, mesh=mesh, rehearsal=case.get("rehearsal"), slots=slots)
 
 
@@ -188,7 +188,16 @@ def mesh_of(targets: tuple[Target, ...], given: dict[str, Any]) -> Mesh:
     )
 
 
-def _error(host: str, name: str, message: str, kind: str | None = None) -> errors.DdpctlError:
+def _slots(host: str, answer: Any) -> HostSlots | errors.RemoteError:
+    if isinstance(answer, list):
+        error = _error(host, *answer)
+        assert isinstance(error, errors.RemoteError)
+        return error
+    found: HostSlots = value_of(HostSlots, answer)
+    return found
+
+
+def _error(host: str, name: str, message: str, kind: str | None = None, hint: str | None = None) -> errors.DdpctlError:
     made = getattr(errors, name)
-    found: errors.DdpctlError = made(message, host=host, **({"kind": kind} if kind else {}))
+    found: errors.DdpctlError = made(message, host=host, hint=hint, **({"kind": kind} if kind else {}))
     return found

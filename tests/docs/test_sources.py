@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from ddpctl.cli.program import COMMANDS
 from ddpctl.spec.job import JobEntry
+from ddpctl_worker.wire import contract
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -55,6 +57,14 @@ def dead_links(page: Path) -> Iterator[str]:
             continue
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in headings(target)):
             yield link
+
+
+def test_the_json_page_names_every_state_and_every_reason() -> None:
+    text = (DOCS / "json.md").read_text()
+    states, reasons = re.search(r"A \*state\* is(.*?)A \*reason\* is(.*?)Times are", text, re.S).groups()  # type: ignore[union-attr]
+    assert set(re.findall(r"`(\w+)`", states)) == contract.ACTIVE | contract.TERMINAL | contract.NODE_ONLY
+    section = inspect.getsource(contract).partition("# --- reasons of a failure")[2].partition("# ---")[0]
+    assert re.findall(r"`(\w+)`", reasons) == re.findall(r'^\w+ = "(\w+)"', section, re.M)
 
 
 def test_every_link_leads_to_a_page_and_a_heading() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -191,6 +192,16 @@ def test_jobs_wait_in_line_and_start_without_a_controller(people: Mapping[str, S
     follow = bob.start("attach", "fourth")
     follow.wait_for(r"queued; node\d: place 3 in line", 20)
     follow.kill()
+    job = bob.job("fifth", SLEEP, nproc_per_node=2)
+    pressed = bob.start("up", "--job", job, "--wait", "--skip-preflight")
+    pressed.wait_for(r"queued; node\d: place 4 in line", 40)
+    pressed.signal(signal.SIGINT)
+    done = pressed.wait(20)
+    assert done.rc == 130, done.stderr
+    fifth = bob.status("fifth")["run"]
+    assert f"detached: fifth still waits in line; follow it again: ddpctl attach {fifth}" in one_line(done)
+    assert f"take it out of the line: ddpctl kill {fifth}" in one_line(done)
+    bob("kill", fifth).ok()
 
     assert alice("kill", "third", "--json").ok().json()["state"] == "killed"
     until(lambda: place(bob, fourth) == ("queued", 2), 10)
@@ -202,7 +213,7 @@ def test_jobs_wait_in_line_and_start_without_a_controller(people: Mapping[str, S
     wait_for_ranks(lab, fourth, 2, timeout=30)
     assert bob.status("fourth")["state"] == "running"
     bob("kill", "fourth").ok()
-    assert [job["state"] for job in bob("ps", "--mine", "--json").ok().json()["jobs"]] == ["killed", "killed"]
+    assert [job["state"] for job in bob("ps", "--mine", "--json").ok().json()["jobs"]] == ["killed"] * 3
     until(lambda: not any(holders(host) for host in lab), 20)
 
 
@@ -346,9 +357,20 @@ def test_a_host_whose_folder_cannot_be_used_starts_the_run_and_says_so(
     wait_for_ranks(lab, second, 2)
     bob("kill", second).ok()
     missing.run(f"mv {FOLDER} /var/tmp/elsewhere && ln -s /var/tmp/elsewhere {FOLDER}")
+    checked = bob("preflight", "--job", "second", "--only", "host.slots", "--json")
+    assert checked.rc == 3, checked.stderr
+    errors = [one for one in checked.json()["findings"] if one["severity"] == "error"]
+    assert [(one["check"], one["host"], one["message"], one["fix"]) for one in errors] == [
+        ("host.slots", missing.name, f"{FOLDER} is a symbolic link", f"sudo rm {FOLDER}")
+    ]
     unsafe = bob("up", "--job", "second", "-d")
     assert unsafe.rc == 1, unsafe.stderr
-    assert f"{FOLDER} is a symbolic link or no folder" in unsafe.stderr
+    assert f"is not safe on {missing.name}; nothing was started" in one_line(unsafe)
+    assert f"{FOLDER} is a symbolic link" in unsafe.stderr
+    missing.run(errors[0]["fix"].removeprefix("sudo "))
+    repaired = bob.up("second")["run"]
+    wait_for_ranks(lab, repaired, 2)
+    bob("kill", repaired).ok()
 
 
 @pytest.mark.full(covered_by="tests/worker/slots/test_line.py::test_a_clock_that_jumps_changes_no_place")

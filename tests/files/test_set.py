@@ -86,6 +86,12 @@ def test_the_later_one_wins() -> None:
     ("text", "words"),
     [
         ("nproc_per_nod=2", "did you mean nproc_per_node"),
+        (
+            "gpus=2",
+            "--set gpus: unknown key 'gpus'; did you mean nproc_per_node? It is how many processes",
+        ),
+        ("clustr=x", "did you mean cluster"),
+        ("zzz=x", "valid: after, args, "),
         ("timeouts.stp=2", "--set timeouts.stp: jobs.train.timeouts.stp: is not a known key; did you mean stop"),
         ("doctor=no", "--set doctor: reads as a boolean in some YAML readers and as text in others; quote it"),
         ("env.doctor=off", "--set env.doctor: reads as a boolean in some YAML readers and as text in others"),

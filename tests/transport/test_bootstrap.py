@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl.errors import PythonMissing, ShellBroken
-from ddpctl.transport.bootstrap import BOOTSTRAP, Payload, command_line, header, last_line, no_banner_error, payload
+from ddpctl.transport.bootstrap import BOOTSTRAP, Payload, header, last_line, no_banner_error, payload, worker_line
 
 OLD = [path for path in Path("/root/.pyenv/versions").glob("*/bin/python") if path.parts[4][:4] in ("3.6.", "3.7.")]
 
@@ -99,7 +99,7 @@ def test_the_boot_program_is_old_syntax() -> None:
 
 @given(st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
 def test_no_shell_ever_reads_the_interpreter(python: str) -> None:
-    line = command_line(python)
+    line = worker_line(python)
     words = shlex.split(line)
     expected = "$HOME/" + python[2:] if python.startswith("~/") else python
     assert words == [expected, "-I", "-c", BOOTSTRAP]
@@ -116,7 +116,7 @@ def test_home_is_expanded_and_nothing_else(shell: str, tmp_path: Path) -> None:
         fake.chmod(0o755)
         env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
         done = subprocess.run(
-            [shell, "-c", command_line(f"~/{name}")], capture_output=True, text=True, check=True, env=env, cwd=tmp_path
+            [shell, "-c", worker_line(f"~/{name}")], capture_output=True, text=True, check=True, env=env, cwd=tmp_path
         )
         assert done.stdout == f"{tmp_path}/{name}|-I|-c|{BOOTSTRAP}|"
     assert not (tmp_path / "evil").exists()

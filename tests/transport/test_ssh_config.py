@@ -166,6 +166,12 @@ def test_bad_lines_are_named() -> None:
         parse("Include self", "t", lambda _pattern: [("self", "Include self")])
 
 
+@pytest.mark.parametrize("port", ["0", "65536", "ssh", "²", "9" * 5000])
+def test_a_wrong_port_is_named(port: str) -> None:
+    with pytest.raises(UsageError, match="not a port"):
+        way(f"Host a\n Port {port}\n", Host(name="a", address="a"))
+
+
 def test_a_missing_file_is_empty(tmp_path: Path) -> None:
     assert load(str(tmp_path / "none")).lookup("a") == {}
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from ddpctl.errors import DdpctlError
+from ddpctl.errors import DdpctlError, RemoteError
 from ddpctl.spec.backend import backend_of
 from ddpctl.spec.fabric import is_literal
 from ddpctl.spec.finding import Finding
@@ -176,7 +176,7 @@ class View:
     - ``mesh``: the connections between the nodes, if they were measured.
     - ``firewalls``: the raw rules of the hosts at both ends of failed connections.
     - ``rehearsal``: each host's result of the rehearsal, if there was a rehearsal.
-    - ``slots``: the slots of each host that was asked for them, and whether the job fits.
+    - ``slots``: the slots of each host that was asked for them, and whether the job fits; or the host's error.
     """
 
     targets: tuple[Target, ...]
@@ -187,7 +187,7 @@ class View:
     mesh: Mesh | None = None
     firewalls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     rehearsal: Mapping[str, Mapping[str, Any]] | None = None
-    slots: Mapping[str, HostSlots] = field(default_factory=dict)
+    slots: Mapping[str, HostSlots | RemoteError] = field(default_factory=dict)
 
     def answer(self, host: str, question: Question) -> Answer | None:
         return self.answers.get(host, {}).get(question.key)

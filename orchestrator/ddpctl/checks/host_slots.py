@@ -6,13 +6,20 @@ from collections.abc import Iterable, Mapping
 
 from ddpctl.checks import report
 from ddpctl.checks.base import ON_HOSTS, Check, View
+from ddpctl.errors import RemoteError
 from ddpctl.spec.finding import Finding
 from ddpctl.spec.slots import describe_holders, others_text
+from ddpctl_worker.wire.contract import UNSAFE_PATH
 
 
 def _judge_slots(view: View) -> Iterable[Finding]:
     for host, found in view.slots.items():
-        if found.trouble is not None:
+        if isinstance(found, RemoteError):
+            if found.kind == UNSAFE_PATH:
+                yield report.error(host, found.message, fix=found.hint)
+            else:
+                yield report.unknown(host, f"not checked: {found.message}")
+        elif found.trouble is not None:
             yield report.unknown(host, f"not checked: {found.trouble}")
         elif found.fits is False:
             yield report.warning(
@@ -39,8 +46,10 @@ CHECKS = (
         seen=ON_HOSTS,
         exempt=_not_asked,
         cause="Another run, of any account, has the slots (GPUs) that the job takes, or a program that ddpctl did not "
-        "start uses a GPU.",
+        "start uses a GPU. An error means that the folder of the slots is a symbolic link, no folder or without a "
+        "sticky bit, or that another account than root may write /etc/ddpctl.conf.",
         symptom="`up` ends with exit code 8; without ddpctl: CUDA out of memory at the very start",
-        fix="`ddpctl up --wait` waits in line; `ddpctl ps` shows the runs of all accounts.",
+        fix="`ddpctl up --wait` waits in line; `ddpctl ps` shows the runs of all accounts. For an error: the printed "
+        "command, as root.",
     ),
 )

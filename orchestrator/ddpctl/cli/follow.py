@@ -119,9 +119,10 @@ def _gone(errors: Mapping[str, DdpctlError]) -> list[str]:
     return [host for host, error in errors.items() if isinstance(error, Unreachable)]  # another try costs seconds
 
 
-def how_to_go_on(run: str) -> str:
-    """Return the commands for a job that is no longer followed."""
-    return f"follow it again: ddpctl attach {run}; end it: ddpctl kill {run}"
+def how_to_go_on(run: str, *, queued: bool = False) -> str:
+    """Return the commands for a job that is no longer followed. ``queued``: it waits in line for its slots."""
+    end = "take it out of the line" if queued else "end it"
+    return f"follow it again: ddpctl attach {run}; {end}: ddpctl kill {run}"
 
 
 def tell_beside(event: Event) -> None:
@@ -181,7 +182,7 @@ def print_lines(run: RunStatus, fleet: Fleet, hosts: Sequence[str], selection: s
             noise=noise,
             follow=look.follow,
             restarts=run.record.restart is not None,
-            starts=run.verdict.state in (contract.QUEUED, contract.PENDING, contract.STARTING),
+            starts=run.verdict.state in contract.COMING,
         )
     held_back = look.follow and noise is not None and noise.lines
     if noise is not None and held_back and _may_explain_more(read_run(fleet, run, gone=_gone(errors))):

@@ -11,6 +11,7 @@ INVENTORY_BYTES = 64 << 10  # of the inventory file that are searched for names:
 
 # --- the output of a run (output.py, follow.py)
 TAIL_LINES = 50  # that `tail` prints unless its options select otherwise
+MOST_LINES = 999_999_999  # that `tail -n` takes: more lines than any log has
 RANK_SPAN = 100_000  # ranks in a single range of --rank: a longer range is a mistake, and would fill the memory
 SWITCH_S = 0.0001  # seconds between two thread switches; Python's default is 5 ms
 

@@ -14,14 +14,14 @@ import typer
 from ddpctl.cli import session
 from ddpctl.cli.follow import LineLook, conclude, follow_run, how_to_go_on, print_lines, tell_beside
 from ddpctl.cli.interrupts import Interrupts
-from ddpctl.cli.limits import RANK_SPAN, TAIL_LINES
+from ddpctl.cli.limits import MOST_LINES, RANK_SPAN, TAIL_LINES
 from ddpctl.code import RUNS_FOLDER
 from ddpctl.errors import HostsFailed, Interrupted, NoSuchJob, UsageError
 from ddpctl.render.status import untracked_lines
 from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.inventory import Inventory, suggestion
 from ddpctl.spec.status import RunStatus
-from ddpctl.spec.values import plural
+from ddpctl.spec.values import plural, whole_number
 from ddpctl.stages.checkpoints import fetch_checkpoint, list_checkpoints
 from ddpctl.stages.fetch import KeptFiles, fetch_run, missing_outputs
 from ddpctl.stages.fetch import watch as watch_outputs
@@ -31,9 +31,9 @@ from ddpctl.stages.untracked import with_untracked
 from ddpctl.transport.base import Fleet
 
 ALL = "all"
-_AGO = re.compile(r"([0-9]{1,9})([smhd])")
 _RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_AGO = re.compile(rf"([0-9]{{1,9}})([{''.join(_SECONDS)}])")
 
 
 def tail(
@@ -84,9 +84,10 @@ def parse_lines(text: str | None, default: int | None) -> int | None:
         return default
     if text == ALL:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+    number = whole_number(text, 0, MOST_LINES)
+    if number is None:
         raise UsageError(f"--lines {text!r} is not a number of lines", hint=f"write -n 100, or -n {ALL}")
-    return int(text)
+    return number
 
 
 def parse_since(text: str) -> dict[str, Any]:

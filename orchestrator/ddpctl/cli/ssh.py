@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from ddpctl.errors import ConnectError, DdpctlError, UsageError
 from ddpctl.spec.host import Host
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.status import RunStatus
-from ddpctl.transport.bootstrap import quote_interpreter, shell_arguments
+from ddpctl.transport.bootstrap import interpreter_line, shell_arguments
 from ddpctl.transport.fleet import routes
 from ddpctl.transport.master import SSH_FAILED
 from ddpctl.transport.openssh import make_ssh_command
@@ -80,5 +79,5 @@ def _local_words(host: Host, arguments: Sequence[str] | None) -> list[str]:
 
 def _remote_words(host: Host, inventory: Inventory, arguments: Sequence[str] | None) -> list[str]:
     hop = routes(inventory, [host.name])[host.name]  # no warning: ssh follows every option
-    remote = None if arguments is None else f"exec {quote_interpreter(host.python)} {shlex.join(arguments)}"
+    remote = None if arguments is None else f"exec {interpreter_line(host.python, arguments)}"
     return make_ssh_command(hop, inventory, terminal=sys.stdin.isatty(), remote=remote)

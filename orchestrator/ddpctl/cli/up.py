@@ -31,7 +31,7 @@ from ddpctl.stages.joining import wait_for_ranks
 from ddpctl.stages.launch import Launch, launch_of
 from ddpctl.stages.preflight import Options
 from ddpctl.stages.restart import launch_again
-from ddpctl.stages.status import read_run
+from ddpctl.stages.status import is_in_line, read_run
 from ddpctl.stages.stop import stop_run
 from ddpctl.stages.up import FACTS_ONLY, Up
 from ddpctl.transport.base import Fleet
@@ -257,27 +257,32 @@ def follow_up(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt
                     raise
             else:
                 return conclude(end, as_json=as_json)
+        queued = is_in_line(fleet, run)
+        state, next_steps = (
+            "still waits in line" if queued else "is still running",
+            how_to_go_on(run.run, queued=queued),
+        )
         choice = OnInterrupt.DETACH if interrupts.must_end else on_interrupt
         if choice is OnInterrupt.ASK and can_ask():
             with interrupts.raised():
-                answer = _ask()
+                answer = _ask(state)
             _replace_broken_streams()
             if answer == "continue":
                 asked = True
                 continue
             if answer == "detach":
-                stderr_console().print(f"{run.job} is still running; {how_to_go_on(run.run)}")
+                stderr_console().print(f"{run.job} {state}; {next_steps}")
                 return 0
             choice = OnInterrupt.KILL
         if choice is OnInterrupt.KILL:
             with interrupts.raised():
                 return _kill(run, fleet, as_json=as_json)
-        raise Interrupted(f"detached: {run.job} is still running", hint=how_to_go_on(run.run))
+        raise Interrupted(f"detached: {run.job} {state}", hint=next_steps)
 
 
-def _ask() -> str:
+def _ask(state: str) -> str:
     try:
-        return choose("\nthe job is still running:", "detach", "kill", "continue") or "detach"
+        return choose(f"\nthe job {state}:", "detach", "kill", "continue") or "detach"
     except KeyboardInterrupt:
         return "detach"  # a second Ctrl-C never kills
 

@@ -135,7 +135,7 @@ def _read_state(folder: Path, repositories: Iterable[str]) -> git.GitState:
 
 
 def _git_names(folder: Path, prefix: str, notes: list[str], repositories: list[str]) -> Iterator[str]:
-    """Yield git's files, including files of submodules and of repositories inside, whose paths are added."""
+    """Yield git's files, with the files of submodules and of repositories inside. The paths of these are added."""
     for name in git.list_files(folder / prefix):
         path = prefix + name.rstrip("/")
         real = folder / path

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ddpctl.errors import InventoryError, UsageError
 from ddpctl.files.extends import jobs_of
 from ddpctl.files.tree import LookAlike, Node, Path, parse, plain_scalar, shown_path
-from ddpctl.spec.inventory import Environment, HostEntry, HostKeys, InventoryFile, suggestion
+from ddpctl.spec.inventory import Environment, HostEntry, HostKeys, InventoryFile, meant_key, suggestion
 from ddpctl.spec.job import Checkpoint, Doctor, Elastic, JobEntry, Requires, Timeouts
 from ddpctl.spec.values import Fault, Strict
 
@@ -76,8 +76,8 @@ def _set_path(root: Node, key: str, job: str | None) -> Path:
     parts = tuple(key.split("."))
     if parts[0] not in InventoryFile.model_fields:
         if parts[0] not in JobEntry.model_fields:
-            known = [*JobEntry.model_fields, *InventoryFile.model_fields]
-            raise UsageError(f"--set {key}: unknown key {parts[0]!r}", hint=suggestion(parts[0], known))
+            hint = meant_key(parts[0], JobEntry, InventoryFile)
+            raise UsageError(f"--set {key}: unknown key {parts[0]!r}", hint=hint)
         return ("jobs", _chosen(root, key, job), *parts)
     jobs = jobs_of(root)
     if parts[0] == "jobs":  # a job's name may hold dots itself

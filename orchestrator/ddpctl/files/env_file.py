@@ -38,7 +38,7 @@ def read_env_file(path: Path | str) -> dict[str, str]:
 
 
 def parse_env(data: bytes, file: str) -> dict[str, str]:
-    """Do :func:`read_env_file` for bytes."""
+    """Do ``read_env_file`` for bytes."""
     if len(data) > ENV_FILE_BYTES:
         raise InventoryError(f"is longer than {ENV_FILE_BYTES} bytes", file=file)
     try:

@@ -123,7 +123,7 @@ def load_inventory(path: Path | str, *, sets: Sequence[str] = (), job: str | Non
 
 
 def load_text(data: bytes, file: str, *, sets: Sequence[str] = (), job: str | None = None) -> Inventory:
-    """Do :func:`load_inventory` for the bytes of a file with the name ``file``."""
+    """Do ``load_inventory`` for the bytes of a file with the name ``file``."""
     root = _root(data, file)
     for text in sets:
         apply_set(root, text, job)
@@ -145,7 +145,7 @@ def load_script(
     is the current folder.
 
     Raises:
-        InventoryError, UsageError: as :func:`load_inventory`; or there is no script, or the job cannot have this name.
+        InventoryError, UsageError: as ``load_inventory``; or there is no script, or the job cannot have this name.
     """
     file = str(path)
     root = _root(_read(Path(path), file), file)

@@ -1,7 +1,7 @@
 """A strict YAML reader: a document as a tree with the line and column of every value.
 
-It reads ruamel.yaml's events. ruamel's composed nodes have positions too, but they hide syntax that is refused here
-(aliases, directives, a second document), and the composer nests as deep as the file does.
+It reads ruamel.yaml's events. ruamel's composed nodes have positions too, but they hide syntax that is refused here:
+aliases, directives, a second document. The composer also calls itself for each level of the file, without a bound.
 
 A plain (unquoted) scalar is text, a plain number, ``true``, ``false`` or empty. A scalar that YAML readers read
 differently is refused: ``no`` is False in YAML 1.1 and text in YAML 1.2, ``010`` is 8, 10 or text, ``22:22`` is 1342 or

@@ -53,7 +53,7 @@ class Group:
 
     @property
     def fixes(self) -> tuple[str, ...]:
-        """The fixes to copy: a fix for each finding if they are few, else a fix with HOST in it, else all fixes in one.
+        """The fixes to copy: one for each finding, or for many findings a fix with the word HOST, or all fixes joined.
 
         Commands come first, in the form in which a person types them here.
         """

@@ -189,11 +189,7 @@ def join_rows(run: RunStatus) -> str:
     """Return ``4``, or ``1 of 4`` while some nodes have not joined yet."""
     nodes = run.verdict.active_nodes
     there = sum(node.state == contract.RUNNING for node in nodes)
-    return (
-        f"{there} of {len(nodes)}"
-        if run.verdict.state in (contract.QUEUED, contract.PENDING, contract.STARTING)
-        else str(len(nodes))
-    )
+    return f"{there} of {len(nodes)}" if run.verdict.state in contract.COMING else str(len(nodes))
 
 
 def notes(run: RunStatus) -> list[str]:
@@ -204,19 +200,17 @@ def notes(run: RunStatus) -> list[str]:
     if not run.verdict.terminal:
         found += [slow_line(slow) for slow in run.slow]
         found += [f"{node.host}: {node.note}" for node in run.nodes if node.state == contract.QUEUED and node.note]
-        found += [f"{node.host} is {node.state}" for node in run.verdict.active_nodes if node.state in _NO_ANSWER]
+        silent = [node for node in run.verdict.active_nodes if node.state in contract.NODE_ONLY]
+        found += [f"{node.host} is {node.state}" for node in silent]
         found += [attempt_line(attempt) for attempt in run.verdict.attempts[-2:-1]]
     return found
-
-
-_NO_ANSWER = (contract.UNREACHABLE, contract.STALE)
 
 
 def run_head(seen: Overview, run: RunStatus) -> Text:
     """Return the lines above the ranks of a run."""
     head = Text.assemble(f"{run.job}  ", state_text(run.verdict.state), f"  run {run.run}  project {run.project}  ")
     head.append(f"{plural(len(run.verdict.active_nodes), 'node')}  world size {run.world_size}")
-    if run.verdict.state in (contract.QUEUED, contract.PENDING, contract.STARTING):
+    if run.verdict.state in contract.COMING:
         head.append(f"  {join_rows(run)} nodes have joined")
     if run.verdict.started:
         head.append("\n" + "  ".join((f"started {age_text(run.verdict.started)}", *_measured(seen, run))))

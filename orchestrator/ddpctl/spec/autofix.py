@@ -1,8 +1,8 @@
 """Decides which commands of findings ``preflight --fix`` may run: only commands on a list of allowed changes.
 
-Some commands of findings are not on the list, and are left to a person: commands that only look (ps, du), that end a
-process, or that touch things of which only the owner decides (sshd, user accounts, the policy of a firewall, the name
-of a machine, a GPU in use).
+All other commands of findings are left to a person: commands that only look (ps, du), commands that end a process, and
+changes on which only the owner decides (sshd, user accounts, the policy of a firewall, the name of a machine, a GPU in
+use).
 """
 
 from __future__ import annotations

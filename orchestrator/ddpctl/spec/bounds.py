@@ -18,7 +18,6 @@ from ddpctl.spec.values import NAME_PATTERN
 from ddpctl_worker.wire import contract
 
 _MOST = 1 << 63
-_ACTIVE = (contract.QUEUED, contract.PENDING, contract.STARTING, contract.RUNNING, contract.STOPPING)
 
 
 def _moment(value: str) -> str:
@@ -86,6 +85,7 @@ Percent = Annotated[Real, Field(ge=0, le=100)]
 Celsius = Annotated[Real, Field(ge=-300, le=1e4)]
 Port = Annotated[Integer, Field(ge=1, le=65535)]
 NodeState = Annotated[
-    Unicode, Field(pattern=one_of(*_ACTIVE, *sorted(contract.TERMINAL), contract.UNREACHABLE, contract.STALE))
+    Unicode,
+    Field(pattern=one_of(*sorted(contract.ACTIVE | contract.TERMINAL | contract.NODE_ONLY))),
 ]
 Plain = Annotated[Any, AfterValidator(_plain)]

@@ -19,7 +19,7 @@ from ddpctl.spec.inventory import Environment
 from ddpctl.spec.job import Elastic
 from ddpctl.spec.limits import MOST_HOST_NAMES
 from ddpctl.spec.ranges import RangeFault, expand
-from ddpctl.spec.values import NAME_RULE, is_name
+from ddpctl.spec.values import NAME_RULE, is_name, whole_number
 
 _HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 _TYPED = re.compile(r"[^\s,\[\]]*(?:\[[^\[\]]*\][^\s,\[\]]*)*")
@@ -175,16 +175,17 @@ def _typed(word: str, offset: int, before: Sequence[HostEntry]) -> list[HostEntr
     parts = _PARTS.fullmatch(word)
     if parts is None or not parts["host"] or parts["user"] == "" or "/" in word:
         raise HostFault(f"{word!r} is not a host", offset, "write host, user@host or host:port")
-    port = parts["port"]
-    if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
-        raise HostFault(f"{port!r} is not a port", offset + parts.start("port"), "a port is a number from 1 to 65535")
+    text = parts["port"]
+    port = None if text is None else whole_number(text, 1, 65535)
+    if text is not None and port is None:
+        raise HostFault(f"{text!r} is not a port", offset + parts.start("port"), "a port is a number from 1 to 65535")
     host = parts["host"]
     names = (host[1:-1],) if host.startswith("[") and ":" in host else _expanded(host, offset + parts.start("host"))
     known = {entry.name for entry in before}
     found = []
     for name in names:
         try:
-            entry = host_entry(name, user=parts["user"], port=int(port) if port else None)
+            entry = host_entry(name, user=parts["user"], port=port)
         except HostFault as error:
             raise HostFault(str(error), offset, error.hint) from None
         if entry.name in known:
@@ -287,9 +288,10 @@ def _filter(text: str, known: Sequence[str]) -> dict[str, list[int]]:
         if name not in known:
             shown = ", ".join(known[:MOST_HOST_NAMES]) or "none"
             raise HostFault(f"{name!r} is none of the hosts", hint=f"the hosts are: {shown}")
-        if not all(number.isascii() and number.isdigit() and len(number) < 4 for number in gpus):
+        chosen = [whole_number(gpu, 0, 999) for gpu in gpus]
+        if None in chosen:
             raise HostFault(f"{numbers!r} are no GPUs", hint="write worker-1:0,1")
-        found[name] = [int(number) for number in gpus]
+        found[name] = [gpu for gpu in chosen if gpu is not None]
     return found
 
 

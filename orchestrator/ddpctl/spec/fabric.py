@@ -118,8 +118,8 @@ def candidates(networks: Sequence[HostNetwork]) -> dict[str, tuple[str, ...]]:
 def other_addresses(networks: Sequence[HostNetwork]) -> dict[str, tuple[str, ...]]:
     """Return the addresses to try if the first candidate fails.
 
-    These are the remaining candidates. For a node whose address or interface the inventory names, its remaining
-    addresses follow, so that an error can name the right address.
+    The remaining candidates come first. If the inventory names a node's address or interface, the other addresses of
+    the node follow, so that an error can name the right address.
     """
     if all(network.local for network in networks):
         return {}

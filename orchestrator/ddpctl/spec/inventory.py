@@ -74,10 +74,12 @@ _JOB_KEYS = {
 }
 
 
-def meant_key(word: str, model: type[Strict]) -> str | None:
-    """Return the hint for a key that ``model`` does not have."""
-    hints = _HOST_KEYS if issubclass(model, HostKeys) else _JOB_KEYS if issubclass(model, JobKeys) else {}
-    return hints.get(word.lower()) or suggestion(word, sorted(model.model_fields))
+def meant_key(word: str, *models: type[Strict]) -> str | None:
+    """Return the hint for a key that no model of ``models`` has."""
+    hints: dict[str, str] = {}
+    for model in models:
+        hints |= _HOST_KEYS if issubclass(model, HostKeys) else _JOB_KEYS if issubclass(model, JobKeys) else {}
+    return hints.get(word.lower()) or suggestion(word, sorted({key for model in models for key in model.model_fields}))
 
 
 Mode = Literal["existing", "managed"]

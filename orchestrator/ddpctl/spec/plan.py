@@ -69,8 +69,8 @@ class CodeRef:
 class NodePlan:
     """The part of a node: the launcher's command line and environment.
 
-    ``cwd`` and the values of the variables in ``token_env`` may hold tokens of contract.py (``{run_dir}`` ...) for
-    folders whose absolute path only the node knows. ``secret_names``: variables from ``env_file``; the plan does not
+    Only the node knows the absolute path of its folders. So ``cwd`` and the values of the variables in ``token_env``
+    may hold tokens of contract.py (``{run_dir}`` ...). ``secret_names``: variables from ``env_file``; the plan does not
     hold their values.
     """
 

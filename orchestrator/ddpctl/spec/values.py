@@ -76,13 +76,21 @@ def is_env_name(text: str) -> bool:
     return _ENV_NAME.fullmatch(text) is not None
 
 
+def whole_number(text: str, least: int, most: int) -> int | None:
+    """Return the whole number in ``text``; None: any other text, or a number beyond these bounds."""
+    if not (text.isascii() and text.isdigit() and len(text.lstrip("0")) <= len(str(most))):
+        return None
+    number = int(text.lstrip("0") or "0")
+    return number if least <= number <= most else None
+
+
 def make_fault(message: str, hint: str | None = None) -> PydanticCustomError:
     """Return an error for a validator to raise; its context holds the hint."""
     return PydanticCustomError("fault", "{message}", {"message": message, "hint": hint})
 
 
 def with_message(message: str, hint: str | None = None) -> WrapValidator:
-    """Replace all of pydantic's messages about a value by this message; an error made with :func:`bad` stays."""
+    """Replace all of pydantic's messages about a value by this message; an error of ``make_fault`` stays."""
 
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:

@@ -15,7 +15,7 @@ from ddpctl.spec.limits import WARM_UP_LINES
 from ddpctl.spec.lines import Group
 from ddpctl.spec.metrics import SAMPLES, Values
 from ddpctl.spec.status import RunStatus
-from ddpctl.stages.follow import FAILURES, follow
+from ddpctl.stages.follow import follow
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.limits import (
     BENCH_FIRST_LINE_S,
@@ -29,6 +29,7 @@ from ddpctl.stages.preflight import Options
 from ddpctl.stages.status import read_run
 from ddpctl.stages.up import Up
 from ddpctl.transport.base import Fleet, Transport
+from ddpctl_worker.wire import contract
 
 HOW_TO_REPORT = (
     'append a line such as {"step": 120, "samples_per_s": 5120} to the file $DDPCTL_METRICS about once a second '
@@ -165,7 +166,7 @@ def _enough(reader: MetricsReader, since_first: float, seconds: float) -> bool:
 
 
 def _raise_for(end: RunStatus) -> None:
-    if end.verdict.state in FAILURES:
+    if end.verdict.state in contract.UNSUCCESSFUL:
         why = (
             f"{end.verdict.cause.host}: {end.verdict.cause.message}"
             if end.verdict.cause

@@ -68,9 +68,7 @@ def _looks(answer: dict[str, Any], run: RunStatus) -> list[dict[str, Any]]:
 
 def _expected(run: RunStatus, absent: Sequence[str]) -> dict[int, str]:
     """Return each rank with its host. Before all nodes have started their ranks, and after the end, return no rank."""
-    if run.verdict.terminal or any(
-        node.state in (contract.QUEUED, contract.PENDING, contract.STARTING) for node in run.verdict.active_nodes
-    ):
+    if run.verdict.terminal or any(node.state in contract.COMING for node in run.verdict.active_nodes):
         return {}
     hosts = {rank: node.host for node in run.verdict.active_nodes for rank in node.ranks}
     return {**dict.fromkeys(range(run.world_size), absent[0]), **hosts} if absent else hosts

@@ -57,9 +57,6 @@ from ddpctl_worker.wire import contract
 
 log = logging.getLogger(__name__)
 
-FAILURES = frozenset({contract.FAILED, contract.KILLED, contract.LOST})
-
-
 Show = Callable[[Sequence[Group]], None]
 Save = Callable[[Mapping[str, int]], None]
 Wait = Callable[[threading.Event, float], bool]  # waits for the event, for this many seconds at most
@@ -426,7 +423,7 @@ def _drain(
             elif isinstance(item, _Ended):
                 waiting.discard(item.host)
                 flow.skip(item.host)
-                if losses is None and item.state in FAILURES:
+                if losses is None and item.state in contract.UNSUCCESSFUL:
                     patience = GIVE_UP_FAILED_S
                 if losses is not None and item.lost:
                     losses.add(item.host)

@@ -15,8 +15,6 @@ from ddpctl.stages.status import read_run
 from ddpctl.transport.base import Fleet
 from ddpctl_worker.wire import contract
 
-_COMING = frozenset({contract.QUEUED, contract.PENDING, contract.STARTING})
-
 
 @contextlib.contextmanager
 def wait_for_ranks(run: RunStatus, fleet: Fleet, tell: Tell, *, patience: float = JOINING_QUIET_S) -> Iterator[None]:
@@ -56,7 +54,7 @@ def _waiting(run: RunStatus) -> str | None:
     Nodes without a launcher come first: with static rendezvous no launcher starts ranks before all launchers have met.
     """
     nodes = run.verdict.active_nodes
-    coming = [node for node in nodes if node.state in _COMING]
+    coming = [node for node in nodes if node.state in contract.COMING]
     if run.verdict.terminal or not coming or any(node.state in contract.TERMINAL for node in nodes):
         return None
     queued = [f"{node.host}: {node.note}" for node in nodes if node.state == contract.QUEUED and node.note]

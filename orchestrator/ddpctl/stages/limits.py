@@ -67,7 +67,7 @@ GC_KEEP_DAYS = 7.0  # days without use after which gc removes
 
 # --- reading runs (status.py, doctor.py, report.py, untracked.py, top.py)
 STATUS_S = 20.0  # a host's records of all its runs
-END_S = 30.0  # how long a host whose connection broke at the end of a run is asked for that end
+END_S = 30.0  # for a host to report the end of a run, if its connection broke at that end
 END_PAUSE_S = 0.5  # between two of these questions
 NAMED_OWNERS = 3  # that an error names
 DOCTOR_LOOK_S = 15.0  # a look takes a second; an overloaded node may need longer to begin

@@ -116,14 +116,14 @@ def _measure(launch: Launch, fleet: Fleet, tell: Tell, options: Options) -> Pref
     names = tuple(target.name for target in targets)
     want = Requirements.of(launch.inventory, launch.job, launch.hosts, launch.imports, launch.script)
     tell(StageStarted(STAGE, len(targets)))
-    slots: dict[str, HostSlots] = {}
+    slots: dict[str, HostSlots | RemoteError] = {}
 
     def ask_for_slots(transport: Transport) -> None:
         if options.slots and host_slots.CHECKS[0] in checks:
             try:
                 slots[transport.host] = ask_slots(transport, launch)
             except RemoteError as error:
-                slots[transport.host] = HostSlots(trouble=error.message)
+                slots[transport.host] = error
 
     probed, ports = _probe(checks, targets, want, cluster, fleet, tell, ask_for_slots)
     view = View(targets, want, probed.answers, probed.errors, probed.timings, slots=slots)

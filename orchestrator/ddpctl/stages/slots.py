@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ddpctl.checks.base import Target
-from ddpctl.errors import HostsInUse
+from ddpctl.errors import HostsFailed, HostsInUse, RemoteError
 from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.spec.planning import slots_of
@@ -16,26 +16,40 @@ from ddpctl.spec.slots import Claim, HostSlots, SlotWish, describe_holders, othe
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.limits import SLOTS_S
 from ddpctl.transport.base import Fleet, FleetOutcome, Transport
+from ddpctl_worker.wire.contract import UNSAFE_PATH
 
 _CHOICES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
 def refuse_in_use(plan: Plan, fleet: Fleet) -> None:
-    """Raise HostsInUse if a node of the plan gets no slots now. A host that cannot be asked is left to the start."""
-    answers = _ask_nodes(plan, fleet, plan.hosts)
-    full = {host: answer for host, answer in answers.items() if answer.fits is False}
+    """Refuse a plan for which a node has no slots now. A host that cannot be asked is left to the start.
+
+    Raises:
+        HostsInUse: the slots of a node are not free.
+        HostsFailed: the folder of the slots or its configuration is not safe on a node.
+    """
+    outcome = _ask_nodes(plan, fleet, plan.hosts)
+    unsafe = {
+        host: error
+        for host, error in outcome.errors.items()
+        if isinstance(error, RemoteError) and error.kind == UNSAFE_PATH
+    }
+    if unsafe:
+        what = f"the folder of the slots or its configuration is not safe on {fold_names(list(unsafe))}"
+        raise HostsFailed(f"{what}; nothing was started", unsafe)
+    full = {host: answer for host, answer in outcome.results.items() if answer.fits is False}
     if full:
         raise _in_use(full)
 
 
 def start_refused(plan: Plan, fleet: Fleet, hosts: Sequence[str]) -> HostsInUse:
     """Return the error of a start that these hosts refused because their slots are in use."""
-    answers = _ask_nodes(plan, fleet, hosts)
+    answers = _ask_nodes(plan, fleet, hosts).results
     return _in_use({host: answers.get(host, HostSlots()) for host in hosts})
 
 
-def _ask_nodes(plan: Plan, fleet: Fleet, hosts: Sequence[str]) -> Mapping[str, HostSlots]:
-    return fleet.map(lambda transport: _ask_node(transport, plan.node(transport.host)), hosts).results
+def _ask_nodes(plan: Plan, fleet: Fleet, hosts: Sequence[str]) -> FleetOutcome[HostSlots]:
+    return fleet.map(lambda transport: _ask_node(transport, plan.node(transport.host)), hosts)
 
 
 def _ask_node(transport: Transport, node: NodePlan) -> HostSlots:

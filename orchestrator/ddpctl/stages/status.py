@@ -158,6 +158,15 @@ def read_run(fleet: Fleet, run: RunStatus, *, gone: Collection[str] = ()) -> Run
     return find_run(fleet, run.run, hosts=[host for host in asked if host not in gone] or asked)
 
 
+def is_in_line(fleet: Fleet, run: RunStatus) -> bool:
+    """Return whether the run waits in line for its slots. Only a run that was in line needs a question to its hosts."""
+    if run.verdict.state != contract.QUEUED:
+        return False
+    with contextlib.suppress(DdpctlError):  # without an answer the last known state counts
+        run = read_run(fleet, run)
+    return run.verdict.state == contract.QUEUED
+
+
 def read_end(
     fleet: Fleet,
     run: RunStatus,

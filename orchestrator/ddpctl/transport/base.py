@@ -68,8 +68,8 @@ class Transport(Protocol):
 
         - ``body`` follows the request on the worker's stdin; the request must carry its size.
         - ``on_frame`` gets each message before the result, in order, on the calling thread.
-        - ``timeout`` (seconds) bounds the whole call. None is for a stream, which ends as LinkLost after 15 s without a
-          byte (the worker sends a heartbeat every 4 s).
+        - ``timeout`` (seconds) bounds the whole call. None is for a stream. The worker sends a heartbeat every 4 s;
+          after 15 s without a byte the stream ends as LinkLost.
         - ``cancel`` is polled at least four times a second; True closes the channel and raises Interrupted.
         - ``until`` ends the worker's stdin once it is set. A verb without an end of its own (``listen``) then returns
           its result. Not together with ``body``.

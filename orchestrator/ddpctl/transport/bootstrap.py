@@ -13,7 +13,7 @@ import json
 import shlex
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.abc import Traversable
@@ -84,9 +84,9 @@ def build(content: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def command_line(python: str) -> str:
-    """Return the remote command line."""
-    return f"{quote_interpreter(python)} -I -c {shlex.quote(BOOTSTRAP)}"
+def worker_line(python: str) -> str:
+    """Return the remote command line that starts a worker."""
+    return interpreter_line(python, ["-I", "-c", BOOTSTRAP])
 
 
 def shell_arguments(base_dir: str, run: str, host: str, rank: int) -> list[str]:
@@ -95,9 +95,10 @@ def shell_arguments(base_dir: str, run: str, host: str, rank: int) -> list[str]:
     return ["-I", "-c", _SHELL, folder, base_dir, run, host, str(rank)]
 
 
-def quote_interpreter(python: str) -> str:
-    """Return the interpreter as a word for any login shell. ``~/`` means the home folder on the host."""
-    return '"$HOME"/' + shlex.quote(python[2:]) if python.startswith("~/") else shlex.quote(python)
+def interpreter_line(python: str, arguments: Sequence[str]) -> str:
+    """Return a command line for any login shell. In the interpreter, ``~/`` means the home folder on the host."""
+    word = '"$HOME"/' + shlex.quote(python[2:]) if python.startswith("~/") else shlex.quote(python)
+    return f"{word} {shlex.join(arguments)}"
 
 
 def header(nonce: str, base_dir: str, package: Payload) -> bytes:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ddpctl.errors import UsageError
 from ddpctl.spec.host import TransportKind
+from ddpctl.spec.values import whole_number
 from ddpctl.transport.known_hosts import SSH_PORT, entry_name
 from ddpctl.transport.ssh_config import Options, expand_hostname
 from ddpctl.transport.ssh_words import expand, expand_path, first_value, variable
@@ -232,6 +233,7 @@ def _is(options: Options, key: str, default: str) -> bool:
 
 
 def _port(text: str, label: str) -> int:
-    if not text.isdigit() or not 0 < int(text) < 65536:
-        raise UsageError(f"{label}: not a port: {text!r}")
-    return int(text)
+    port = whole_number(text, 1, 65535)
+    if port is None:
+        raise UsageError(f"{label}: not a port: {text[:40]!r}")
+    return port

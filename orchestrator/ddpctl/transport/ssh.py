@@ -15,7 +15,7 @@ from ddpctl.errors import ConnectError, DdpctlError, LinkLost, RemoteError, Unre
 from ddpctl.spec.command import Ran
 from ddpctl.transport import conversation, known_hosts
 from ddpctl.transport.agent import AgentBusy
-from ddpctl.transport.bootstrap import command_line, last_line
+from ddpctl.transport.bootstrap import last_line, worker_line
 from ddpctl.transport.dial import Dropped, Resolver, dial
 from ddpctl.transport.identities import KeyRing
 from ddpctl.transport.jumps import JumpHosts
@@ -212,7 +212,7 @@ class SSHTransport(conversation.WorkerTransport):
         super().__init__(host)
         self._hop, self._connector = hop, connector
         self._link: HopLogin | Master | None = None
-        self._line = command_line(host.python)
+        self._line = worker_line(host.python)
         self._node: NodeConnection | OverOpenSSH | None = None
 
     @property

@@ -51,7 +51,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def keyword(line: str) -> tuple[str, str] | None:
-    """Return a line's keyword in lower case and its rest, or None if the line does not belong to an ssh_config."""
+    """Return a line's keyword in lower case and the rest of the line; None: this is no line of an ssh_config."""
     found = _LINE.fullmatch(line.rstrip(" \t\r\n\f"))
     return (found.group(1).lower(), found.group(2)) if found and found.group(2) else None
 

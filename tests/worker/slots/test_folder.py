@@ -17,6 +17,7 @@ from ddpctl_worker.slots.folder import (
     rewrite_claim,
 )
 from ddpctl_worker.wire.channel import WorkerError
+from ddpctl_worker.wire.contract import UNSAFE_PATH
 
 
 @pytest.fixture
@@ -69,20 +70,35 @@ def test_garbage_in_a_claim_is_no_error(folder: SlotsFolder) -> None:
     os.close(fd)
 
 
-@pytest.mark.parametrize("how", ["link", "file", "no sticky bit"])
-def test_an_unsafe_folder_is_refused(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "cause", "fix"),
+    [
+        ("link", "is a symbolic link", "sudo rm {}"),
+        ("dangling link", "is a symbolic link", "sudo rm {}"),
+        ("file", "is not a folder", "sudo rm {}"),
+        ("no sticky bit", "has no sticky bit: every account may remove the claims of others", "sudo chmod 1777 {}"),
+    ],
+)
+def test_an_unsafe_folder_is_refused_with_its_cause_and_the_fix(how: str, cause: str, fix: str, tmp_path: Path) -> None:
     path, elsewhere = tmp_path / "slots", tmp_path / "elsewhere"
-    elsewhere.mkdir(mode=0o1777)
-    if how == "link":
+    if how != "dangling link":
+        elsewhere.mkdir(mode=0o1777)
+    if "link" in how:
         path.symlink_to(elsewhere)
     elif how == "file":
         path.write_text("")
     else:
         path.mkdir()
         path.chmod(0o777)
-    with pytest.raises(WorkerError, match=r"symbolic link or no folder|no sticky bit"):
-        SlotsFolder(str(path))
-    assert list(elsewhere.iterdir()) == []
+    for use in (SlotsFolder, read_claims):
+        with pytest.raises(WorkerError) as refused:
+            use(str(path))
+        assert (refused.value.kind, refused.value.message, refused.value.hint) == (
+            UNSAFE_PATH,
+            f"{path} {cause}",
+            fix.format(path),
+        )
+    assert not elsewhere.exists() or list(elsewhere.iterdir()) == []
 
 
 def test_a_link_in_place_of_a_lock_is_refused(folder: SlotsFolder, tmp_path: Path) -> None:

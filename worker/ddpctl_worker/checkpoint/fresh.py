@@ -1,7 +1,7 @@
 """New checkpoints in a folder, found without reading a file.
 
-A checkpoint is new if it was written later than every checkpoint that was there before, by the clock of the file system
-alone, or if it has got another name meanwhile.
+A checkpoint is new if it was written later than every checkpoint that was there before. Only the clock of the file
+system counts. Another name for a new checkpoint is a change of it.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 from ddpctl_worker.doctor.limits import BUSIER_PERCENT, CLOCK_SHARE, FREE_MEMORY_SHARE, HOTTER_DEGREES, SWAPPED_PAGES
 from ddpctl_worker.doctor.steps import median
 from ddpctl_worker.machine import fs
+from ddpctl_worker.machine.proc import parse_meminfo
 
 Facts = Mapping[str, Any]
 Gpus = Sequence[Mapping[str, Any]]
@@ -65,11 +66,9 @@ def swapped(text: str) -> int:
 
 def memory(text: str) -> Dict[str, float]:
     """Return ``free``, from /proc/meminfo."""
-    lines = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    try:
-        return {"free": int(lines["MemAvailable"].split()[0]) / int(lines["MemTotal"].split()[0])}
-    except (KeyError, ValueError, IndexError, ZeroDivisionError):
-        return {}
+    sizes = parse_meminfo(text)
+    total, available = sizes.get("MemTotal"), sizes.get("MemAvailable")
+    return {"free": available / total} if total and available is not None else {}
 
 
 def clock(text: str) -> Dict[str, float]:

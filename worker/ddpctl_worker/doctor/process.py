@@ -1,4 +1,4 @@
-"""Reads from /proc a process's state, the work of it and its descendants, and the call in which it waits."""
+"""Reads /proc: the state of a process, the call in which it waits, and its work with that of its descendants."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from ddpctl_worker.facts import number, program_seconds, user_name
 from ddpctl_worker.machine import systemd, tool
 from ddpctl_worker.machine.fs import read_text
-from ddpctl_worker.machine.proc import boot_id
+from ddpctl_worker.machine.proc import boot_id, parse_meminfo
 from ddpctl_worker.rules.login import PROPERTIES, read_settings
 
 _LIMITS = ("NOFILE", "NPROC", "MEMLOCK", "AS", "CPU", "FSIZE", "DATA", "STACK")
@@ -54,12 +54,9 @@ def may_lock_memory() -> bool:
 
 def memory() -> Dict[str, int]:
     """Return ``total`` and ``available`` in bytes."""
-    found = {}
-    for line in read_text("/proc/meminfo").splitlines():
-        name, _, rest = line.partition(":")
-        if name in ("MemTotal", "MemAvailable"):
-            found[name] = int(rest.split()[0]) * 1024
-    return {"total": found.get("MemTotal", 0), "available": found.get("MemAvailable", found.get("MemTotal", 0))}
+    sizes = parse_meminfo(read_text("/proc/meminfo"))
+    total = sizes.get("MemTotal", 0)
+    return {"total": total, "available": sizes.get("MemAvailable", total)}
 
 
 def read_limit(name: str) -> List[Optional[int]]:

@@ -29,7 +29,7 @@ from ddpctl_worker.machine.strangers import TALLY, Places, Stranger
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.runrecord import RunRecord
-from ddpctl_worker.wire.contract import FAILED, KILLED, LOST, SUCCEEDED
+from ddpctl_worker.wire.contract import KILLED, SUCCEEDED, UNSUCCESSFUL
 
 
 class _Line:
@@ -271,7 +271,7 @@ class HubGang(Gang):
             )
         elif message.get("k") == "bye":
             self._judge.goodbye(host, _done(host, str(message.get("state"))), now)
-            if message.get("state") in (FAILED, KILLED, LOST):
+            if str(message.get("state")) in UNSUCCESSFUL:
                 self._judge.report(from_wire(message), 0.0, now)  # it decided alone, without a message of the hub
             self._send(line, line.wire.pack({"k": "bye"}))
 

@@ -46,6 +46,12 @@ def machine() -> Dict[str, str]:
     return {"boot": boot_id(), "pids": pids, "id": number, "name": os.uname().nodename.partition(".")[0]}
 
 
+def parse_meminfo(text: str) -> Dict[str, int]:
+    """Return the sizes in /proc/meminfo in bytes, by name. A line without a size in kB is left out."""
+    lines = (line.replace(":", " ").split() for line in text.splitlines())
+    return {words[0]: int(words[1]) * 1024 for words in lines if words[2:] == ["kB"] and words[1].isdecimal()}
+
+
 def pids() -> Iterator[int]:
     """Yield the pid of every process that is visible from here."""
     return (int(entry) for entry in os.listdir("/proc") if entry.isdigit())

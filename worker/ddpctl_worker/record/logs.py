@@ -1,9 +1,8 @@
 """A run's log on a node: segments of limited size with absolute offsets, one writer, any number of readers.
 
 A segment is a file named after the offset of its first byte. The first segment and the newest segments are kept: the
-beginning and the end of a job matter most. Records never span segments. Lines that could not be written (the disk is
-full, or hangs for longer than the queue lasts) are counted, and a line in the log gives their number once writing works
-again.
+beginning and the end of a job matter most. Records never span segments. If the disk is full, or hangs until the queue
+is full, lines are lost. The log counts them, and a line gives their number once writing works again.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def _with_attempts(paths: RunPaths, run: RunRecord) -> Dict[str, Any]:
         part = dict(own, state=known, ranks=[])
     elif own["state"] == contract.LOST and part["state"] not in contract.TERMINAL:
         part.update(state=contract.STALE)  # the agent has died, and its lease has not ended yet
-    elif own["state"] in contract.TERMINAL or own["state"] in (contract.UNREACHABLE, contract.STALE):
+    elif own["state"] in contract.TERMINAL or own["state"] in contract.NODE_ONLY:
         part.update({name: own[name] for name in ("state", "cause", "ended", "note")})
     elif part["state"] in contract.TERMINAL and part["state"] != contract.SUCCEEDED:
         part.update(state=contract.STARTING, cause=None, ended=None)  # another attempt may follow

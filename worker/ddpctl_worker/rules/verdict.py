@@ -367,7 +367,7 @@ class _Judge:
         return None
 
     def _gpus_behind(self) -> List[RankView]:
-        """Return the ranks whose GPU has not begun the collective in which all wait, if other GPUs have."""
+        """Return the ranks whose GPU has not begun the collective in which all wait, while other GPUs have begun it."""
         pending = [rank.pending for rank in self._waiting if rank.pending is not None]
         if len(pending) < len(self._waiting) or len({(rank.group, rank.seq) for rank in pending}) > 1:
             return []

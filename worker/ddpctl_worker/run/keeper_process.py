@@ -230,8 +230,10 @@ def _replication(order: Dict[str, Any], listener: Optional[socket.socket]) -> Op
 
 
 def _serving_address(address: str) -> str:
-    """The address in the run's network, if the gang tells it to the other hosts. Empty, which is every address, if it
-    is no address of this host's own (NAT), or a loopback one."""
+    """Return the address that the gang names to the other hosts.
+
+    Return "" (all addresses) for a loopback address, and for an address that is not this host's own (NAT).
+    """
     return address if address in own_addresses() else ""
 
 

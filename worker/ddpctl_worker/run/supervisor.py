@@ -1,9 +1,9 @@
 """The supervisor: starts the launcher, watches the ranks, decides, signals, reaps.
 
 The loop runs in the main thread: the kernel's death signal follows the thread that spawned the launcher. Once the
-launcher runs, the loop touches no disk and no network. The drain empties the pipes, the log writer and the record
-writer write the files, and the gang talks to the other hosts, each in a thread of its own. So neither a slow disk nor a
-slow network delays a rank or a decision.
+launcher runs, the loop touches no disk and no network. Each of these tasks has a thread of its own: the drain empties
+the pipes, the log writer and the record writer write the files, the gang talks to the other hosts. So neither a slow
+disk nor a slow network delays a rank or a decision.
 """
 
 from __future__ import annotations

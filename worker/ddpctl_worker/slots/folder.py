@@ -116,12 +116,14 @@ class SlotsFolder:
             self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                raise WorkerError(UNSAFE_PATH, "%s is a symbolic link or no folder" % path, "remove it") from None
+                kind = "a symbolic link" if os.path.islink(path) else "not a folder"
+                raise WorkerError(UNSAFE_PATH, "%s is %s" % (path, kind), "sudo rm %s" % path) from None
             raise UnusableFolder("%s: %s" % (path, error.strerror)) from None
         mode = os.fstat(self._fd).st_mode
         if not mode & stat.S_ISVTX:
             self.close()
-            raise WorkerError(UNSAFE_PATH, "%s has no sticky bit" % path, "sudo chmod 1777 %s" % path)
+            text = "%s has no sticky bit: every account may remove the claims of others" % path
+            raise WorkerError(UNSAFE_PATH, text, "sudo chmod 1777 %s" % path)
         if not os.access(path, os.W_OK | os.X_OK):
             self.close()
             raise UnusableFolder("%s is not writable for this account; sudo chmod 1777 %s" % (path, path))

@@ -21,9 +21,9 @@ from ddpctl_worker.wire.contract import BAD_REQUEST, QUEUED, STALE, TERMINAL
 def tail(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """Send {"lines": columns, "offset", "more"} frames, and answer with {"offset", "state"}.
 
-    The log is sent from ``offset``, or from the last ``lines`` lines, from the first line of the time ``since`` (Unix
-    seconds) or of ``ago`` seconds ago, or from the beginning. ``ranks`` keeps the lines of these ranks, ``grep`` the
-    lines with a match of this pattern. ``more``: another frame of lines follows at once.
+    The log is sent from ``offset``, from the last ``lines`` lines, from the time ``since`` (Unix seconds), or from
+    ``ago`` seconds before now; without any of these keys from the beginning. ``ranks`` keeps the lines of these ranks,
+    ``grep`` the lines with a match of this pattern. ``more``: another frame of lines follows at once.
 
     With ``follow`` these frames come as well:
 

@@ -1,7 +1,7 @@
 """The runs of this host from their records, and the state of each rank, from small files and /proc.
 
-To be cheap, the folder of runs is listed only after a change, an ended run is read once, and of a growing file only the
-new end is read.
+Three rules keep this cheap. The folder of runs is listed only after a change. The record of an ended run is read once.
+Only the new end of a growing file is read.
 """
 
 from __future__ import annotations

@@ -50,7 +50,11 @@ KILLED = "killed"
 LOST = "lost"
 UNREACHABLE = "unreachable"  # of a node: it does not answer, or another machine has its name
 STALE = "stale"  # of a node: it runs, but its heartbeat is old
-TERMINAL = frozenset({SUCCEEDED, FAILED, KILLED, LOST})
+COMING = frozenset({QUEUED, PENDING, STARTING})  # no rank runs yet
+ACTIVE = COMING | {RUNNING, STOPPING}
+UNSUCCESSFUL = frozenset({FAILED, KILLED, LOST})
+TERMINAL = UNSUCCESSFUL | {SUCCEEDED}
+NODE_ONLY = frozenset({UNREACHABLE, STALE})  # of a node, never of a run
 
 # --- the names of a run ------------------------------------------------------------------------------------------
 SHORTEST_BEGINNING = 4  # letters of a run id, as for git: a shorter word is more likely a mistyped name
@@ -143,7 +147,7 @@ ENV_RUN_DIR = "DDPCTL_RUN_DIR"
 ENV_OUTPUT_DIR = "DDPCTL_OUTPUT_DIR"
 ENV_HOST = "DDPCTL_HOST"
 ENV_HOSTS = "DDPCTL_HOSTS"  # of the attempt, by node rank, with the number of ranks: node0:8,node1:8
-ENV_ATTEMPT = "DDPCTL_ATTEMPT"
+ENV_ATTEMPT = "DDPCTL_ATTEMPT"  # from 0, as torch counts restarts; records, documents and screens count from 1
 ENV_CHECKPOINT_DIR = "DDPCTL_CHECKPOINT_DIR"
 ENV_METRICS = "DDPCTL_METRICS"
 ENV_COOKIE = "DDPCTL_COOKIE"

@@ -9,6 +9,7 @@ from ddpctl.spec.draft import HostFault, Imported, host_entry
 from ddpctl.spec.host import HostEntry
 from ddpctl.spec.limits import MAX_COUNT, MAX_HOSTS
 from ddpctl.spec.ranges import RangeFault, expand
+from ddpctl.spec.values import whole_number
 
 KIND = "hostfile"
 _EXPECTED = "write `node1 slots=8` (DeepSpeed, Open MPI), `node1:8` (MPICH), or a name alone"
@@ -68,7 +69,7 @@ def _row(row: Word) -> list[HostEntry]:
 
 
 def _count(count: Word) -> int:
-    if count.text.isascii() and count.text.isdigit() and MAX_COUNT < int(count.text[:6]) < 65536:
+    if whole_number(count.text, MAX_COUNT + 1, 65535) is not None:
         raise count.fault(
             f"{count.text} is more than {MAX_COUNT} processes: in a hostfile the number after ':' counts processes",
             "a port goes to Port in ~/.ssh/config",

@@ -10,6 +10,7 @@ from ddpctl.errors import InventoryError
 from ddpctl.spec.draft import HostFault, host_entry
 from ddpctl.spec.host import HostEntry
 from ddpctl.spec.limits import MAX_COUNT
+from ddpctl.spec.values import whole_number
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class Word:
         Raises:
             InventoryError: the word is not a whole number within these bounds.
         """
-        text = self.text
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most):
-            raise self.fault(f"{what} {text[:40]!r} is not a number from {least} to {most}")
-        return int(text)
+        number = whole_number(self.text, least, most)
+        if number is None:
+            raise self.fault(f"{what} {self.text[:40]!r} is not a number from {least} to {most}")
+        return number
 
     def slots(self) -> int:
         return self.number("slots", MAX_COUNT)

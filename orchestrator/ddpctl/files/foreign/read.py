@@ -55,7 +55,7 @@ def with_hostfile(found: Imported, folder: Path) -> Imported:
 
 
 def read_text(text: str, file: str) -> Imported:
-    """Do :func:`read_foreign` for the text of a file; a hostfile that it names is not opened."""
+    """Do ``read_foreign`` for the text of a file; a hostfile that it names is not opened."""
     lines = list(rows(text, file, "#;"))
     if not lines:
         raise Word("", file, 1, 1).fault("there is nothing in it", _EXPECTED)

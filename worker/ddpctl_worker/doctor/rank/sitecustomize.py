@@ -163,7 +163,7 @@ def _serve(folder: str) -> None:
 
     The server starts a listening thread and the threads of cpp-httplib's pool (CPPHTTPLIB_THREAD_POOL_COUNT). If a
     thread cannot be started, it aborts the process. Since 2026 the pool grows to four times its size while all its
-    threads are busy, which takes as many questions at the same time, or as many that are never answered.
+    threads are busy. That needs as many questions at the same time, or as many questions that are never answered.
     """
     import signal
 

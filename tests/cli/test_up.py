@@ -1,0 +1,70 @@
+"""Ctrl-C while `up` follows a run: the words say whether the run is still in line for its slots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpctl.cli import up
+from ddpctl.cli.interrupts import Interrupts
+from ddpctl.cli.up import OnInterrupt, follow_up
+from ddpctl.errors import Interrupted, Unreachable
+from ddpctl.spec.outcome import NodeStatus
+from ddpctl.spec.status import RunStatus
+from tests.transport.dry import Asked, DryFleet, DryTransport
+
+RUN = "20260101T000000Z-aaaaaa"
+IN_LINE = f"follow it again: ddpctl attach {RUN}; take it out of the line: ddpctl kill {RUN}"
+RUNNING = f"follow it again: ddpctl attach {RUN}; end it: ddpctl kill {RUN}"
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def follow_and_press(now: str, on_interrupt: OnInterrupt) -> int:
+    """Follow a run that began in line, press Ctrl-C at once, and find the state ``now`` on its host."""
+    interrupts = Interrupts()
+
+    def tail(asked: Asked) -> Unreachable:
+        interrupts.pressed = True
+        return Unreachable("no answer", host=asked.host)  # the output does not end before the key counts
+
+    names = {"run": RUN, "job": "train", "cluster": "lab", "host": "a", "node_rank": 0}
+    status = {**names, "state": now, "record": {"project": "exp", "hosts": ["a"]}}
+    fleet = DryFleet([DryTransport("a", {"tail": tail, "status": {"runs": [status]}})])
+    run = RunStatus("train", RUN, "lab", (NodeStatus("a", 0, "queued"),))
+    return follow_up(run, fleet, interrupts, on_interrupt, as_json=False)
+
+
+@pytest.mark.parametrize(
+    ("now", "message", "hint"),
+    [("queued", "train still waits in line", IN_LINE), ("running", "train is still running", RUNNING)],
+)
+def test_without_a_terminal_the_state_and_both_commands_are_named(now: str, message: str, hint: str) -> None:
+    with pytest.raises(Interrupted) as ended:
+        follow_and_press(now, OnInterrupt.DETACH)
+    assert (ended.value.message, ended.value.hint) == (f"detached: {message}", hint)
+
+
+@pytest.mark.parametrize(
+    ("now", "message", "hint"),
+    [("queued", "train still waits in line", IN_LINE), ("running", "train is still running", RUNNING)],
+)
+def test_at_a_terminal_the_question_and_the_answer_name_the_state(
+    now: str, message: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def choose(question: str, *choices: str) -> str:
+        asked.append(question)
+        return "detach"
+
+    monkeypatch.setattr(up, "can_ask", lambda: True)
+    monkeypatch.setattr(up, "choose", choose)
+    monkeypatch.setattr(up, "_replace_broken_streams", lambda: None)
+    assert follow_and_press(now, OnInterrupt.ASK) == 0
+    assert asked == [f"\n{message.replace('train', 'the job')}:"]
+    assert " ".join(capsys.readouterr().err.split()).endswith(f"{message}; {hint}")
