@@ -152,6 +152,39 @@ def test_a_run_id_needs_no_project_and_of_a_name_of_others_it_is_said_whose_it_i
     assert refused.value.hint == "name the run by its id; kill, rm and restart also take --any-project"
 
 
+def test_without_a_name_the_only_live_run_of_the_project_is_meant() -> None:
+    told = [of_project("exp", "r1", "failed"), of_project("exp", "r2", job="eval"), of_project("other", "r3")]
+    silent = DryTransport("b", unreachable=Unreachable("no route", host="b"))
+    found = find_run(DryFleet([DryTransport("a", {"status": {"runs": told}}), silent]), None, OF)
+    assert (found.run, found.silent_hosts) == ("r2", ("b",))
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ([of_project("other", "r3")], "no run is named, and no run is live"),
+        ([of_project("exp", "r1", "failed")], "no run is named, and no run is live; ended: train (r1, failed)"),
+        (
+            [of_project("exp", "r1"), of_project("exp", "r2"), of_project("exp", "r3", "failed", job="eval")],
+            "no run is named, and 2 runs are live: train (r1, running), train (r2, running)",
+        ),
+    ],
+)
+def test_without_a_name_and_with_no_or_several_live_runs_the_names_are_listed(
+    told: list[dict[str, Any]], said: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        find_run(DryFleet([DryTransport("a", {"status": {"runs": told}})]), None, OF)
+    assert refused.value.message == said
+
+
+def test_a_silent_host_may_have_the_live_run_that_is_not_named() -> None:
+    ended = DryTransport("a", {"status": {"runs": [of_project("exp", "r1", "failed")]}})
+    silent = DryTransport("b", unreachable=Unreachable("no route", host="b"))
+    with pytest.raises(HostsFailed, match="no run is live on the hosts that answered, and 1 host did not answer"):
+        find_run(DryFleet([ended, silent]), None, OF)
+
+
 def test_the_newest_run_of_each_projects_job_is_current() -> None:
     told = [of_project("exp", "r1", "failed"), of_project("exp", "r2", "failed"), of_project("other", "r0", "failed")]
     runs, _ = all_runs(DryFleet([DryTransport("a", {"status": {"runs": told}})]))

@@ -37,7 +37,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def tail(
-    job: str = session.JobArgument,
+    job: str | None = session.OptionalJobArgument,
     follow: bool = typer.Option(False, "-f", "--follow", help="Keep printing new lines until the run ends."),
     rank: str = typer.Option(None, "--rank", metavar="R,...", help="Only these ranks: 2 or 0,3 or 4-7."),
     host: str = typer.Option(None, "--host", metavar="H,...", help="Only these hosts: node1 or node[0-3],node7."),
@@ -67,7 +67,7 @@ def tail(
     whole = since is not None or grep is not None or as_json
     selection = Selection(ranks=ranks, lines=parse_lines(lines, None if whole else TAIL_LINES), grep=grep, **start)
     look = LineLook(follow=follow, as_json=as_json, folded=not no_fold, timestamps=timestamps)
-    inventory = session.load(None, option, job=job)
+    inventory = session.load(None, option, job=job, recorded=True)
     with session.fleet_of(inventory) as fleet:
         run = session.find_run(fleet, job, inventory)
         print_lines(run, fleet, _hosts(run, host, ranks), selection, look)
@@ -163,20 +163,23 @@ def chosen_hosts(run: RunStatus, text: str | None, ranks: frozenset[int] | None)
 
 
 def attach(
-    job: str = session.JobArgument,
+    job: str | None = session.OptionalJobArgument,
     option: Path | None = session.InventoryOption,
 ) -> int:
     """Follow the output of a run again, from the next line (on another machine: from the first line).
 
     Ctrl-C detaches; it never kills the job.
     """
-    inventory = session.load(None, option, job=job)
+    inventory = session.load(None, option, job=job, recorded=True)
     with Interrupts(), session.fleet_of(inventory) as fleet:
         try:
             run = session.find_run(fleet, job, inventory)
+            job = job or run.run
             with wait_for_ranks(run, fleet, tell_beside):
                 end = follow_run(run, fleet)
         except (KeyboardInterrupt, Interrupted):
+            if job is None:
+                raise
             raise Interrupted(f"detached; {job} was not changed", hint=how_to_go_on(job)) from None
     return conclude(end)
 

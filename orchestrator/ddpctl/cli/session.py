@@ -54,8 +54,12 @@ JobArgument = typer.Argument(
     help="A job's or run's name (its newest run), a run id, or the beginning of one.",
     show_default=False,
 )
-
-
+OptionalJobArgument = typer.Argument(
+    None,
+    metavar="JOB",
+    help="A job's or run's name (its newest run), a run id, or the beginning of one; default: the only live run.",
+    show_default=False,
+)
 AnyProjectOption = typer.Option(
     False, "--any-project", help="Take it whichever project it is of, and from whichever folder it was started."
 )
@@ -133,7 +137,7 @@ def working_fleet(inventory: Inventory, hosts: Sequence[str] | None = None) -> I
         yield fleet, view.tell
 
 
-def find_run(fleet: Fleet, job: str, of: Inventory | None) -> RunStatus:
+def find_run(fleet: Fleet, job: str | None, of: Inventory | None) -> RunStatus:
     """Return the run that ``job`` means, and warn if a newer run may be on a silent host.
 
     ``of`` and errors: as ``stages.status.find_run``.
