@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from ddpctl.cli import session
-from ddpctl.cli.follow import LineLook, conclude, follow_run, how_to_go_on, print_lines, tell_beside
+from ddpctl.cli.follow import LineLook, conclude, follow_run, print_lines, tell_beside
 from ddpctl.cli.interrupts import Interrupts
 from ddpctl.cli.limits import RANK_SPAN, TAIL_LINES
 from ddpctl.code import RUNS_FOLDER
@@ -20,6 +20,7 @@ from ddpctl.errors import HostsFailed, Interrupted, NoSuchJob, UsageError
 from ddpctl.render.status import untracked_lines
 from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.inventory import Inventory, suggestion
+from ddpctl.spec.names import how_to_go_on
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages.checkpoints import fetch_checkpoint, list_checkpoints

@@ -33,8 +33,13 @@ def name_taken(name: str, where: str) -> UsageError:
     """Return the error for a name that a live run has; ``where`` describes that run."""
     return UsageError(
         f"{name} is live: {where}; nothing was started",
-        hint=f"follow it: ddpctl attach {name}; end it: ddpctl kill {name}; or choose another --name",
+        hint=f"{how_to_go_on(name)}; or choose another --name",
     )
+
+
+def how_to_go_on(run: str) -> str:
+    """Return the commands for a live run that is not followed; ``run`` is its name or id."""
+    return f"follow it: ddpctl attach {run}; end it: ddpctl kill {run}"
 
 
 def ambiguous(word: str, runs: Iterable[str]) -> UsageError:
