@@ -18,7 +18,6 @@ from ddpctl.render.progress import ProgressView, quiet
 from ddpctl.render.status import end_line, status_view, untracked_lines
 from ddpctl.spec.event import Event, Note
 from ddpctl.spec.noise import Held
-from ddpctl.spec.outcome import find_hint
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages import follow as stage
@@ -43,12 +42,12 @@ def conclude(run: RunStatus, *, as_json: bool = False) -> int:
             session.stderr_console().print(_success(run), style="green")
         return 0
     if not as_json:
-        session.stderr_console().print(status_view(run))
+        session.stderr_console().print(status_view(run, hint=False))
     why = end_line(run)
     # With an unreachable host the state is still open.
     word = run.verdict.state if run.verdict.terminal else contract.FAILED
     kept = f"the output is kept: ddpctl tail {run.run} -n 100"
-    raise JobFailed(f"{run.job} {word}: {why}", hint="; ".join(filter(None, (find_hint(run.verdict.cause), kept))))
+    raise JobFailed(f"{run.job} {word}: {why}", hint="; ".join(filter(None, (run.hint, kept))))
 
 
 def _success(run: RunStatus) -> str:
