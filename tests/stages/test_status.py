@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from ddpctl.errors import HostsFailed, NoSuchJob, Unreachable, UsageError
-from ddpctl.files.records import run_dir
+from ddpctl.files.records import run_dir, save_run
 from ddpctl.spec.host import Host
 from ddpctl.spec.inventory import Inventory
+from ddpctl.spec.job import JobSpec
 from ddpctl.spec.merge import merge_runs
 from ddpctl.spec.record import NodeReport
 from ddpctl.stages.status import all_runs, find_run, live_runs, live_runs_of, read_end, read_run
@@ -183,6 +184,25 @@ def test_a_silent_host_may_have_the_live_run_that_is_not_named() -> None:
     silent = DryTransport("b", unreachable=Unreachable("no route", host="b"))
     with pytest.raises(HostsFailed, match="no run is live on the hosts that answered, and 1 host did not answer"):
         find_run(DryFleet([ended, silent]), None, OF)
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("trian", "did you mean train? `ddpctl ps --all` lists every run"),
+        ("evall-lr2", "did you mean eval-lr02? `ddpctl ps --all` lists every run"),
+        ("train", "`ddpctl ps --all` lists every run"),
+        ("other-9", "`ddpctl ps --all` lists every run"),
+    ],
+)
+def test_a_name_that_no_run_has_gets_the_most_similar_name(typed: str, hint: str) -> None:
+    jobs = {"train": JobSpec(name="train", script="train.py")}
+    of = OF.model_copy(update={"file": "/home/ann/exp/inventory.yaml", "jobs": jobs})
+    save_run("eval-lr02", OLD, {"inventory": of.file})
+    save_run("other-99", NEW, {"inventory": "/home/ann/other/inventory.yaml"})
+    with pytest.raises(NoSuchJob) as refused:
+        find_run(DryFleet([DryTransport("a", {"status": {"runs": []}})]), typed, of)
+    assert refused.value.hint == hint
 
 
 def test_the_newest_run_of_each_projects_job_is_current() -> None:

@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from ddpctl.errors import DdpctlError, HostsFailed, NoSuchJob, RemoteError, Unreachable, UsageError
-from ddpctl.files.records import last_end, save_end
-from ddpctl.spec.inventory import Inventory
+from ddpctl.files.records import all_recorded_runs, last_end, save_end
+from ddpctl.spec.inventory import Inventory, nearest
 from ddpctl.spec.merge import current_runs, merge_runs
 from ddpctl.spec.names import ambiguous
 from ddpctl.spec.origin import JobId
@@ -172,9 +172,17 @@ def _named(fleet: Fleet, job: str, of: Inventory | None, hosts: Collection[str] 
     if alike:
         assert of is not None
         raise only_other_projects(job, of, alike)
-    raise NoSuchJob(
-        f"no job or run {job!r} on {plural(len(fleet.hosts), 'host')}", hint="`ddpctl ps --all` lists every run"
-    )
+    raise NoSuchJob(f"no job or run {job!r} on {plural(len(fleet.hosts), 'host')}", hint=hint_for_name(job, of))
+
+
+def hint_for_name(word: str, of: Inventory | None) -> str:
+    """Return the hint for a name that no run has: a similar name of a job, or of a run that was started here."""
+    every = "`ddpctl ps --all` lists every run"
+    if of is None:
+        return every
+    started = {str(run.get("job")) for run in all_recorded_runs() if run.get("inventory") == of.file}
+    close = nearest(word, sorted({*of.jobs, *started} - {word}))
+    return every if close is None else f"did you mean {close}? {every}"
 
 
 def _with_silent_hosts(run: RunStatus, outcome: FleetOutcome[dict[str, Any]]) -> RunStatus:
