@@ -254,7 +254,7 @@ def test_a_command_that_does_not_exist(typed: str, meant: str, run_command: InPr
     ("typed", "said"),
     [
         ("up --jop x", "no such option: --jop"),
-        ("kill", "missing argument"),
+        ("fetch", "missing argument"),
         ("up --nodes two", "invalid value for '--nodes'"),
         ("status up -- more", "unexpected extra argument"),  # `up` is a job's name here
     ],

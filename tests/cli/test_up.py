@@ -15,8 +15,8 @@ from ddpctl.spec.status import RunStatus
 from tests.transport.dry import Asked, DryFleet, DryTransport
 
 RUN = "20260101T000000Z-aaaaaa"
-IN_LINE = f"follow it again: ddpctl attach {RUN}; take it out of the line: ddpctl kill {RUN}"
-RUNNING = f"follow it again: ddpctl attach {RUN}; end it: ddpctl kill {RUN}"
+IN_LINE = f"follow it: ddpctl attach {RUN}; take it out of the line: ddpctl kill {RUN}"
+RUNNING = f"follow it: ddpctl attach {RUN}; end it: ddpctl kill {RUN}"
 
 
 @pytest.fixture(autouse=True)

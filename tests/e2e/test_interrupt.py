@@ -125,7 +125,7 @@ def test_who_has_seen_enough_is_told_that_the_job_goes_on(site: Site, lab: Lab) 
     assert done.rc == 128 + signal.SIGPIPE, done.stderr
     run = site.status(job)
     assert run["state"] == "running"
-    assert f"ticking was not changed; follow it again: ddpctl attach {run['run']}" in done.stderr
+    assert f"ticking was not changed; follow it: ddpctl attach {run['run']}" in done.stderr
     site("kill", job).ok()
 
 

@@ -199,7 +199,7 @@ def test_jobs_wait_in_line_and_start_without_a_controller(people: Mapping[str, S
     done = pressed.wait(20)
     assert done.rc == 130, done.stderr
     fifth = bob.status("fifth")["run"]
-    assert f"detached: fifth still waits in line; follow it again: ddpctl attach {fifth}" in one_line(done)
+    assert f"detached: fifth still waits in line; follow it: ddpctl attach {fifth}" in one_line(done)
     assert f"take it out of the line: ddpctl kill {fifth}" in one_line(done)
     bob("kill", fifth).ok()
 

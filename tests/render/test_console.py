@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 
 import pytest
+from rich.console import Group
+from rich.text import Text
 
-from ddpctl.render.console import has_colours, is_plain
+from ddpctl.render.console import has_colours, is_plain, make_console
 
 
 class _Terminal(io.StringIO):
@@ -29,3 +31,14 @@ def test_no_color_takes_the_colours_away_and_nothing_else(
 ) -> None:
     assert is_plain(stream, environ) is plain
     assert has_colours(stream, environ) is colours
+
+
+def test_printed_commands_name_the_inventory() -> None:
+    out = io.StringIO()
+    line = Text("end it: ddpctl kill r1, then ddpctl up", style="yellow")
+    make_console(out, lambda: "-i lab.yaml ").print(Group(Group(line), "or ddpctl ps"), "ddpctl top", sep="\n")
+    assert out.getvalue().splitlines() == [
+        "end it: ddpctl -i lab.yaml kill r1, then ddpctl -i lab.yaml up",
+        "or ddpctl -i lab.yaml ps",
+        "ddpctl -i lab.yaml top",
+    ]

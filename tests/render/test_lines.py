@@ -127,6 +127,13 @@ def test_equal_lines_are_one_with_all_who_said_it() -> None:
     assert equal(("node0", None), ("node1", None)) == "node[0-1]:- | x\n"
 
 
+def test_equal_lines_are_shown_without_torchs_marks_and_a_single_line_as_it_is() -> None:
+    lines = [Line("node0", rank, "stderr", 0.0, f"[rank{rank}]: boom") for rank in (0, 1)]
+    stream = io.BytesIO()
+    LinePrinter(stream, ["node0"], colour=False).show([lines, lines[:1]])
+    assert stream.getvalue() == b"node0:0-1 | boom\nnode0:0 | [rank0]: boom\n"
+
+
 @given(st.integers(0, 4 * 10**15).map(lambda micro: micro / 1e6))  # a log has no more digits
 @few
 def test_a_time_has_milliseconds_and_its_zone(time: float) -> None:

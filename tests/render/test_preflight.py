@@ -82,10 +82,25 @@ def test_a_command_is_shown_as_it_is_typed_here() -> None:
         for name in names(5)
     ]
     (group,) = groups.group_problems(found[:1])
-    assert group.fixes == ("""ssh -t node0 'sudo mount -o '"'"'size=50%'"'"' /dev/shm'""", "until the reboot")
+    assert group.fixes == ("ddpctl exec --sudo --host node0 -- mount -o size=50% /dev/shm", "until the reboot")
     (group,) = groups.group_problems(found)
-    assert group.fixes[0].startswith("ssh -t HOST ")
-    assert "ssh -t HOST" in text(report(5, *found))
+    line = "ddpctl exec --sudo --host 'node[0-4]' -- mount -o size=50% /dev/shm"
+    assert group.fixes[0] == line
+    assert line in text(report(5, *found))
+
+
+def test_commands_that_differ_on_many_hosts_are_one_line_with_a_mark() -> None:
+    found = [Finding("host.x", WARNING, "odd", name, command=f"hostname {name}") for name in names(5)]
+    (group,) = groups.group_problems(found)
+    assert group.fixes == ("ddpctl exec --host HOST -- sh -c 'hostname HOST'",)
+
+
+def test_the_page_names_the_inventory_in_its_commands() -> None:
+    found = Finding("port.x", ERROR, "taken", "node0", command="kill 7", fix="`ddpctl kill r1`, or another port")
+    page = preflight_html(report(1, found), "-i 'a&b.yaml' ")
+    assert "<pre>ddpctl -i &#x27;a&amp;b.yaml&#x27; exec --host node0 -- sh -c &#x27;kill 7&#x27;</pre>" in page
+    assert "`ddpctl -i &#x27;a&amp;b.yaml&#x27; kill r1`" in page
+    assert '<p class="what">ddpctl preflight</p>' in page
 
 
 def test_what_was_not_looked_at_is_told_and_not_among_what_passed() -> None:

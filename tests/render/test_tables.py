@@ -150,6 +150,18 @@ def test_status_names_the_script_and_its_arguments(monkeypatch: pytest.MonkeyPat
     assert "step 120  loss 0.43  (read from the output)" in lines
 
 
+def test_the_next_step_stands_directly_below_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = of("train", ["node0"], state="failed")
+    said = "rank 0 exited with code 1: FileNotFoundError: [Errno 2] No such file or directory: 'saved/best.pt'"
+    cause = Cause("node0", "exited", said, run.nodes[0].started or "", rank=0, traceback="Traceback: line")
+    failed = replace(run, nodes=(replace(run.nodes[0], cause=cause),), writer="r1")
+    lines = printed(status_view(failed), 200, monkeypatch)
+    at = lines.index(f"node0 rank 0: exited: {said}")
+    assert lines[at + 1].startswith("hint: run r1 wrote saved/best.pt, but")
+    assert lines[at + 2] == "Traceback: line"
+    assert not any(line.startswith("hint: ") for line in printed(status_view(failed, hint=False), 200, monkeypatch))
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(-5, "0s"), (59.4, "59s"), (60, "1m00s"), (7325, "2h02m"), (86399, "23h59m"), (3 * 86400 + 7200, "3d02h")],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpctl.spec.autofix import Applied, Fix, automatic_fixes, may_run
+from ddpctl.spec.autofix import Applied, Fix, automatic_fixes, exec_line, may_run
 from ddpctl.spec.command import Ran
 from ddpctl.spec.finding import Finding, Severity
 
@@ -125,3 +125,20 @@ def test_a_fix_as_json() -> None:
     late = Applied(fix, Ran(None, error="did not end within 120 s"))
     assert late.to_json() == {**told, "exit_code": None, "output": "did not end within 120 s"}
     assert not fix.wants_root
+
+
+@pytest.mark.parametrize(
+    ("hosts", "command", "line"),
+    [
+        (["n0"], "kill 4253", "ddpctl exec --host n0 -- sh -c 'kill 4253'"),
+        (["n0", "n1", "n2"], "sudo nvidia-smi -pm 1", "ddpctl exec --sudo --host 'n[0-2]' -- nvidia-smi -pm 1"),
+        (
+            ["n0"],
+            "echo '1 a' | sudo tee -a /etc/hosts",
+            """ddpctl exec --sudo --host n0 -- sh -c 'echo '"'"'1 a'"'"' | sudo tee -a /etc/hosts'""",
+        ),
+        (["n0"], "sudo rm /tmp/x*", "ddpctl exec --sudo --host n0 -- sh -c 'sudo rm /tmp/x*'"),
+    ],
+)
+def test_the_line_that_runs_a_command_from_here(hosts: list[str], command: str, line: str) -> None:
+    assert exec_line(hosts, command) == line

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.spec.command import REDACTED, hide_secrets
+from ddpctl.cli.program import COMMANDS
+from ddpctl.spec.command import REDACTED, hide_secrets, name_inventory
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,16 @@ def test_a_key_is_in_no_shown_word(key: str, form: str) -> None:
     name = form.format("api_key")
     argv = [name + key] if name.endswith("=") else [name, key]
     assert key not in " ".join(hide_secrets(argv))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_reads_an_inventory_can_name_it(command: str) -> None:
+    named = name_inventory(f"then `ddpctl {command}`", "-i lab.yaml ")
+    assert named == f"then `ddpctl {'' if command in ('init', 'schema') else '-i lab.yaml '}{command}`"
+
+
+@pytest.mark.parametrize(
+    "text", ["ddpctl sends the code", "see ddpctl up --help", "an old ddpctl uploads it", "ddpctl -i lab.yaml kill r1"]
+)
+def test_texts_without_a_command_to_type_stay_as_they_are(text: str) -> None:
+    assert name_inventory(text, "-i lab.yaml ") == text

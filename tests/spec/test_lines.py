@@ -126,6 +126,13 @@ def test_which_lines_are_equal(other: Line, together: bool) -> None:
     assert (len(fold_lines([FIRST, other], 2)) == 1) == together
 
 
+def test_torchs_mark_of_a_rank_keeps_no_lines_apart() -> None:
+    marked = [line("ab"[rank], rank, 1.0, f"[rank{rank}]: ValueError: boom") for rank in (0, 1)]
+    assert len(fold_lines(marked, 2)) == 1
+    strange = marked[1]._replace(text=marked[0].text)  # a rank that quotes another rank
+    assert len(fold_lines([marked[0], strange], 2)) == 2
+
+
 def test_a_line_never_moves_in_front_of_what_its_rank_said_before() -> None:
     said = [line("a", 0, 1.0, "x"), line("b", 1, 1.1, "y"), line("b", 1, 1.2, "x"), line("a", 0, 1.3, "y")]
     assert [[(one.rank, one.text) for one in group] for group in fold_lines(said, 9)] == [

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from ddpctl.errors import HostsFailed, NoSuchJob, Unreachable, UsageError
-from ddpctl.files.records import run_dir
+from ddpctl.files.records import run_dir, save_run
 from ddpctl.spec.host import Host
 from ddpctl.spec.inventory import Inventory
+from ddpctl.spec.job import JobSpec
 from ddpctl.spec.merge import merge_runs
 from ddpctl.spec.record import NodeReport
 from ddpctl.stages.status import all_runs, find_run, live_runs, live_runs_of, read_end, read_run
@@ -150,6 +151,58 @@ def test_a_run_id_needs_no_project_and_of_a_name_of_others_it_is_said_whose_it_i
         "run r2 of project other, started from ann@laptop:/home/ann/other"
     )
     assert refused.value.hint == "name the run by its id; kill, rm and restart also take --any-project"
+
+
+def test_without_a_name_the_only_live_run_of_the_project_is_meant() -> None:
+    told = [of_project("exp", "r1", "failed"), of_project("exp", "r2", job="eval"), of_project("other", "r3")]
+    silent = DryTransport("b", unreachable=Unreachable("no route", host="b"))
+    found = find_run(DryFleet([DryTransport("a", {"status": {"runs": told}}), silent]), None, OF)
+    assert (found.run, found.silent_hosts) == ("r2", ("b",))
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ([of_project("other", "r3")], "no run is named, and no run is live"),
+        ([of_project("exp", "r1", "failed")], "no run is named, and no run is live; ended: train (r1, failed)"),
+        (
+            [of_project("exp", "r1"), of_project("exp", "r2"), of_project("exp", "r3", "failed", job="eval")],
+            "no run is named, and 2 runs are live: train (r1, running), train (r2, running)",
+        ),
+    ],
+)
+def test_without_a_name_and_with_no_or_several_live_runs_the_names_are_listed(
+    told: list[dict[str, Any]], said: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        find_run(DryFleet([DryTransport("a", {"status": {"runs": told}})]), None, OF)
+    assert refused.value.message == said
+
+
+def test_a_silent_host_may_have_the_live_run_that_is_not_named() -> None:
+    ended = DryTransport("a", {"status": {"runs": [of_project("exp", "r1", "failed")]}})
+    silent = DryTransport("b", unreachable=Unreachable("no route", host="b"))
+    with pytest.raises(HostsFailed, match="no run is live on the hosts that answered, and 1 host did not answer"):
+        find_run(DryFleet([ended, silent]), None, OF)
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("trian", "did you mean train? `ddpctl ps --all` lists every run"),
+        ("evall-lr2", "did you mean eval-lr02? `ddpctl ps --all` lists every run"),
+        ("train", "`ddpctl ps --all` lists every run"),
+        ("other-9", "`ddpctl ps --all` lists every run"),
+    ],
+)
+def test_a_name_that_no_run_has_gets_the_most_similar_name(typed: str, hint: str) -> None:
+    jobs = {"train": JobSpec(name="train", script="train.py")}
+    of = OF.model_copy(update={"file": "/home/ann/exp/inventory.yaml", "jobs": jobs})
+    save_run("eval-lr02", OLD, {"inventory": of.file})
+    save_run("other-99", NEW, {"inventory": "/home/ann/other/inventory.yaml"})
+    with pytest.raises(NoSuchJob) as refused:
+        find_run(DryFleet([DryTransport("a", {"status": {"runs": []}})]), typed, of)
+    assert refused.value.hint == hint
 
 
 def test_the_newest_run_of_each_projects_job_is_current() -> None:

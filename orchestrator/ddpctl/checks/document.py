@@ -19,7 +19,7 @@ that looks wrong is harmless. A check is **unknown** on a host that could not be
 read), and **skipped** where it does not apply (no GPU found); neither counts as passed.
 
 A finding has a `command`, a `fix` in words, or both. The command runs on the host unchanged and is shown as
-`ssh -t HOST '...'`.
+`ddpctl exec --host HOST -- ...`, with `--sudo` if it needs root.
 
 Every check marked *on test hosts* has found its fault, injected for real, on hosts with an sshd, a network and a file
 system of their own: Linux namespaces on one machine. All other checks were tested on recorded output only.

@@ -12,13 +12,12 @@ from ddpctl.cli import session
 from ddpctl.cli.limits import SWITCH_S
 from ddpctl.errors import DdpctlError, HostsFailed, JobFailed, Unreachable
 from ddpctl.files.positions import Positions, load_positions
-from ddpctl.render.console import has_colours, stderr_console
+from ddpctl.render.console import has_colours
 from ddpctl.render.lines import JsonLines, LinePrinter, LineTime
 from ddpctl.render.progress import ProgressView, quiet
 from ddpctl.render.status import end_line, status_view, untracked_lines
 from ddpctl.spec.event import Event, Note
 from ddpctl.spec.noise import Held
-from ddpctl.spec.outcome import find_hint
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages import follow as stage
@@ -40,15 +39,15 @@ def conclude(run: RunStatus, *, as_json: bool = False) -> int:
         if not as_json:
             for line in untracked_lines(run.run, run.untracked):
                 session.warn(line)
-            stderr_console().print(_success(run), style="green")
+            session.stderr_console().print(_success(run), style="green")
         return 0
     if not as_json:
-        stderr_console().print(status_view(run))
+        session.stderr_console().print(status_view(run, hint=False))
     why = end_line(run)
     # With an unreachable host the state is still open.
     word = run.verdict.state if run.verdict.terminal else contract.FAILED
     kept = f"the output is kept: ddpctl tail {run.run} -n 100"
-    raise JobFailed(f"{run.job} {word}: {why}", hint="; ".join(filter(None, (find_hint(run.verdict.cause), kept))))
+    raise JobFailed(f"{run.job} {word}: {why}", hint="; ".join(filter(None, (run.hint, kept))))
 
 
 def _success(run: RunStatus) -> str:
@@ -77,7 +76,7 @@ def follow_run(
     printer = _printer(run, sys.stderr if to_stderr else sys.stdout)
     noise = Held()
     selection = stage.Selection(offsets=load_positions(run.run))
-    with ProgressView(stderr_console()) as view, _kept_positions(run) as save:
+    with ProgressView(session.stderr_console()) as view, _kept_positions(run) as save:
         errors = stage.follow(
             run.run,
             run.hosts,
@@ -119,17 +118,11 @@ def _gone(errors: Mapping[str, DdpctlError]) -> list[str]:
     return [host for host, error in errors.items() if isinstance(error, Unreachable)]  # another try costs seconds
 
 
-def how_to_go_on(run: str, *, queued: bool = False) -> str:
-    """Return the commands for a job that is no longer followed. ``queued``: it waits in line for its slots."""
-    end = "take it out of the line" if queued else "end it"
-    return f"follow it again: ddpctl attach {run}; {end}: ddpctl kill {run}"
-
-
 def tell_beside(event: Event) -> None:
     """Print a note on stderr beside the output; any thread may call this."""
     if isinstance(event, Note):
         with quiet():
-            stderr_console().print(event.message)
+            session.stderr_console().print(event.message)
 
 
 @contextlib.contextmanager
@@ -169,7 +162,7 @@ def print_lines(run: RunStatus, fleet: Fleet, hosts: Sequence[str], selection: s
     text = _printer(run, sys.stdout, LineTime() if look.timestamps else None)
     failed = run.verdict.terminal and run.verdict.state != contract.SUCCEEDED
     noise = None if look.as_json or failed else Held()
-    with ProgressView(stderr_console()) as view:
+    with ProgressView(session.stderr_console()) as view:
         errors = stage.follow(
             run.run,
             hosts,

@@ -28,7 +28,7 @@ from ddpctl.errors import (
 )
 from ddpctl.files.inventory import home_of
 from ddpctl.render.clean import clean
-from ddpctl.render.console import columns, stderr_console
+from ddpctl.render.console import columns
 from ddpctl.render.progress import ProgressView
 from ddpctl.render.push import data_view, gc_view, push_view, size
 from ddpctl.render.ran import output_lines
@@ -158,7 +158,7 @@ def _push_data(where: Inventory, data: Path, *, as_json: bool) -> int:
     folder = Path(os.path.normpath(home / data.expanduser()))
     name = as_name(folder.name, "data")
     inside = folder.is_relative_to(home) and folder != home
-    with ProgressView(stderr_console()) as view:
+    with ProgressView(session.stderr_console()) as view:
 
         def started(total: int) -> None:
             view.tell(StageStarted("files", total, "bytes"))
@@ -232,7 +232,7 @@ def confirm_keys(where: Inventory, yes: bool, command: str, *, show: bool) -> li
     person = session.prompter()
 
     def look(say: Say) -> list[KeyReport]:
-        with ProgressView(stderr_console()) as view:
+        with ProgressView(session.stderr_console()) as view:
             return survey(where, prompter=person, say=say, tell=view.tell)
 
     reports = look(session.warn)

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from ddpctl.cli import session
-from ddpctl.cli.follow import LineLook, conclude, follow_run, how_to_go_on, print_lines, tell_beside
+from ddpctl.cli.follow import LineLook, conclude, follow_run, print_lines, tell_beside
 from ddpctl.cli.interrupts import Interrupts
 from ddpctl.cli.limits import MOST_LINES, RANK_SPAN, TAIL_LINES
 from ddpctl.code import RUNS_FOLDER
@@ -20,6 +20,7 @@ from ddpctl.errors import HostsFailed, Interrupted, NoSuchJob, UsageError
 from ddpctl.render.status import untracked_lines
 from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.inventory import Inventory, suggestion
+from ddpctl.spec.names import how_to_go_on
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import plural, whole_number
 from ddpctl.stages.checkpoints import fetch_checkpoint, list_checkpoints
@@ -37,7 +38,7 @@ _AGO = re.compile(rf"([0-9]{{1,9}})([{''.join(_SECONDS)}])")
 
 
 def tail(
-    job: str = session.JobArgument,
+    job: str | None = session.OptionalJobArgument,
     follow: bool = typer.Option(False, "-f", "--follow", help="Keep printing new lines until the run ends."),
     rank: str = typer.Option(None, "--rank", metavar="R,...", help="Only these ranks: 2 or 0,3 or 4-7."),
     host: str = typer.Option(None, "--host", metavar="H,...", help="Only these hosts: node1 or node[0-3],node7."),
@@ -67,7 +68,7 @@ def tail(
     whole = since is not None or grep is not None or as_json
     selection = Selection(ranks=ranks, lines=parse_lines(lines, None if whole else TAIL_LINES), grep=grep, **start)
     look = LineLook(follow=follow, as_json=as_json, folded=not no_fold, timestamps=timestamps)
-    inventory = session.load(None, option, job=job)
+    inventory = session.load(None, option, job=job, recorded=True)
     with session.fleet_of(inventory) as fleet:
         run = session.find_run(fleet, job, inventory)
         print_lines(run, fleet, _hosts(run, host, ranks), selection, look)
@@ -164,20 +165,23 @@ def chosen_hosts(run: RunStatus, text: str | None, ranks: frozenset[int] | None)
 
 
 def attach(
-    job: str = session.JobArgument,
+    job: str | None = session.OptionalJobArgument,
     option: Path | None = session.InventoryOption,
 ) -> int:
     """Follow the output of a run again, from the next line (on another machine: from the first line).
 
     Ctrl-C detaches; it never kills the job.
     """
-    inventory = session.load(None, option, job=job)
+    inventory = session.load(None, option, job=job, recorded=True)
     with Interrupts(), session.fleet_of(inventory) as fleet:
         try:
             run = session.find_run(fleet, job, inventory)
+            job = job or run.run
             with wait_for_ranks(run, fleet, tell_beside):
                 end = follow_run(run, fleet)
         except (KeyboardInterrupt, Interrupted):
+            if job is None:
+                raise
             raise Interrupted(f"detached; {job} was not changed", hint=how_to_go_on(job)) from None
     return conclude(end)
 

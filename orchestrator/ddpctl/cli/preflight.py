@@ -8,8 +8,8 @@ import typer
 
 from ddpctl.cli import session
 from ddpctl.cli.prompt import confirm, require_terminal
+from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import UsageError
-from ddpctl.render.console import stderr_console
 from ddpctl.render.html import preflight_html
 from ddpctl.render.preflight import report_view
 from ddpctl.render.ran import fixed_view, fixes_view
@@ -61,10 +61,10 @@ def preflight(
             warn_other_runs(fleet, list({fix.host: None for fix in automatic_fixes(report.findings)}), tell)
             if fixes := _confirmed(report, yes):
                 done = apply(fixes, fleet, tell, sudo)
-                stderr_console().print(fixed_view(done))
+                session.stderr_console().print(fixed_view(done))
                 report = second_look(report, done, launch, fleet, tell, options)
     if html is not None:
-        session.write_page(html, preflight_html(report))
+        session.write_page(html, preflight_html(report, GLOBAL.named))
     if as_json:
         session.print_json(report.to_json() | ({"fixes": [applied.to_json() for applied in done]} if fix else {}))
     elif done or not fix:
@@ -89,7 +89,7 @@ def _must_be_asked(fix: bool, yes: bool) -> None:
 def _confirmed(report: PreflightReport, yes: bool) -> tuple[Fix, ...]:
     """Show the fixes and ask; return the fixes to run, which is no fix after a no."""
     found = automatic_fixes(report.findings)
-    stderr_console().print(fixes_view(found))
+    session.stderr_console().print(fixes_view(found))
     if found and (yes or confirm(f"run {'this' if len(found) == 1 else f'these {len(found)} commands'}?")):
         return found
     return ()

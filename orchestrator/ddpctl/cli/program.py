@@ -28,6 +28,7 @@ from ddpctl.cli.state import GLOBAL, show_debug_log
 from ddpctl.errors import DdpctlError, Interrupted, UsageError, to_ddpctl_error
 from ddpctl.render.clean import clean
 from ddpctl.render.errors import error_lines
+from ddpctl.spec.command import name_inventory
 
 _PR_SET_DUMPABLE = 4  # linux/prctl.h
 
@@ -221,7 +222,7 @@ def run(argv: list[str]) -> int:
 
 def _take_globals(argv: list[str]) -> list[str]:
     """Store the global options; return the words for the parser."""
-    GLOBAL.script = None
+    GLOBAL.script, GLOBAL.named = None, ""
     ours, theirs = argv, None
     if "--" in argv:
         cut = argv.index("--")
@@ -270,7 +271,7 @@ def _script_words(text: str, option: str | None) -> str:
 
 def _report(error: DdpctlError) -> int:
     _trace(error)
-    _say("\n".join(error_lines(error)))
+    _say(name_inventory("\n".join(error_lines(error)), GLOBAL.named))
     return error.exit_code
 
 

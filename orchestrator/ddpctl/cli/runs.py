@@ -24,12 +24,13 @@ from ddpctl.spec.removal import RemovedRun, removal_document
 from ddpctl.spec.runs import runs_document
 from ddpctl.spec.slots import other_runs
 from ddpctl.spec.status import RunStatus
+from ddpctl.spec.values import plural
 from ddpctl.stages.doctor import ask_doctor
 from ddpctl.stages.remove import remove_run
 from ddpctl.stages.report import make_report
 from ddpctl.stages.save import save_run
 from ddpctl.stages.slots import ask_claims, unknown_claims
-from ddpctl.stages.status import all_runs, find_run, live_runs
+from ddpctl.stages.status import all_runs, find_run, live_runs, name_missing, runs_of_project
 from ddpctl.stages.stop import stop_run
 from ddpctl.stages.untracked import with_untracked
 from ddpctl.transport.base import Fleet
@@ -56,8 +57,10 @@ def ps(
     others = [] if mine else other_runs(claims, {run.run for run in runs})
     if as_json:
         session.print_json(runs_document(runs, others, claims, datetime.now(timezone.utc)))
-    else:
+    elif runs or others:
         session.print_view(runs_table(runs, where.project, others, claims))
+    else:
+        session.warn(f"no runs on {plural(len(fleet.hosts), 'host')}; `ddpctl up` starts one")
     for host, why in unknown_claims(shown).items():
         if host not in outcome.errors:
             session.warn(f"warning: {host}: the runs of other accounts are not known: {why}")
@@ -70,13 +73,13 @@ def ps(
 
 
 def status(
-    job: str = session.JobArgument,
+    job: str | None = session.OptionalJobArgument,
     option: Path | None = session.InventoryOption,
     causes: bool = typer.Option(False, "--causes", help="After a failure: also show what else may have caused it."),
     as_json: bool = session.JsonOption,
 ) -> int:
     """Show the state of a run on every node."""
-    inventory = session.load(None, option, job=job)
+    inventory = session.load(None, option, job=job, recorded=True)
     with session.fleet_of(inventory) as fleet:
         run = with_untracked(fleet, session.find_run(fleet, job, inventory))
     session.show(run, partial(status_view, candidates=causes), as_json=as_json)
@@ -90,13 +93,13 @@ StacksOption = typer.Option(False, "--stacks", help="Also show the Python stack 
 
 
 def doctor(
-    job: str = session.JobArgument,
+    job: str | None = session.OptionalJobArgument,
     option: Path | None = session.InventoryOption,
     stacks: bool = StacksOption,
     as_json: bool = session.JsonOption,
 ) -> int:
     """Say why a run is stuck or slow: where every rank is, and for which rank the other ranks wait."""
-    inventory = session.load(None, option, job=job)
+    inventory = session.load(None, option, job=job, recorded=True)
     with session.fleet_of(inventory) as fleet:
         found = ask_doctor(fleet, job, inventory)
     session.show(found, lambda consultation: doctor_view(consultation, stacks=stacks), as_json=as_json)
@@ -107,13 +110,13 @@ HtmlOption = typer.Option(None, "--html", metavar="FILE", help="Also write it as
 
 
 def report(
-    job: str = session.JobArgument,
+    job: str | None = session.OptionalJobArgument,
     option: Path | None = session.InventoryOption,
     html: Path | None = HtmlOption,
     as_json: bool = session.JsonOption,
 ) -> int:
     """One page about a run, live or ended: how it went, its attempts and metrics, and what ran."""
-    inventory = session.load(None, option, job=job)
+    inventory = session.load(None, option, job=job, recorded=True)
     with session.fleet_of(inventory) as fleet:
         made = make_report(fleet, job, inventory)
     if html is not None:
@@ -126,8 +129,16 @@ def report(
     return 0
 
 
+KilledArgument = typer.Argument(
+    None,
+    metavar="JOB",
+    help="A job's or run's name, a run id, or the beginning of one. Without it, kill only lists the live runs.",
+    show_default=False,
+)
+
+
 def kill(
-    job: str = session.JobArgument,
+    job: str | None = KilledArgument,
     grace: float = typer.Option(
         None,
         "--grace",
@@ -142,8 +153,10 @@ def kill(
     as_json: bool = session.JsonOption,
 ) -> int:
     """End a run on every node and prove that nothing of it is left. Safe to repeat."""
-    inventory = session.load(None, option, job=job)
+    inventory = session.load(None, option, job=job, recorded=True)
     with session.working_fleet(inventory) as (fleet, tell):
+        if job is None:  # a kill never chooses
+            raise name_missing(*runs_of_project(fleet, None if any_project else inventory))
         runs = live_runs(fleet, job, None if any_project else inventory)
         if not any_project:
             for run in runs:

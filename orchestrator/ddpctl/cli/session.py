@@ -6,6 +6,7 @@ import contextlib
 import getpass
 import json
 import secrets
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,14 +15,14 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import typer
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 
 from ddpctl.cli.prompt import TerminalPrompter, can_ask
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, Survivors, UsageError
 from ddpctl.files.first_use import take_new_programs
 from ddpctl.files.inventory import find_inventory, home_of, load_inventory
-from ddpctl.render.console import stderr_console, stdout_console
+from ddpctl.render.console import make_console
 from ddpctl.render.progress import ProgressView, quiet
 from ddpctl.spec.event import Tell
 from ddpctl.spec.inventory import Inventory
@@ -54,8 +55,12 @@ JobArgument = typer.Argument(
     help="A job's or run's name (its newest run), a run id, or the beginning of one.",
     show_default=False,
 )
-
-
+OptionalJobArgument = typer.Argument(
+    None,
+    metavar="JOB",
+    help="A job's or run's name (its newest run), a run id, or the beginning of one; default: the only live run.",
+    show_default=False,
+)
 AnyProjectOption = typer.Option(
     False, "--any-project", help="Take it whichever project it is of, and from whichever folder it was started."
 )
@@ -82,7 +87,25 @@ def inventory_file(
         _refuse_job(str(argument), option)
     if argument is None or option is None:
         argument, option = argument or option, GLOBAL.inventory
-    return find_inventory(argument, option, job=job, recorded=recorded)
+    found = find_inventory(argument, option, job=job, recorded=recorded)
+    GLOBAL.named = "" if _is_usual(found) else f"-i {shlex.quote(str(found))} "
+    return found
+
+
+def _is_usual(file: Path) -> bool:
+    """Return whether every command finds this inventory without its name, from the current folder."""
+    try:
+        return find_inventory().samefile(file)
+    except (UsageError, OSError):
+        return False
+
+
+def stdout_console() -> Console:
+    return make_console(sys.stdout, lambda: GLOBAL.named)
+
+
+def stderr_console() -> Console:
+    return make_console(sys.stderr, lambda: GLOBAL.named)
 
 
 # The right command where a job's name stands in place of the inventory.
@@ -133,7 +156,7 @@ def working_fleet(inventory: Inventory, hosts: Sequence[str] | None = None) -> I
         yield fleet, view.tell
 
 
-def find_run(fleet: Fleet, job: str, of: Inventory | None) -> RunStatus:
+def find_run(fleet: Fleet, job: str | None, of: Inventory | None) -> RunStatus:
     """Return the run that ``job`` means, and warn if a newer run may be on a silent host.
 
     ``of`` and errors: as ``stages.status.find_run``.

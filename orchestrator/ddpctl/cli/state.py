@@ -17,6 +17,7 @@ class Globals:
     debug: bool = False
     inventory: Path | None = None
     script: list[str] | None = None
+    named: str = ""  # names the inventory in printed commands: `-i FILE` and a space, empty where ddpctl finds the file
 
 
 GLOBAL = Globals()

@@ -11,19 +11,18 @@ from pathlib import Path
 import typer
 
 from ddpctl.cli import session
-from ddpctl.cli.follow import conclude, follow_run, how_to_go_on, tell_beside
+from ddpctl.cli.follow import conclude, follow_run, tell_beside
 from ddpctl.cli.interrupts import Interrupts
 from ddpctl.cli.prompt import TERMINAL, can_ask, choose
 from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import DdpctlError, Interrupted, PreflightFailed, UsageError
 from ddpctl.files.inventory import load_inventory, load_script
 from ddpctl.files.records import save_run
-from ddpctl.render.console import stderr_console
 from ddpctl.render.preflight import report_view
 from ddpctl.render.progress import ProgressView
 from ddpctl.render.status import plan_view, status_view
 from ddpctl.spec.finding import Severity
-from ddpctl.spec.names import check_run_name
+from ddpctl.spec.names import check_run_name, how_to_go_on
 from ddpctl.spec.preflight import PreflightReport
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import plural
@@ -129,7 +128,7 @@ def restart(
     """
     inventory = session.load(None, option, job=job)
     with Interrupts() as interrupts, session.fleet_of(inventory) as fleet:
-        with ProgressView(stderr_console()) as view:
+        with ProgressView(session.stderr_console()) as view:
             run = session.find_run(fleet, job, None if any_project else inventory)
             if not any_project:
                 session.refuse_other_folder(run, job, inventory)
@@ -170,7 +169,7 @@ def bring_up(
 
     If preflight refuses the launch, its report is the JSON document that ``as_json`` promises.
     """
-    view = ProgressView(stderr_console())
+    view = ProgressView(session.stderr_console())
     up = Up(launch, fleet, view.tell, options, fresh=fresh, any_project=any_project, wait=wait)
     try:
         with view:
@@ -181,7 +180,7 @@ def bring_up(
         return run
     except PreflightFailed:
         if up.report is not None:
-            stderr_console().print(report_view(up.report, skipped=False))
+            session.stderr_console().print(report_view(up.report, skipped=False))
             if as_json:
                 session.print_json(up.report.to_json())
         raise
@@ -233,7 +232,7 @@ def show_detached(run: RunStatus, *, as_json: bool) -> int:
     session.show(run, status_view, as_json=as_json)
     commands = {"follow it:": "attach {}", "its output:": "tail {} -n 20", "end it:": "kill {}"}
     for what, command in commands.items():
-        stderr_console().print(f"{what:<12}ddpctl {command.format(run.run)}")
+        session.stderr_console().print(f"{what:<12}ddpctl {command.format(run.run)}")
     return 0
 
 
@@ -243,7 +242,7 @@ def follow_up(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt
     while True:
         with interrupts.noted():
             if asked:
-                stderr_console().print("continuing; Ctrl-C asks again")
+                session.stderr_console().print("continuing; Ctrl-C asks again")
             try:
                 with wait_for_ranks(run, fleet, tell_beside):
                     end = follow_run(run, fleet, to_stderr=as_json, interrupted=lambda: interrupts.pressed)
@@ -253,15 +252,13 @@ def follow_up(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt
                 if not interrupts.pressed:
                     if isinstance(error, BrokenPipeError):  # `| head` has ended
                         what = f"nobody reads the output any more; {run.job} was not changed"
-                        stderr_console().print(f"{what}; {how_to_go_on(run.run)}")
+                        session.stderr_console().print(f"{what}; {how_to_go_on(run.run)}")
                     raise
             else:
                 return conclude(end, as_json=as_json)
         queued = is_in_line(fleet, run)
-        state, next_steps = (
-            "still waits in line" if queued else "is still running",
-            how_to_go_on(run.run, queued=queued),
-        )
+        state = "still waits in line" if queued else "is still running"
+        next_steps = how_to_go_on(run.run, queued=queued)
         choice = OnInterrupt.DETACH if interrupts.must_end else on_interrupt
         if choice is OnInterrupt.ASK and can_ask():
             with interrupts.raised():
@@ -271,7 +268,7 @@ def follow_up(run: RunStatus, fleet: Fleet, interrupts: Interrupts, on_interrupt
                 asked = True
                 continue
             if answer == "detach":
-                stderr_console().print(f"{run.job} {state}; {next_steps}")
+                session.stderr_console().print(f"{run.job} {state}; {next_steps}")
                 return 0
             choice = OnInterrupt.KILL
         if choice is OnInterrupt.KILL:

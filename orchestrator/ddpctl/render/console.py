@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TextIO
 
-from rich.console import Console, ConsoleOptions, OverflowMethod, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, OverflowMethod, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from ddpctl.render.clean import clean
+from ddpctl.spec.command import find_commands, name_inventory
 
 _WIDEST = 100_000
 
@@ -29,7 +30,16 @@ def has_colours(stream: TextIO, environ: Mapping[str, str] | None = None) -> boo
     return not is_plain(stream, environ) and not environ.get("NO_COLOR")
 
 
+def _no_option() -> str:
+    return ""
+
+
 class _Console(Console):
+    def __init__(self, option: Callable[[], str], **how: Any) -> None:
+        """``option``: names the inventory in the commands of ddpctl that are printed; see ``spec.command``."""
+        super().__init__(**how)
+        self._option = option
+
     def on_broken_pipe(self) -> None:
         """Leave it to the program, which ends as if killed by SIGPIPE; rich would exit with 1."""
         raise
@@ -41,7 +51,22 @@ class _Console(Console):
 
     def print(self, *objects: Any, **how: Any) -> None:
         """Do not cut lines at the edge of a narrow terminal, which folds long lines itself."""
-        super().print(*objects, **({"crop": False} | how))
+        option = self._option()
+        super().print(*(_name_inventory(each, option) for each in objects), **({"crop": False} | how))
+
+
+def _name_inventory(view: Any, option: str) -> Any:
+    """Return text, or a group of texts, with the inventory in its commands; tables have no commands."""
+    if isinstance(view, Group):
+        return Group(*(_name_inventory(each, option) for each in view.renderables))
+    if isinstance(view, str):
+        return name_inventory(view, option)
+    if not isinstance(view, Text) or not option:
+        return view
+    first, *parts = view.divide(find_commands(view.plain))
+    for part in parts:
+        first.append(option).append_text(part)
+    return first
 
 
 class Whole:
@@ -81,10 +106,14 @@ def columns(*names: str, overflow: OverflowMethod = "ellipsis") -> Table:
     return table
 
 
-def make_console(stream: TextIO) -> Console:
-    """Return a console that never reads text as markup or emoji codes, and never folds a line of a pipe."""
+def make_console(stream: TextIO, option: Callable[[], str] = _no_option) -> Console:
+    """Return a console that never reads text as markup or emoji codes, and never folds a line of a pipe.
+
+    ``option``: returns what names the inventory in printed commands, ``-i FILE`` and a space, or an empty text.
+    """
     plain = is_plain(stream)
     return _Console(
+        option,
         file=stream,
         markup=False,
         emoji=False,
@@ -94,11 +123,3 @@ def make_console(stream: TextIO) -> Console:
         soft_wrap=plain,
         width=None if not plain else 200,
     )
-
-
-def stdout_console() -> Console:
-    return make_console(sys.stdout)
-
-
-def stderr_console() -> Console:
-    return make_console(sys.stderr)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ddpctl.spec.autofix import exec_line
 from ddpctl.spec.finding import LEFT_OUT, Finding, Severity
 from ddpctl.spec.fold import group_by, join_steps, name_hosts, one_line
 from ddpctl.spec.mesh import OK, Link, Mesh, worst_hosts
@@ -55,27 +55,29 @@ class Group:
     def fixes(self) -> tuple[str, ...]:
         """The fixes to copy: one for each finding, or for many findings a fix with the word HOST, or all fixes joined.
 
-        Commands come first, in the form in which a person types them here.
+        Commands come first, as lines that are typed on the controller.
         """
-        return (*self._shared(_typed), *self._shared(lambda finding: finding.fix))
-
-    def _shared(self, text_of: Callable[[Finding], str | None]) -> tuple[str, ...]:
-        texts = [(finding, one_line(text)) for finding in self.findings if (text := text_of(finding))]
-        each = tuple(dict.fromkeys(text for _, text in texts))
-        if len(each) <= EACH_FIX:
-            return each
-        shared = tuple(dict.fromkeys(finding.nameless(text) for finding, text in texts))
-        if len(shared) == 1:
-            return shared
-        joined = join_steps(each)
-        return (joined,) if joined is not None else shared
+        same = group_by(lambda finding: finding.command, self.findings)
+        commands = [(found[0], _typed(command, found)) for command, found in same.items() if command]
+        return (*_shared(commands), *_shared((f, f.fix) for f in self.findings if f.fix))
 
 
-def _typed(finding: Finding) -> str | None:
-    """Return the command as it is typed on the controller, with a terminal for sudo's password."""
-    if not finding.command or not finding.host:
-        return finding.command
-    return f"ssh -t {finding.host} {shlex.quote(finding.command)}"
+def _typed(command: str, findings: Iterable[Finding]) -> str:
+    """Return the line that runs the command on the hosts of the findings."""
+    hosts = tuple(dict.fromkeys(finding.host for finding in findings if finding.host))
+    return exec_line(hosts, command) if hosts else command
+
+
+def _shared(fixes: Iterable[tuple[Finding, str]]) -> tuple[str, ...]:
+    texts = [(finding, one_line(text)) for finding, text in fixes]
+    each = tuple(dict.fromkeys(text for _, text in texts))
+    if len(each) <= EACH_FIX:
+        return each
+    shared = tuple(dict.fromkeys(finding.nameless(text) for finding, text in texts))
+    if len(shared) == 1:
+        return shared
+    joined = join_steps(each)
+    return (joined,) if joined is not None else shared
 
 
 @dataclass(frozen=True)

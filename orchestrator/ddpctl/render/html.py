@@ -8,6 +8,7 @@ from html import escape
 from ddpctl.render import groups
 from ddpctl.render.groups import Group, Matrix
 from ddpctl.render.page import page
+from ddpctl.spec.command import name_inventory
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.fold import name_hosts
 from ddpctl.spec.mesh import OK, Link, Mesh
@@ -20,15 +21,18 @@ WORDY_HOSTS = 20  # with more hosts a cell has no room for a number: colour and 
 _HEAT = ((0.9, "h5"), (0.7, "h4"), (0.5, "h3"), (0.25, "h2"))
 
 
-def preflight_html(report: PreflightReport) -> str:
-    """Return the page. Every text of the report is escaped, so that it cannot become markup."""
+def preflight_html(report: PreflightReport, option: str = "") -> str:
+    """Return the page. Every text of the report is escaped, so that it cannot become markup.
+
+    ``option`` names the inventory in the commands of ddpctl; see ``spec.command.name_inventory``.
+    """
     parts = [
         _head(report),
-        _findings("What is wrong, and how to fix it", groups.group_problems(report.findings)),
-        _findings("Not checked", groups.of_severity(report.findings, Severity.UNKNOWN)),
+        _findings("What is wrong, and how to fix it", groups.group_problems(report.findings), option),
+        _findings("Not checked", groups.of_severity(report.findings, Severity.UNKNOWN), option),
         _hosts(report),
         _mesh(report.mesh) if report.mesh is not None and len(report.mesh.hosts) > 1 else "",
-        _findings("Worth knowing", groups.of_severity(report.findings, Severity.INFO)),
+        _findings("Worth knowing", groups.of_severity(report.findings, Severity.INFO), option),
         _rest(report),
     ]
     return page(f"preflight of {report.cluster}", parts)
@@ -49,18 +53,19 @@ def _head(report: PreflightReport) -> str:
 # --- findings --------------------------------------------------------------------------------------------------------
 
 
-def _findings(title: str, found: Iterable[Group]) -> str:
-    cards = [_card(group) for group in found]
+def _findings(title: str, found: Iterable[Group], option: str) -> str:
+    cards = [_card(group, option) for group in found]
     return f"<section><h2>{escape(title)}</h2>{''.join(cards)}</section>" if cards else ""
 
 
-def _card(group: Group) -> str:
+def _card(group: Group, option: str) -> str:
     kind = group.first.severity.value
-    fixes = "".join(f"<pre>{escape(fix)}</pre>" for fix in group.fixes)
+    fixes = "".join(f"<pre>{escape(name_inventory(fix, option))}</pre>" for fix in group.fixes)
     check, where = escape(group.first.check), escape(group.where)
+    message = escape(name_inventory(group.message, option))
     return (
         f'<article class="{kind}"><h3><span class="badge {kind}">{kind}</span> <code>{check}</code> '
-        f'<span class="where">{where}</span></h3><p>{escape(group.message)}</p>{fixes}</article>'
+        f'<span class="where">{where}</span></h3><p>{message}</p>{fixes}</article>'
     )
 
 

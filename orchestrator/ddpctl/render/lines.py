@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, TextIO
 
 from ddpctl.render.clean import clean_output
 from ddpctl.spec.event import Line
-from ddpctl.spec.lines import Group
+from ddpctl.spec.lines import Group, unmarked
 from ddpctl.spec.ranges import fold_names
 from ddpctl_worker.rules.phrases import numbers
 
@@ -86,6 +86,8 @@ class LinePrinter:
             if prefix is None:
                 prefix = self._prefix(group)
             stamp = "" if self._stamp is None else f"{self._stamp(time)} "
+            if len(group) > 1:
+                text = unmarked(line)
             out.append(f"{stamp}{prefix}{self._clean(text)}\n")
         self._stream.write(_bytes(out))
         self._stream.flush()

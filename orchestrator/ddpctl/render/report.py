@@ -48,7 +48,7 @@ def report_view(report: RunReport) -> RenderableType:
         parts.append(Text(stuck_line(run, report.made), style="bold yellow"))
     parts += [Text(slow_line(slow), style="yellow") for slow in run.slow]
     if run.verdict.cause:
-        parts.append(cause_view(run.verdict.cause))
+        parts.append(cause_view(run.verdict.cause, run.hint))
     parts += [Text(f"not in this report: {host}: {why}", "yellow") for host, why in report.missing.items()]
     parts += [Text(""), Whole(_attempts(report))]
     if shown := shown_curves(report.curves):

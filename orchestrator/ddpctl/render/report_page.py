@@ -151,7 +151,7 @@ def _troubles(report: RunReport) -> Iterator[str]:
         items = "".join(f"<li><b>{escape(host)}</b>: {escape(why)}</li>" for host, why in report.missing.items())
         yield f'<article class="warning"><h3>Not in this report: {count}</h3><ul>{items}</ul></article>'
     if run.verdict.cause:
-        yield f'<article class="error"><h3>What ended it</h3>{_cause(run.verdict.cause)}</article>'
+        yield f'<article class="error"><h3>What ended it</h3>{_cause(run.verdict.cause, run.hint)}</article>'
     lines = [slow_line(slow) for slow in run.slow]
     if run.diagnosis:
         lines.insert(0, stuck_line(run, report.made))
@@ -159,11 +159,12 @@ def _troubles(report: RunReport) -> Iterator[str]:
         yield f'<article class="warning">{"".join(f"<p>{escape(line)}</p>" for line in lines)}</article>'
 
 
-def _cause(cause: Cause) -> str:
+def _cause(cause: Cause, hint: str | None) -> str:
     line = cause_line(cause)
     text = f"<p>{escape(line[:LONG])}{'…' if len(line) > LONG else ''}</p>"
     if len(line) > LONG:
         text += _folded("The whole message", cause.message)
+    text += f"<p>hint: {escape(hint)}</p>" if hint else ""
     return text + _folded("Traceback", cause.traceback) if cause.traceback else text
 
 

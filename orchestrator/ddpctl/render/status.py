@@ -94,8 +94,11 @@ def state_text(state: str) -> Text:
     return Text(state, style=_STYLE.get(state, ""))
 
 
-def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
-    """Return a run: a row for each node, and its cause if it failed. ``candidates``: also other possible causes."""
+def status_view(run: RunStatus, *, candidates: bool = False, hint: bool = True) -> RenderableType:
+    """Return a run: a row for each node, and its cause if it failed.
+
+    ``candidates``: also other possible causes. ``hint``: the next step below the cause.
+    """
     head = Text.assemble(f"{run.job}  ", state_text(run.verdict.state), f"  run {run.run}  world size {run.world_size}")
     head.append(f"\ncluster {run.cluster}  project {run.project}")
     started, ended = run.verdict.started, run.verdict.ended
@@ -131,7 +134,7 @@ def status_view(run: RunStatus, *, candidates: bool = False) -> RenderableType:
         parts.append(Text(stuck_line(run), style="bold yellow"))
     parts += [Text(slow_line(one), style="yellow") for one in run.slow]
     if run.verdict.cause:
-        parts.append(cause_view(run.verdict.cause))
+        parts.append(cause_view(run.verdict.cause, run.hint if hint else None))
     if candidates and run.verdict.candidates:
         parts.append(Text("other possible causes, earliest first:", style="bold"))
         parts += [Text(f"{cause.time}  {cause_line(cause)}") for cause in run.verdict.candidates]
@@ -179,9 +182,9 @@ def lag_text(lag: CheckpointLag) -> Text:
     return Text(lag_line(lag), style="yellow" if lag.late else "")
 
 
-def cause_view(cause: Cause) -> RenderableType:
-    """Return the place and the reason, and the traceback if there is one."""
-    lines = [Text(cause_line(cause), style="bold red")]
+def cause_view(cause: Cause, hint: str | None = None) -> RenderableType:
+    """Return the place and the reason, the next step, and the traceback if there is one."""
+    lines = [Text(cause_line(cause), style="bold red"), *([Text(f"hint: {hint}")] if hint else [])]
     if cause.traceback:
         lines.append(Text(cause.traceback.rstrip()))
     return Group(*lines)

@@ -15,6 +15,7 @@ from typing import Any
 
 from ddpctl.spec.command import Ran
 from ddpctl.spec.finding import Finding, Severity
+from ddpctl.spec.ranges import fold_names
 
 # Of a host, or of neighbours whose addresses fill a network: a fix opens ports for the job's own nodes. The largest
 # network has as many addresses as the largest job has nodes (4,096). It is a /20 of IPv4, and a /116 of IPv6.
@@ -47,6 +48,7 @@ _CHANGES: Mapping[str, str] = {
 }
 _FEEDS = ("echo", "printf")  # they produce the text for a program on the list, such as tee
 _OPERATORS = ("&&", "|")
+_EXPANDED = frozenset("*?[]{}~#!\\")  # a shell may change a word that has one of these, and an unquoted $ or `
 # Forbidden in every command. The list above allows nothing of this; the pattern protects later versions of the list.
 _NEVER = re.compile(
     r"sshd|/etc/ssh|authorized_keys|known_hosts|\bssh\b"
@@ -66,8 +68,7 @@ class Fix:
 
     @property
     def wants_root(self) -> bool:
-        """Return whether the command calls sudo. The whole command then runs as root, where sudo has no effect."""
-        return "sudo" in self.command.split()
+        return wants_root(self.command)
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,28 @@ def automatic_fixes(findings: Iterable[Finding]) -> tuple[Fix, ...]:
             fix = Fix(finding.host, finding.check, finding.command)
             found.setdefault((fix.host, fix.command), fix)
     return tuple(found.values())
+
+
+def wants_root(command: str) -> bool:
+    """Return whether the command calls sudo. The whole command then runs as root, where sudo has no effect."""
+    return "sudo" in command.split()
+
+
+def exec_line(hosts: Sequence[str], command: str) -> str:
+    """Return the line that runs a finding's command on these hosts from here, as ``preflight --fix`` would."""
+    words = ["ddpctl", "exec", *(["--sudo"] if wants_root(command) else []), "--host", fold_names(hosts), "--"]
+    return shlex.join([*words, *(_after_sudo(command) or ("sh", "-c", command))])
+
+
+def _after_sudo(command: str) -> list[str] | None:
+    """Return the words after ``sudo`` of a command that needs no shell."""
+    if not command.startswith("sudo ") or set(command) & _EXPANDED:
+        return None
+    try:
+        parts = _parts(command)
+    except ValueError:
+        return None
+    return parts[0] if len(parts) == 1 and not parts[0][0].startswith("-") else None
 
 
 def may_run(command: str) -> bool:

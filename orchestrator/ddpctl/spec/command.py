@@ -16,6 +16,12 @@ _SECRET_NAME = re.compile(r"(?:^|[-_.]|api)(?:key|token|secret|passw(?:or)?d|pas
 _SHORTEST_KEY = 8  # letters: `--key step` and `--pad_token <pad>` hold no secret; a password may have any length
 _PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)([^/@:\s]*):[^/@\s]+@")
 
+# A command of ddpctl in a text, up to its name. `ddpctl init` and `ddpctl schema` read no inventory.
+_READS_INVENTORY = re.compile(
+    r"\bddpctl (?=(?:attach|bench|checkpoints?|doctor|exec|fetch|gc|kill|preflight|ps|push|report|restart|rm|ssh|"
+    r"status|tail|top|trust|up)\b(?! --help))"
+)
+
 
 @dataclass(frozen=True)
 class Command:
@@ -39,6 +45,16 @@ class Command:
 def display(argv: tuple[str, ...] | list[str]) -> str:
     """Return the command line as a person would type it."""
     return shlex.join(argv)
+
+
+def find_commands(text: str) -> list[int]:
+    """Return where ``-i FILE`` belongs in a text: after ``ddpctl`` in each of its commands that read an inventory."""
+    return [found.end() for found in _READS_INVENTORY.finditer(text)]
+
+
+def name_inventory(text: str, option: str) -> str:
+    """Return the text with ``option``, which is ``-i FILE`` and a space, in its commands that read an inventory."""
+    return _READS_INVENTORY.sub(lambda found: f"{found[0]}{option}", text) if option else text
 
 
 def hide_secrets(argv: Sequence[str]) -> list[str]:

@@ -85,7 +85,8 @@ def fold_lines(lines: Sequence[Line], due: int) -> list[Group]:
     first and the last line of the result is left out.
 
     A line joins an earlier group if the text is equal and the rank has printed nothing else since. So the lines of a
-    rank keep their order, and a line that a rank prints twice is in two groups. A progress bar is never folded.
+    rank keep their order, and a line that a rank prints twice is in two groups. A progress bar is never folded. The
+    ``[rank3]: `` that torch puts before each line of an exception makes no difference.
     """
     groups: list[Group] = []
     firsts: list[int] = []  # for each group the index of its first line
@@ -93,7 +94,7 @@ def fold_lines(lines: Sequence[Line], due: int) -> list[Group]:
     same: dict[str, list[int]] = {}  # text -> its groups
     newest: dict[tuple[str, int | None], int] = {}  # rank -> the group of its last line
     for index, line in enumerate(lines):
-        source, text = (line[0], line[1]), line[4]
+        source, text = (line[0], line[1]), unmarked(line)
         places = same.get(text)
         place = None if places is None else _open(groups, places, newest.get(source, -1), line)
         if place is None:
@@ -110,6 +111,12 @@ def fold_lines(lines: Sequence[Line], due: int) -> list[Group]:
             lasts[place] = index
         newest[source] = place
     return groups[: _whole(firsts, lasts, due)]
+
+
+def unmarked(line: Line) -> str:
+    """Return the text without torch's mark of the line's own rank."""
+    text = line.text
+    return text.removeprefix(f"[rank{line.rank}]: ") if text[:5] == "[rank" else text
 
 
 def _open(groups: Sequence[Group], places: Sequence[int], after: int, line: Line) -> int | None:

@@ -33,8 +33,17 @@ def name_taken(name: str, where: str) -> UsageError:
     """Return the error for a name that a live run has; ``where`` describes that run."""
     return UsageError(
         f"{name} is live: {where}; nothing was started",
-        hint=f"follow it: ddpctl attach {name}; end it: ddpctl kill {name}; or choose another --name",
+        hint=f"{how_to_go_on(name)}; or choose another --name",
     )
+
+
+def how_to_go_on(run: str, *, queued: bool = False) -> str:
+    """Return the commands for a live run that is not followed; ``run`` is its name or id.
+
+    ``queued``: the run waits in line for its slots.
+    """
+    end = "take it out of the line" if queued else "end it"
+    return f"follow it: ddpctl attach {run}; {end}: ddpctl kill {run}"
 
 
 def ambiguous(word: str, runs: Iterable[str]) -> UsageError:

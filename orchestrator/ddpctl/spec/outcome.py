@@ -5,6 +5,7 @@ The answers of the nodes are validated into these values.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -33,6 +34,7 @@ from ddpctl_worker.wire import contract
 
 # A relative path; a bare name without a dot is a program that is not installed.
 _MISSING = re.compile(r"No such file or directory: '(?P<path>(?![/~])[^']*[./][^']*)'")
+_NO_DATA_SET = re.compile(r"Dataset not found or corrupted")  # torchvision's data sets, which do not name their folder
 _NO_PARENT = re.compile(r"Parent directory (?P<folder>(?![/~])\S+) does not exist")  # torch.save
 
 
@@ -55,21 +57,44 @@ class Cause:
         return {name: value for name, value in asdict(self).items() if name != "peer" or value is not None}
 
 
-def find_hint(cause: Cause | None) -> str | None:
-    """Return the next step after a failure by a missing relative path; ``None`` for any other failure."""
+def find_missing_path(cause: Cause | None) -> str | None:
+    """Return the relative path that the program did not find, from its working folder; ``None`` for other failures."""
+    found = _MISSING.search(cause.message) if cause is not None else None
+    return posixpath.normpath(found["path"]) if found is not None else None
+
+
+def find_hint(cause: Cause | None, writer: str | None = None) -> str | None:
+    """Return the next step after a failure by a missing relative path; ``None`` for any other failure.
+
+    ``writer``: the earlier run of the job that wrote this path.
+    """
     if cause is None:
         return None
     parent = _NO_PARENT.search(cause.message)
     if parent is not None:
         folder = parent["folder"]
         return f"`outputs: [{folder}]` in the job makes the folder before the start, and `ddpctl fetch` brings it back"
-    missing = _MISSING.search(cause.message)
+    missing = find_missing_path(cause)
     if missing is None:
-        return None
-    return (
-        f"{missing['path']}: each run begins in a new folder that has only the code; `checkpoint.paths` keeps the "
-        "files of earlier runs there, and `links` adds a folder of the node"
+        if not _NO_DATA_SET.search(cause.message):
+            return None
+        return f"{_NEW_FOLDER}; if the script reads ./data, {_link('data')}"
+    if missing.startswith(".."):
+        return f"{missing}: {_NEW_FOLDER}; give the script an absolute path of the node"
+    first, slash, _ = missing.partition("/")
+    if writer is None:
+        return f"{missing}: {_NEW_FOLDER}; {_link(first)}"
+    keep = (
+        f"add `checkpoint: {{paths: [{first}]}}` to the job" if slash else "write it to a folder of `checkpoint.paths`"
     )
+    return f"run {writer} wrote {missing}, but {_NEW_FOLDER}; to keep it from run to run, {keep}"
+
+
+_NEW_FOLDER = "each run begins in a new folder that has only the code"
+
+
+def _link(name: str) -> str:
+    return f"add `links: {{{name}: /PATH/ON/THE/NODES}}` to the job (`ddpctl push --data DIR` sends a folder there)"
 
 
 @dataclass(frozen=True)
@@ -223,7 +248,7 @@ class Untracked:
     """Files that the script wrote into its working folder on a host and that no declared output covers.
 
     ``files``: their number; a lower bound if not ``whole``. ``largest``: names below ``folder``, with bytes. ``error``:
-    why the files are not known.
+    why the files are not known. ``writer``: the newest earlier run of the job that wrote the path that this run missed.
     """
 
     host: Name
@@ -233,3 +258,7 @@ class Untracked:
     largest: Annotated[tuple[tuple[Short, Count], ...], Field(max_length=10)] = ()
     whole: Flag = True
     error: Short | None = None
+    writer: Name | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "writer"}

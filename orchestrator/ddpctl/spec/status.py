@@ -11,7 +11,7 @@ from ddpctl.spec.command import display, hide_secrets
 from ddpctl.spec.limits import SAVE_S
 from ddpctl.spec.metrics import job_metrics
 from ddpctl.spec.origin import JobId, Origin
-from ddpctl.spec.outcome import CheckpointLag, End, NodeStatus, Straggler, StuckRun, Untracked
+from ddpctl.spec.outcome import CheckpointLag, End, NodeStatus, Straggler, StuckRun, Untracked, find_hint
 from ddpctl.spec.record import RecordedRun
 from ddpctl.spec.verdict import RunVerdict, judge_run
 from ddpctl_worker.wire import contract
@@ -25,8 +25,8 @@ class RunStatus:
     """A run on all its nodes, spares and lost hosts included; ``verdict.active_nodes`` has those of the newest attempt.
 
     ``record`` is the run.json of any node. ``remembered_end`` is the end that this machine recorded earlier.
-    ``silent_hosts`` did not answer the question which run a name means. ``untracked`` is empty unless the command asked
-    for it.
+    ``silent_hosts`` did not answer the question which run a name means. ``untracked`` and ``writer``, the earlier run
+    that wrote the path that this run missed, are empty unless the command asked for them.
     """
 
     job: str
@@ -37,6 +37,7 @@ class RunStatus:
     remembered_end: End | None = None
     silent_hosts: tuple[str, ...] = ()
     untracked: tuple[Untracked, ...] = ()
+    writer: str | None = None
 
     @cached_property
     def verdict(self) -> RunVerdict:
@@ -84,6 +85,11 @@ class RunStatus:
     def metrics_are_printed(self) -> bool:
         """Return whether ``metrics`` was read from the output."""
         return bool(self.metrics) and not any(node.metrics for node in self.nodes)
+
+    @property
+    def hint(self) -> str | None:
+        """Return the next step after the failure, if it is known."""
+        return find_hint(self.verdict.cause, self.writer)
 
     @property
     def diagnosis(self) -> StuckRun | None:
@@ -192,5 +198,5 @@ class RunStatus:
             "attempt": self.verdict.attempts[-1].number,
             "attempts": [attempt.to_json() for attempt in self.verdict.attempts],
             "continues": self.continues,
-            "untracked": [asdict(files) for files in self.untracked],
+            "untracked": [files.to_json() for files in self.untracked],
         }

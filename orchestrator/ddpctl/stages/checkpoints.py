@@ -22,7 +22,7 @@ from ddpctl.spec.origin import JobId
 from ddpctl.spec.values import is_name, plural
 from ddpctl.stages.fetch import Receiver
 from ddpctl.stages.limits import CHECKPOINTS_S, COPY_LATE_S, FETCH_S, HASH_BLOCK_BYTES
-from ddpctl.stages.status import ask_runs, live_runs_of, merge_statuses, only_other_projects
+from ddpctl.stages.status import ask_runs, hint_for_name, live_runs_of, merge_statuses, only_other_projects
 from ddpctl.transport.base import Fleet, Transport
 from ddpctl_worker.rules.entries import METADATA
 from ddpctl_worker.rules.order import moment_of
@@ -65,7 +65,7 @@ def list_checkpoints(fleet: Fleet, name: str, of: Inventory) -> JobCheckpoints:
         raise only_other_projects(name, of, alike)
     raise NoSuchJob(
         f"no job, run or checkpoint of {job.job!r} on {plural(len(fleet.hosts), 'host')}",
-        hint="`ddpctl ps --all` lists every run",
+        hint=hint_for_name(name, of),
     )
 
 

@@ -18,13 +18,13 @@ from ddpctl_worker.rules.verdict import Diagnosis
 from ddpctl_worker.wire import contract
 
 
-def ask_doctor(fleet: Fleet, job: str, of: Inventory | None = None) -> DoctorReport:
-    """Return the state of every rank of ``job``, with the diagnosis. A host that does not answer is in ``missing``.
+def ask_doctor(fleet: Fleet, job: str | None, of: Inventory | None = None) -> DoctorReport:
+    """Return the state of every rank, with the diagnosis. A host that does not answer is in ``missing``.
 
-    ``of``: as for ``find_run``.
+    ``job`` and ``of``: as for ``find_run``.
 
     Raises:
-        NoSuchJob, HostsFailed: as ``find_run``.
+        UsageError, NoSuchJob, HostsFailed: as ``find_run``.
     """
     run = find_run(fleet, job, of)
 

@@ -19,7 +19,7 @@ from ddpctl_worker.rules.unite import Saved
 from ddpctl_worker.wire import contract
 
 
-def make_report(fleet: Fleet, job: str, of: Inventory | None = None) -> RunReport:
+def make_report(fleet: Fleet, job: str | None, of: Inventory | None = None) -> RunReport:
     """Report on the run that ``job`` means in the project ``of`` an inventory. Silent hosts are in its ``missing``.
 
     Raises:

@@ -19,6 +19,7 @@ from ddpctl.files.env_file import read_env_file
 from ddpctl.spec.event import Note, Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.inventory import Inventory
 from ddpctl.spec.job import JobSpec
+from ddpctl.spec.names import how_to_go_on
 from ddpctl.spec.outcome import Attempt, ExcludedHost
 from ddpctl.spec.plan import CodeRef, RunIdentity
 from ddpctl.spec.ranges import fold_names
@@ -121,7 +122,7 @@ def require_ended(run: RunStatus) -> None:
     what = by_itself if restarts else "only a run that has ended can be restarted"
     raise UsageError(
         f"{run.job} is {run.verdict.state} (run {run.run} on {fold_names(run.hosts)}); {what}",
-        hint=f"follow it: ddpctl attach {run.run}; end it: ddpctl kill {run.run}",
+        hint=how_to_go_on(run.run),
     )
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from ddpctl.errors import DdpctlError, HostsFailed, NoSuchJob, RemoteError, Unreachable, UsageError
-from ddpctl.files.records import last_end, save_end
-from ddpctl.spec.inventory import Inventory
+from ddpctl.files.records import all_recorded_runs, last_end, save_end
+from ddpctl.spec.inventory import Inventory, nearest
 from ddpctl.spec.merge import current_runs, merge_runs
 from ddpctl.spec.names import ambiguous
 from ddpctl.spec.origin import JobId
@@ -60,17 +60,26 @@ def all_runs(fleet: Fleet, *, everything: bool = False) -> tuple[list[RunStatus]
     return runs if everything else current_runs(runs), outcome
 
 
-def find_run(fleet: Fleet, job: str, of: Inventory | None = None, *, hosts: Collection[str] | None = None) -> RunStatus:
+def find_run(
+    fleet: Fleet, job: str | None, of: Inventory | None = None, *, hosts: Collection[str] | None = None
+) -> RunStatus:
     """Return the run that ``job`` means.
 
-    ``job`` is a run id, the beginning of a single run id, or a job's name, which means its newest run. ``of``: the name
-    is a job of this inventory's project; without it, of any project. ``hosts``: ask only these.
+    ``job`` is a run id, the beginning of a single run id, or a job's name, which means its newest run; ``None`` is the
+    only live run of the project. ``of``: the name is a job of this inventory's project; without it, of any project.
+    ``hosts``: ask only these.
 
     Raises:
-        UsageError: several run ids begin so, or several projects have a job of that name.
+        UsageError: several run ids begin so, several projects have a job of that name, or no name is given and the
+            project has no live run or several.
         NoSuchJob: every host answered and no host knows it, or only other projects have a job of that name.
         HostsFailed: no host that answered knows it, and further hosts did not answer.
     """
+    if job is None:
+        live, ended = runs_of_project(fleet, of)
+        if len(live) != 1:
+            raise name_missing(live, ended)
+        return live[0]
     found = _named(fleet, job, of, hosts)
     if len({run.job_id for run in found}) > 1:
         raise UsageError(f"{job} is a job of several projects: {find_owners(found)}", hint="name the run by its id")
@@ -85,6 +94,32 @@ def live_runs(fleet: Fleet, job: str, of: Inventory | None = None) -> list[RunSt
     """
     runs = [with_remembered_end(run) for run in _named(fleet, job, of)]
     return [run for run in runs if _lives(run, fleet.hosts)] or runs[-1:]
+
+
+def runs_of_project(fleet: Fleet, of: Inventory | None) -> tuple[list[RunStatus], list[RunStatus]]:
+    """Return the live runs of the inventory's project, and the newest run of each of its jobs without a live run.
+
+    Raises:
+        HostsFailed: no run is live on the hosts that answered, and further hosts did not answer.
+    """
+    runs, outcome = all_runs(fleet)
+    runs = [run for run in runs if of is None or run.job_id == of.job_id(run.job)]
+    live = [run for run in runs if _lives(run, fleet.hosts)]
+    if outcome.errors and not live:
+        silent = plural(len(outcome.errors), "host")
+        raise HostsFailed(f"no run is live on the hosts that answered, and {silent} did not answer", outcome.errors)
+    busy = {run.job for run in live}
+    return [_with_silent_hosts(run, outcome) for run in live], [run for run in runs if run.job not in busy]
+
+
+def name_missing(live: Collection[RunStatus], ended: Collection[RunStatus]) -> UsageError:
+    """Return the error for a command without a name; it lists the names of the live runs, else of the ended runs."""
+    names = ", ".join(f"{run.job} ({run.run}, {run.verdict.state})" for run in live or ended)
+    count = f"{plural(len(live), 'run')} {'is' if len(live) == 1 else 'are'} live" if live else "no run is live"
+    if not names:
+        return UsageError(f"no run is named, and {count}", hint="`ddpctl up` starts a run")
+    ended_words = "" if live else "; ended"
+    return UsageError(f"no run is named, and {count}{ended_words}: {names}", hint="name the run, or give its id")
 
 
 def live_runs_of(fleet: Fleet, job: JobId) -> tuple[list[RunStatus], Mapping[str, DdpctlError]]:
@@ -120,9 +155,7 @@ def _named(fleet: Fleet, job: str, of: Inventory | None, hosts: Collection[str] 
     found = merge_statuses(outcome)
     if runs := [run for run in found if run.run == job]:
         return runs
-    found = [
-        replace(run, silent_hosts=tuple(host for host in outcome.errors if host not in run.hosts)) for run in found
-    ]
+    found = [_with_silent_hosts(run, outcome) for run in found]
     alike = [run for run in found if run.job == job]
     if runs := [run for run in alike if of is None or run.job_id == of.job_id(job)]:
         return runs
@@ -139,9 +172,21 @@ def _named(fleet: Fleet, job: str, of: Inventory | None, hosts: Collection[str] 
     if alike:
         assert of is not None
         raise only_other_projects(job, of, alike)
-    raise NoSuchJob(
-        f"no job or run {job!r} on {plural(len(fleet.hosts), 'host')}", hint="`ddpctl ps --all` lists every run"
-    )
+    raise NoSuchJob(f"no job or run {job!r} on {plural(len(fleet.hosts), 'host')}", hint=hint_for_name(job, of))
+
+
+def hint_for_name(word: str, of: Inventory | None) -> str:
+    """Return the hint for a name that no run has: a similar name of a job, or of a run that was started here."""
+    every = "`ddpctl ps --all` lists every run"
+    if of is None:
+        return every
+    started = {str(run.get("job")) for run in all_recorded_runs() if run.get("inventory") == of.file}
+    close = nearest(word, sorted({*of.jobs, *started} - {word}))
+    return every if close is None else f"did you mean {close}? {every}"
+
+
+def _with_silent_hosts(run: RunStatus, outcome: FleetOutcome[dict[str, Any]]) -> RunStatus:
+    return replace(run, silent_hosts=tuple(host for host in outcome.errors if host not in run.hosts))
 
 
 def only_other_projects(job: str, of: Inventory, alike: Collection[RunStatus]) -> NoSuchJob:

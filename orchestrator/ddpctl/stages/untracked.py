@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddpctl.spec.outcome import Untracked
+from ddpctl.spec.outcome import Untracked, find_missing_path
 from ddpctl.spec.status import RunStatus
 from ddpctl.stages.limits import UNTRACKED_S
 from ddpctl.stages.status import is_no_such_run
@@ -13,10 +13,14 @@ from ddpctl_worker.wire import contract
 
 
 def with_untracked(fleet: Fleet, run: RunStatus) -> RunStatus:
-    """Return the run with its untracked files. Hosts that were unreachable a moment ago are not asked."""
+    """Return the run with its untracked files, and with the earlier run that wrote the path that this run missed.
+
+    Hosts that were unreachable a moment ago are not asked.
+    """
+    request = {"run": run.run, "missing": find_missing_path(run.verdict.cause)}
 
     def ask(transport: Transport) -> Untracked:
-        found: Untracked = transport.call("untracked", {"run": run.run}, timeout=UNTRACKED_S)
+        found: Untracked = transport.call("untracked", request, timeout=UNTRACKED_S)
         return found
 
     absent = (contract.UNREACHABLE, contract.LOST)
@@ -28,4 +32,5 @@ def with_untracked(fleet: Fleet, run: RunStatus) -> RunStatus:
         for host, error in outcome.errors.items()
         if not is_no_such_run(error)
     ]
-    return replace(run, untracked=tuple(found))
+    writer = max((each.writer for each in outcome.results.values() if each.writer), default=None)
+    return replace(run, untracked=tuple(found), writer=writer)

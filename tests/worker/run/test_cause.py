@@ -187,6 +187,49 @@ def test_a_full_disk(text: str) -> None:
     assert found.reason == "disk_full"
 
 
+SEMLOCK = """  File "/usr/lib/python3.11/multiprocessing/synchronize.py", line 57, in __init__
+    sl = self._semlock = _multiprocessing.SemLock(
+OSError: [Errno 28] No space left on device
+"""
+WATCH = """  File "/env/lib/python3.11/site-packages/watchdog/observers/inotify_c.py", line 428, in _raise_error
+    raise OSError(errno.ENOSPC, "inotify watch limit reached")
+OSError: [Errno 28] inotify watch limit reached
+"""
+INSTANCES = """  File "/env/lib/python3.11/site-packages/watchdog/observers/inotify_c.py", line 430, in _raise_error
+OSError: [Errno 24] inotify instance limit reached
+"""
+LIMITS = {"watches": "8192", "instances": "128", "memory": "64 MB", "semaphores": "32000 1024000000 500 32000"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            SEMLOCK,
+            "not the disk: /dev/shm, which holds shared memory and semaphores, has no room left; its size is 64 MB",
+        ),
+        ("RuntimeError: unable to write to file </torch_77_0>: No space left on device (28)", "its size is 64 MB"),
+        (WATCH, "not the disk: this account has no inotify watch left, fs.inotify.max_user_watches = 8192"),
+        ("RuntimeError: OS file watch limit reached. about []", "fs.inotify.max_user_watches = 8192"),
+        (INSTANCES, "this account has no inotify instance left, fs.inotify.max_user_instances = 128"),
+        ("OSError: semget: No space left on device", "kernel.sem = 32000 1024000000 500 32000"),
+    ],
+)
+def test_another_resource_without_room_is_no_full_disk(text: str, said: str) -> None:
+    output = f"Traceback (most recent call last):\n  File\n{text}"
+    for rest in ("", "\nDuring handling of the above exception, another exception occurred:\n\n" + raised("X: y")):
+        found = explained(launcher=REPORT.format(code=1), ranks={1: output + rest}, limits=LIMITS)
+        assert found.reason == "exited"
+        assert found.message.endswith(f"{said})")
+
+
+def test_a_full_disk_beside_another_resource_is_a_full_disk() -> None:
+    link = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    disk = raised("OSError: [Errno 28] No space left on device: '/data/log'")
+    text = f"Traceback (most recent call last):\n{SEMLOCK}{link}{disk}"
+    assert explained(launcher=REPORT.format(code=1), ranks={1: text}).reason == "disk_full"
+
+
 def test_source_code_about_a_full_disk_is_no_full_disk() -> None:
     text = (
         "Traceback (most recent call last):\n"

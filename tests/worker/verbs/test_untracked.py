@@ -35,13 +35,13 @@ def test_an_output_covers_a_file_and_all_below_a_folder(pattern: str, name: str,
 class Run:
     """A run with its code in place. Its script has begun."""
 
-    def __init__(self, base: Path, **record: Any) -> None:
-        self.base, self.top = base, base / "runs" / "r1" / "n0"
+    def __init__(self, base: Path, name: str = "r1", **record: Any) -> None:
+        self.base, self.name, self.top = base, name, base / "runs" / name / "n0"
         self.code = self.top / "code"
         (self.code / "data").mkdir(parents=True)
         (self.code / "train.py").write_text("code")
         (self.code / "data" / "set.txt").write_text("code")
-        (self.top / "run.json").write_text(json.dumps({"run": "r1", "host": "n0", **record}))
+        (self.top / "run.json").write_text(json.dumps({"run": name, "host": "n0", **record}))
         (self.top / "state.json").write_text(json.dumps({"cwd": str(self.code)}))
         self.pause()
         (self.top / "claim.json").write_text("{}")
@@ -61,8 +61,9 @@ class Run:
             (self.code / name).parent.mkdir(parents=True, exist_ok=True)
             (self.code / name).write_text(name)
 
-    def look(self) -> dict[str, Any]:
-        return untracked({"run": "r1", "host": "n0", "base_dir": str(self.base)}, cast(Channel, None))
+    def look(self, missing: str | None = None) -> dict[str, Any]:
+        request = {"run": self.name, "host": "n0", "base_dir": str(self.base), "missing": missing}
+        return untracked(request, cast(Channel, None))
 
 
 def test_what_the_script_wrote_and_no_output_covers_is_counted_and_the_largest_named(tmp_path: Path) -> None:
@@ -93,3 +94,17 @@ def test_a_run_that_never_began_has_no_folder(tmp_path: Path) -> None:
     run = Run(tmp_path)
     (run.top / "claim.json").unlink()
     assert run.look()["folder"] is None
+
+
+def test_the_newest_earlier_run_of_the_job_that_wrote_a_missing_path_is_named(tmp_path: Path) -> None:
+    for name, job in (("r1", "train"), ("r2", "train"), ("r3", "train"), ("r4", "eval"), ("r6", "train")):
+        run = Run(tmp_path, name, job=job)
+        if name != "r3":
+            run.write("saved/best.pt")
+    run = Run(tmp_path, "r5", job="train")
+    assert run.look("saved/best.pt")["writer"] == "r2"
+    assert run.look("data/set.txt")["writer"] is None  # it came with the code
+    assert run.look("nowhere")["writer"] is None
+    assert run.look("../../../r1/n0/run.json")["writer"] is None
+    assert run.look("a\0b")["writer"] is None
+    assert run.look()["writer"] is None

@@ -23,12 +23,10 @@ from ddpctl_worker.run.limits import (
     SUSPECT_TRACEBACK_S,
 )
 from ddpctl_worker.run.nccl import describe_nccl_error, read_nccl_error
+from ddpctl_worker.run.no_space import DISK, describe_full, find_full
 from ddpctl_worker.run.shelltext import BEFORE_ENDED
 from ddpctl_worker.wire.contract import DISK_FULL, EXITED, OOM, SIGNALED, SPAWN_FAILED
 
-_NO_SPACE = re.compile(
-    r"No space left on device|Disk quota exceeded|\[Errno 28\]|\[Errno 122\]|PytorchStreamWriter failed writing file"
-)
 _FAILED_WRITE = re.compile(r"PytorchStreamWriter failed writing file.*")
 # torch's watchdog names the collective that was not done in time.
 _LATE = re.compile(r"collective operation timeout: \w+\(SeqNum=(?P<number>\d+), OpType=(?P<kind>\w+)")
@@ -67,6 +65,7 @@ class Evidence(NamedTuple):
     plain: bool = False  # the rank has no launcher of torch above it, so no launcher has ended it
     oom_limit: Optional[Limit] = None  # the memory limit of a control group that was reached meanwhile
     task_limit: Optional[Limit] = None  # the limit by which the kernel has refused a process or thread meanwhile
+    limits: Mapping[str, str] = {}  # of resources whose end looks like a full disk; see no_space.py
 
 
 class Failure(NamedTuple):
@@ -226,6 +225,7 @@ def _of_death(death: _Death, seen: Evidence) -> Failure:
     note = " (a peer failed or hung first)" if peers else " (its launcher ended it after another failure)"
     if not peers and not ended:
         note = _why_refused(seen.task_limit, "\n".join([detail, *own.rest[-PEER_FAILURE_LINES:]]))
+        note = note or (describe_full(_find_full(own), seen.limits) if raised else "")
     return Failure(
         death.rank,
         None if death.signal else death.code,
@@ -258,7 +258,7 @@ def _reason(
     if death.code is None:
         how = " failed (only its launcher knows the exit code)"
     if raised:
-        reason = DISK_FULL if _is_disk_full(own) else SIGNALED if death.signal else EXITED
+        reason = DISK_FULL if _find_full(own) == DISK else SIGNALED if death.signal else EXITED
         return reason, "%s%s %s" % (how, " after" if death.signal else ":", _shown(own, text))
     if death.signal == "SIGKILL":
         if any(start <= at and at - OOM_BEFORE_DEATH_S <= end for start, end in seen.oom):
@@ -314,8 +314,9 @@ def _living(seen: Evidence, dead: Set[Optional[int]]) -> List[Failure]:
         still = "has not ended" if seen.status is None else "was not seen to end"
         output = seen.tails.get((local, STDERR), "")
         text = "%s %s, %.0f s after %s" % (who, still, seen.now - at, _shown(own, output))
-        reason = DISK_FULL if _is_disk_full(own) else EXITED
-        message = last_output.shorten_to_line(text)
+        full = _find_full(own)
+        reason, note = DISK_FULL if full == DISK else EXITED, describe_full(full, seen.limits)
+        message = last_output.shorten_to_line(text, 400 - len(note)) + note
         found.append(Failure(rank, None, None, reason, message, own.traceback, False, at, not own.uncaught))
     return found
 
@@ -341,14 +342,9 @@ def _ended_it(own: LastOutput, local: Optional[int], seen: Evidence) -> bool:
     return own.ended_it(local is None or at is None or seen.said.get((local, STDERR), 0.0) <= at + EXCEPTION_QUIET_S)
 
 
-def _is_disk_full(own: LastOutput) -> bool:
-    """Return whether a full disk is the cause: of the exception, or of an exception during which it was raised.
-
-    A full /dev/shm is no full disk: it is memory.
-    """
-    lines = (own.traceback or own.error).split("\n")
-    said = [line for line in lines if _NO_SPACE.search(line) and not line.startswith("    ")]  # no line of source code
-    return any("/dev/shm" not in line for line in said)
+def _find_full(own: LastOutput) -> Optional[str]:
+    """Return the resource without room that is the cause of the exception, or of an exception before it."""
+    return find_full(own.traceback or own.error)
 
 
 def _shown(own: LastOutput, text: str) -> str:

@@ -16,6 +16,7 @@ from ddpctl_worker.run import cause as causes
 from ddpctl_worker.run.cause import Evidence, Failure
 from ddpctl_worker.run.drain import Drain
 from ddpctl_worker.run.limits import CATCH_UP_S, CULPRIT_S, LAUNCHER_REPORT_S, MOST_CATCH_UP_S
+from ddpctl_worker.run.no_space import read_limits
 from ddpctl_worker.run.recorder import Look, Recorder
 from ddpctl_worker.run.rendezvous import find_rejected_host
 from ddpctl_worker.wire.contract import PLAIN
@@ -119,6 +120,7 @@ class Findings:
             self._run.get("launcher") == PLAIN,
             self._limits.find_memory_limit(),
             self._limits.find_task_limit(),
+            read_limits(),
         )
 
     def _unseen_failure(self) -> Optional[float]:

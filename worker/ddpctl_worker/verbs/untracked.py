@@ -15,8 +15,9 @@ from fnmatch import fnmatchcase
 from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from ddpctl_worker.machine import fs
-from ddpctl_worker.record.paths import RunPaths, base_of
+from ddpctl_worker.record.paths import RunPaths, base_of, job_id, known_runs
 from ddpctl_worker.record.record import named_by
+from ddpctl_worker.record.runrecord import RunRecord, read_run
 from ddpctl_worker.run.launcher import folders_of, place_variables
 from ddpctl_worker.verbs.fetch import printable
 from ddpctl_worker.verbs.limits import LARGEST_FILES, MOST_ENTRIES, UNTRACKED_S
@@ -32,11 +33,13 @@ def untracked(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     files, bytes  their number and size
     largest       the largest files as [name, bytes]
     whole         false if the walk was cut off
+    writer        the newest earlier run of the job that wrote ``missing``, a path in its working folder; else null
     """
     paths, run = named_by(request)
     root, since = _working_folder(paths), _begun(paths)
+    answer = {"host": request["host"], "writer": _writer(request, run)}
     if root is None or since is None:
-        return {"host": request["host"], "folder": None, "files": 0, "bytes": 0, "largest": [], "whole": True}
+        return {**answer, "folder": None, "files": 0, "bytes": 0, "largest": [], "whole": True}
     kept = (run.get("checkpoint") or {}).get("paths") or ()
     wanted = [*(run.get("outputs") or ()), *kept]
     covering = list(
@@ -46,13 +49,38 @@ def untracked(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     found = [(info.st_size, name) for name, info in walk.files()]
     largest = heapq.nlargest(LARGEST_FILES, found)
     return {
-        "host": request["host"],
+        **answer,
         "folder": root,
         "files": len(found),
         "bytes": sum(size for size, _ in found),
         "largest": [[printable(name), size] for size, name in largest],
         "whole": walk.whole,
     }
+
+
+def _writer(request: Dict[str, Any], run: RunRecord) -> Optional[str]:
+    missing = request.get("missing")
+    if not isinstance(missing, str):
+        return None
+    earlier = {
+        made["run"]: paths
+        for paths in known_runs(base_of(request), request["host"])
+        for made in [read_run(paths)]
+        if made is not None and made["run"] < run["run"] and job_id(made) == job_id(run)
+    }
+    return next((name for name in sorted(earlier, reverse=True) if _wrote(earlier[name], missing)), None)
+
+
+def _wrote(paths: RunPaths, name: str) -> bool:
+    """Return whether the run's script wrote ``name`` into its working folder, and it is still there."""
+    root, since = _working_folder(paths), _begun(paths)
+    if root is None or since is None:
+        return False
+    try:
+        path = os.path.realpath(os.path.join(root, name))
+        return path.startswith(root + os.sep) and os.stat(path).st_ctime_ns > since
+    except (OSError, ValueError):  # it is not there, or is no path
+        return False
 
 
 def _working_folder(paths: RunPaths) -> Optional[str]:
