@@ -87,7 +87,7 @@ ROOM_S = 0.5  # how often a reader that waits for room looks whether it is still
 READERS_END_S = 1.0  # all readers together, to end; a reader that is connecting cannot be called back
 RUN_APPEARS_S = 60.0  # a host that the start has not reached yet is asked this long
 RUN_APPEARS_POLL_S = 0.5  # between two of these questions
-TAIL_CALL_S = 600.0  # one call that does not follow: a host whose disk hangs must not hold up the whole output for ever
+TAIL_LINES_S = 600.0  # of waiting for a host between its lines, if not followed: its disk may hang, or it may lie
 NOISE_LINES = 200  # that a host's last lines may hold and that are not shown
 
 # --- files and commands (fetch.py, execute.py, trust.py)
