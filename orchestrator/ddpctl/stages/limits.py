@@ -97,6 +97,7 @@ FETCH_WATCH_S = 5.0  # between two looks for changed outputs
 FETCH_CLEANUP_S = 2.0  # after Ctrl-C, all hosts together, to remove the files that are not whole
 FETCH_SPARE_BYTES = 1 << 30  # of this machine's disk that files of nodes may not fill, or a twentieth of a small disk
 FETCH_SPARE_FILES = 10_000  # the same for the number of files
+FETCH_FILES = 1_000_000  # of one host, of all looks together: empty files have no bytes that count
 FETCH_KNOWN_FILES = 20_000  # files whose state a single request may list
 SUDO_PROBE_S = 30.0  # finding out how a host's sudo works, or trying a password
 KNOWN_HOSTS_LOCK_S = 10.0  # waiting for another ddpctl that writes known_hosts
