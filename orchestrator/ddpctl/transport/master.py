@@ -252,7 +252,7 @@ class Masters:
         shown = read_options(self._lines.users_own(hop))
         path = first_value(shown, "controlpath", "none")
         try:
-            owner = os.stat(path).st_uid if path != "none" else None
+            owner = Path(path).stat().st_uid if path != "none" else None
         except OSError:  # there is no such connection
             owner = None
         if owner is None:
