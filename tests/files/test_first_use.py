@@ -45,6 +45,39 @@ def test_each_kind_is_named_when_it_appears(tmp_path: Path) -> None:
     assert programs(folder, PACKAGE) == []
 
 
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("ProxyCommand nc %h %p", "ProxyCommand"),
+        ("ProxyCommand=nc %h %p", "ProxyCommand"),
+        ('"ProxyCommand" nc %h %p', "ProxyCommand"),
+        ("KnownHostsCommand /bin/cat known", "KnownHostsCommand"),
+        ("PermitLocalCommand yes\n  LocalCommand touch x", "LocalCommand"),
+        ("PKCS11Provider ./p.so", "PKCS11Provider"),
+        ("SecurityKeyProvider ./s.so", "SecurityKeyProvider"),
+        ('Match originalhost x "exec" true', "Match"),
+        ("Match host=x exec=true", "Match"),
+        ("Include other", "Include"),
+    ],
+)
+def test_each_option_that_runs_a_program_is_named(tmp_path: Path, line: str, option: str) -> None:
+    """ssh accepts keywords in quotes."""
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "ssh.conf").write_text(f"Host *\n  {line}\n")
+    assert programs(folder, FAR + "ssh_config: ssh.conf\n") == [f"programs that {folder}/ssh.conf names ({option})"]
+
+
+def test_shell_text_around_a_job_is_named_where_the_job_runs_here(tmp_path: Path) -> None:
+    jobs = "jobs:\n  a: {script: a.py, before: module load x}\n  b: {script: b.py, after: touch y}\n"
+    assert programs(tmp_path / "far", FAR + jobs) == []
+    assert programs(tmp_path / "here", LOCAL) == ["jobs (`connection: local`)"]
+    assert programs(tmp_path / "here", LOCAL + jobs) == ["their `before`", "their `after`"]
+    notified = "jobs:\n  a: {script: a.py, after: touch y, notify: [{command: [touch, made]}]}\n"
+    assert programs(tmp_path / "here", LOCAL + notified) == ["their `notify`"]
+    assert programs(tmp_path / "here", LOCAL + notified) == []
+
+
 def test_an_ssh_config_without_programs_and_that_of_the_user_are_not_named(tmp_path: Path, home: Path) -> None:
     folder = tmp_path / "a"
     programs(folder, FAR)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from ddpctl.errors import DdpctlError, RemoteError
+from ddpctl.stages import fetch as fetch_module
 from ddpctl.stages.fetch import Fetched, KeptFiles, fetch_run, missing_outputs, require_room
 from ddpctl.transport.base import FleetOutcome, Frame
 from tests.transport.dry import Asked, DryFleet, DryTransport, Stream
@@ -196,6 +199,27 @@ def disk(**fields: int) -> os.statvfs_result:
     made = dict.fromkeys(names, 0) | {"f_frsize": 4096, "f_blocks": 25_000_000, "f_bavail": 12_500_000}
     made |= {"f_files": 1_000_000, "f_favail": 500_000} | fields
     return os.statvfs_result((*(made[name] for name in names), 255))
+
+
+def test_a_node_that_lists_files_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty files take no bytes, so the number counts; with ``kept``, of all calls together."""
+    monkeypatch.setattr(fetch_module, "FETCH_FILES", 20)
+    names = itertools.count()
+
+    def endless() -> Iterator[Frame]:
+        while True:
+            yield Frame({"file": {"path": f"f{next(names)}", "size": 0, "mode": 0o644}})
+
+    bad = DryTransport("bad", {"fetch": lambda _: Stream(cast("Sequence[Frame]", endless()), {"missing": []})})
+    outcome = _fetch(tmp_path, bad, _host("a", "logs/rank-0.log"))
+    assert str(outcome.errors["bad"]) == "bad: it sends more than 20 files; name fewer files in `outputs:`"
+    assert list(outcome.results) == ["a"]
+    assert len(os.listdir(tmp_path / "bad")) == 20
+    few = DryTransport("b", {"fetch": lambda _: Stream(list(itertools.islice(endless(), 15)), {"missing": []})})
+    kept: dict[str, KeptFiles] = {}
+    looks = [fetch_run("run", ["b"], tmp_path, DryFleet([few]), lambda event: None, kept=kept) for _ in range(2)]
+    assert [list(look.errors) for look in looks] == [[], ["b"]]
+    assert len(os.listdir(tmp_path / "b")) == 20
 
 
 def test_a_node_does_not_fill_the_disk() -> None:

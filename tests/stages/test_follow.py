@@ -200,24 +200,3 @@ def test_what_was_shown_is_what_is_remembered(lasting: bool) -> None:
             assert offsets == {line.host: line.offset for line in sorted(seen)}
     assert done[-1] == {"a": 40, "b": 30}
     assert [line.text for line in noise.lines] == [notice]
-
-
-class Late(list[Frame]):
-    """Frames, and then the deadline of the call."""
-
-    def __iter__(self) -> Iterator[Frame]:
-        yield from super().__iter__()
-        raise RemoteError("`tail` did not end within 600 s", kind=contract.TIMEOUT)
-
-
-@pytest.mark.timeout(30)
-def test_reading_in_a_pager_may_take_longer_than_a_call() -> None:
-    """Lines that have come are not requested again. A host that sends no line is an error."""
-    answers = iter([Stream(Late([FRAME])), WELL, Stream(Late())])
-    host = DryTransport("a", {"tail": lambda _: next(answers)})
-    shown: list[Group] = []
-    assert not follow("run", ["a"], DryFleet([host]), lambda event: None, shown.extend, follow=False)
-    assert len(shown) == 2
-    assert [call.args["offset"] for call in host.calls] == [None, 5]
-    errors = follow("run", ["a"], DryFleet([host]), lambda event: None, shown.extend, follow=False)
-    assert "600 s" in str(errors["a"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import os
+import socket
 import subprocess
 import threading
 import time
@@ -278,6 +280,24 @@ def test_the_users_own_control_master(lab3: Lab, tmp_path: Path) -> None:
     finally:
         own.kill()
         own.wait()
+
+
+def test_a_control_socket_of_another_account_is_not_used(lab3: Lab, tmp_path: Path) -> None:
+    """Its process would read the commands, and answer in the name of the host."""
+    control, config = tmp_path / "c", tmp_path / "config"
+    config.write_text(f"Host node0\n  ControlPath {control}\n{lab3.ssh_config.read_text()}")
+    said: list[str] = []
+    with socket.socket(socket.AF_UNIX) as foreign:
+        foreign.bind(str(control))
+        foreign.listen()
+        os.chown(control, 65534, 65534)
+        fleet = open_fleet(of_lab(lab3, *by_openssh(lab3, "node0"), ssh_config=str(config)), say=said.append)
+        assert echo(fleet) == {"node0": "node0"}
+        fleet.close()
+        foreign.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            foreign.accept()
+    assert said == [f"node0: the ControlPath {control} belongs to another account and is not used"]
 
 
 def test_options_that_only_openssh_follows(lab3: Lab, tmp_path: Path) -> None:

@@ -22,15 +22,19 @@ from ddpctl.spec.inventory import Host
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.plan import CodeRef
 from ddpctl.spec.resuming import Holdings
+from ddpctl.stages import follow as follow_module
 from ddpctl.stages.fetch import fetch_run
+from ddpctl.stages.follow import follow
 from ddpctl.stages.restart import receive
 from ddpctl.stages.restore import Restoring
-from ddpctl.transport.base import FleetOutcome
+from ddpctl.transport import quiet
+from ddpctl.transport.base import FleetOutcome, Frame
 from ddpctl.transport.conversation import WorkerTransport
 from ddpctl.transport.fleet import SSHFleet
 from ddpctl.transport.limits import EMPTY_QUESTIONS, LEAST_BYTES
 from ddpctl.transport.login import _Login
 from ddpctl.transport.progress_clock import ProgressClock
+from ddpctl.transport.quiet import QuietCalls
 from ddpctl.transport.userauth import AuthReply, NoAnswer, Userauth
 from ddpctl_worker.wire import contract
 
@@ -93,7 +97,8 @@ class HostileTransport(WorkerTransport):
     user = "train"
 
     def __init__(self, words: Callable[[], Iterator[bytes]], takes: int = 1) -> None:
-        super().__init__(Host(name="bad", address="bad"))
+        self.said: list[str] = []
+        super().__init__(Host(name="bad", address="bad"), QuietCalls(self.said.append))
         self._words, self._takes = words, takes
 
     def _worker(self, timeout: float | None) -> Any:
@@ -110,6 +115,8 @@ class HostileTransport(WorkerTransport):
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProgressClock.__init__, "__defaults__", (STALL_S,))
+    monkeypatch.setattr(follow_module, "TAIL_LINES_S", STALL_S)
+    monkeypatch.setattr(quiet, "QUIET_S", STALL_S / 2)
 
 
 def source(tmp_path: Path, size: int) -> FileSource:
@@ -141,15 +148,31 @@ def restore_all(bad: HostileTransport, tmp_path: Path) -> Any:
     raise restoring.run(SSHFleet({"bad": bad}))["bad"]
 
 
+def tail_all(bad: HostileTransport, tmp_path: Path) -> Any:
+    raise follow("run", ["bad"], SSHFleet({"bad": bad}), lambda event: None, lambda groups: None, follow=False)["bad"]
+
+
+VERBS: dict[Callable[[HostileTransport, Path], Any], str] = {
+    send_a_file: "store_put",
+    spread_a_file: "spread",
+    get_the_code: "store_get",
+    fetch_all: "fetch",
+    restore_all: "restore",
+    tail_all: "tail",
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("work", [send_a_file, spread_a_file, get_the_code, fetch_all, restore_all])
+@pytest.mark.parametrize("work", VERBS)
 def test_no_command_waits_for_a_node_without_progress(
     impatient: None, tmp_path: Path, work: Callable[[HostileTransport, Path], Any], way: str
 ) -> None:
+    bad = HostileTransport(WAYS[way])
     begun = time.monotonic()
     with pytest.raises(DdpctlError) as caught:
-        work(HostileTransport(WAYS[way]), tmp_path)
+        work(bad, tmp_path)
+    assert f"waiting for bad: nothing but signs of life from `{VERBS[work]}` for 0 s" in bad.said
     assert "no progress" in str(caught.value)
     assert caught.value.host == "bad"
     assert time.monotonic() - begun < 30
@@ -172,6 +195,24 @@ def test_a_node_that_takes_the_file_slowly_is_waited_for() -> None:
     begun = time.monotonic()
     bad.call("store_put", args, body=body, timeout=None, clock=ProgressClock(STALL_S))
     assert time.monotonic() - begun > 2 * STALL_S
+
+
+@pytest.mark.slow
+def test_lines_that_a_pager_holds_up_are_waited_for(impatient: None) -> None:
+    """The time in which a person reads is no wait for the node."""
+    line = {"rank": [0], "stream": ["stdout"], "time": [5.0], "text": ["x"], "end": ["\n"], "attempt": [1]}
+    frames = [{"lines": {**line, "offset": [number]}, "offset": number, "more": False} for number in (1, 2)]
+    result = {"ok": True, "result": {"offset": 2, "state": "succeeded"}}
+    bad = HostileTransport(lambda: iter(json.dumps(said).encode() + b"\n" for said in (*frames, result)))
+    shown: list[int] = []
+
+    def read(frame: Frame) -> None:
+        shown.append(frame.data["offset"])
+        time.sleep(1.5 * STALL_S)
+
+    bad.call("tail", {"run": "run"}, on_frame=read, timeout=None, clock=ProgressClock(STALL_S))
+    assert shown == [1, 2]
+    assert bad.said == []
 
 
 @pytest.mark.slow

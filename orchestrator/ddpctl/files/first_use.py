@@ -15,9 +15,11 @@ from ddpctl.files.limits import SSH_CONFIG_BYTES
 from ddpctl.files.records import state_dir
 from ddpctl.spec.inventory import Inventory
 
+# Keys of a job with programs that run beside it.
+_AROUND = ("before", "after", "notify")
 # Lines of an ssh_config that name a program or a library for this machine, or another file with such lines.
 _PROGRAMS = re.compile(
-    r"^\s*(ProxyCommand|KnownHostsCommand|LocalCommand|PKCS11Provider|SecurityKeyProvider|Include|Match(?=.*\bexec\b))\b",
+    r"^\s*\"?(ProxyCommand|KnownHostsCommand|LocalCommand|PKCS11Provider|SecurityKeyProvider|Include|Match(?=.*\bexec\b))\b",
     re.IGNORECASE | re.MULTILINE,
 )
 
@@ -35,6 +37,8 @@ def _programs(inventory: Inventory) -> Iterator[tuple[str, str]]:
     """Yield (kind, words)."""
     if any(host.local for host in inventory.hosts):
         yield "local", "jobs (`connection: local`)"
+        jobs = inventory.jobs.values()
+        yield from ((key, f"their `{key}`") for key in _AROUND if any(getattr(job, key) for job in jobs))
     found = _options_with_programs(inventory)
     if found:
         yield "ssh_config", f"programs that {inventory.ssh_config} names ({', '.join(found)})"

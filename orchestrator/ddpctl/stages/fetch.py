@@ -19,13 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from ddpctl.errors import DdpctlError, HostsFailed
+from ddpctl.errors import DdpctlError, HostsFailed, RemoteError
 from ddpctl.spec.event import Event, Note, Progress, StageEnded, StageStarted, Tell
 from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.values import plural
 from ddpctl.stages.limits import (
     FETCH_CLEANUP_S,
+    FETCH_FILES,
     FETCH_KNOWN_FILES,
     FETCH_S,
     FETCH_SPARE_BYTES,
@@ -211,6 +212,8 @@ class Receiver:
         if "file" in frame.data:
             self.end()
             self.clock.moved(FILE_PROGRESS_BYTES)
+            if len(self.fetched.files if self._kept is None else self._kept.files) >= FETCH_FILES:
+                raise RemoteError(f"it sends more than {FETCH_FILES} files", hint="name fewer files in `outputs:`")
             info = frame.data["file"]
             if self._names is not None and info["path"] not in self._names:
                 raise garbled("a file that was not asked for")

@@ -45,7 +45,7 @@ from ddpctl.stages.limits import (
     ROOM_S,
     RUN_APPEARS_POLL_S,
     RUN_APPEARS_S,
-    TAIL_CALL_S,
+    TAIL_LINES_S,
     TURN_S,
     WORKER_DEATHS,
 )
@@ -53,6 +53,7 @@ from ddpctl.stages.status import is_no_such_run, not_listed
 from ddpctl.transport import limits
 from ddpctl.transport.base import Fleet, Frame
 from ddpctl.transport.conversation import has_ended
+from ddpctl.transport.progress_clock import ProgressClock
 from ddpctl_worker.wire import contract
 
 log = logging.getLogger(__name__)
@@ -206,7 +207,7 @@ class _Stream:
     warned: bool = False  # of a broken connection, since the last frame
     pause: float = limits.RETRY_FIRST_S
     deaths: int = 0  # of reading workers, since the last frame
-    got_lines: bool = False  # lines, in this call
+    clock: ProgressClock | None = None  # of a call that does not follow
     appears_until: float = 0.0  # monotonic clock: until then the host may not know the run, which is just starting
     wait: Wait = threading.Event.wait
 
@@ -239,8 +240,6 @@ class _Stream:
                 raise error
             return
         if isinstance(error, RemoteError):
-            if error.kind == contract.TIMEOUT and self.got_lines:
-                return  # long output, or a pager that holds it up: the next call continues
             self.deaths += 1
             if not has_ended(error) or self.deaths > WORKER_DEATHS:
                 raise error
@@ -260,10 +259,15 @@ class _Stream:
             request |= self.selection.of(self.host)
         else:
             request |= {"offset": self.offset, **self.selection.always}
-        timeout = None if self.follow else TAIL_CALL_S
-        self.got_lines = False
-        transport = self.fleet.transport(self.host)
-        answer = transport.call("tail", request, on_frame=self._frame, timeout=timeout, cancel=self.cancelled.is_set)
+        self.clock = None if self.follow else ProgressClock(TAIL_LINES_S)
+        answer = self.fleet.transport(self.host).call(
+            "tail",
+            request,
+            on_frame=self._frame,
+            timeout=None,
+            cancel=self.cancelled.is_set,
+            clock=self.clock,
+        )
         return str(answer["state"])
 
     def _frame(self, frame: Frame) -> None:
@@ -279,7 +283,9 @@ class _Stream:
             self.out.put(_RunNote(self.host, Note(lag_line(lag), "warning" if lag.late else "info", self.host)))
         if "lines" in frame.data:
             self.out.put(_Batch(self.host, lines_of(self.host, frame), frame.data["more"]))
-            self.offset, self.got_lines = frame.data["offset"], True
+            self.offset = frame.data["offset"]
+            if self.clock is not None:
+                self.clock.resume()
 
 
 def lines_of(host: str, frame: Frame) -> list[Line]:

@@ -87,7 +87,7 @@ ROOM_S = 0.5  # how often a reader that waits for room looks whether it is still
 READERS_END_S = 1.0  # all readers together, to end; a reader that is connecting cannot be called back
 RUN_APPEARS_S = 60.0  # a host that the start has not reached yet is asked this long
 RUN_APPEARS_POLL_S = 0.5  # between two of these questions
-TAIL_CALL_S = 600.0  # one call that does not follow: a host whose disk hangs must not hold up the whole output for ever
+TAIL_LINES_S = 600.0  # of waiting for a host between its lines, if not followed: its disk may hang, or it may lie
 NOISE_LINES = 200  # that a host's last lines may hold and that are not shown
 
 # --- files and commands (fetch.py, execute.py, trust.py)
@@ -97,6 +97,7 @@ FETCH_WATCH_S = 5.0  # between two looks for changed outputs
 FETCH_CLEANUP_S = 2.0  # after Ctrl-C, all hosts together, to remove the files that are not whole
 FETCH_SPARE_BYTES = 1 << 30  # of this machine's disk that files of nodes may not fill, or a twentieth of a small disk
 FETCH_SPARE_FILES = 10_000  # the same for the number of files
+FETCH_FILES = 1_000_000  # of one host, of all looks together: empty files have no bytes that count
 FETCH_KNOWN_FILES = 20_000  # files whose state a single request may list
 SUDO_PROBE_S = 30.0  # finding out how a host's sudo works, or trying a password
 KNOWN_HOSTS_LOCK_S = 10.0  # waiting for another ddpctl that writes known_hosts

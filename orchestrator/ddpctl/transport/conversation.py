@@ -20,6 +20,7 @@ from ddpctl.transport.bootstrap import Payload, payload
 from ddpctl.transport.limits import BANNER_S, ENDED_S, EXIT_CODE_S, MESSAGE_LETTERS, POLL_S, READY_S
 from ddpctl.transport.pipe import FrameReader, Pipe, garbled
 from ddpctl.transport.progress_clock import ProgressClock
+from ddpctl.transport.quiet import QuietCalls
 from ddpctl.transport.watch import Ender, Sender, Watch
 from ddpctl_worker.wire import contract
 
@@ -149,6 +150,7 @@ class Worker:
             while self._unread:
                 frame = self._unread.popleft()
                 if contract.KEEPALIVE not in frame.data:
+                    watch.heard_frame()
                     return frame
             watch.check()
             if sender and sender.error:
@@ -235,8 +237,9 @@ class Request:
 class WorkerTransport:
     """The calls of a host's worker. A subclass starts the worker's command by SSH or on this machine."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, quiet: QuietCalls | None = None) -> None:
         self._host = host
+        self._quiet = quiet or QuietCalls()
         self._lock = threading.Lock()
         self._waiting = IdleWorker()
 
@@ -257,8 +260,9 @@ class WorkerTransport:
         clock: ProgressClock | None = None,
     ) -> Any:
         request = Request(self.host, self._host.base_dir, verb, args or {}, body, on_frame, until)
-        watch = Watch(f"`{verb}`", timeout, cancel, clock)
-        return call(request, watch, self._waiting, self._host.python, lambda: self._worker(timeout), payload())
+        with self._quiet.call(self.host, verb, noted=timeout is not None or clock is not None) as quiet:
+            watch = Watch(f"`{verb}`", timeout, cancel, clock, quiet)
+            return call(request, watch, self._waiting, self._host.python, lambda: self._worker(timeout), payload())
 
     def _worker(self, timeout: float | None) -> Pipe:
         """Start the worker's command. ``timeout`` (seconds) is the call's; None for a stream."""

@@ -33,6 +33,7 @@ from ddpctl.transport.local import LocalTransport
 from ddpctl.transport.master import Masters, needs_openssh
 from ddpctl.transport.openssh import config_file
 from ddpctl.transport.prompts import OneQuestion, Prompter, Say
+from ddpctl.transport.quiet import QuietCalls
 from ddpctl.transport.route import USER_CONFIG, ConfigReader, Hop, resolve
 from ddpctl.transport.ssh import Connector, SSHTransport
 
@@ -159,8 +160,9 @@ def open_fleet(
     chosen = [inventory.host(name) for name in names]
     hops = routes(inventory, [host.name for host in chosen if not host.local], say)
     connector = open_connector(hops.values(), inventory, prompter, say)
+    quiet = QuietCalls(say)
     transports: dict[str, Transport] = {
-        host.name: LocalTransport(host) if host.local else SSHTransport(host, hops[host.name], connector)
+        host.name: LocalTransport(host, quiet) if host.local else SSHTransport(host, hops[host.name], connector, quiet)
         for host in chosen
     }
     return SSHFleet(transports, connector.close, say)

@@ -20,6 +20,7 @@ from ddpctl.transport import conversation
 from ddpctl.transport.bootstrap import BOOTSTRAP, no_interpreter_error
 from ddpctl.transport.limits import LOCAL_CHUNK_BYTES, LOCAL_END_S, LOCAL_KILL_S, LOCAL_TERM_S
 from ddpctl.transport.pipe import Tail
+from ddpctl.transport.quiet import QuietCalls
 
 if TYPE_CHECKING:
     from ddpctl.spec.inventory import Host
@@ -137,8 +138,8 @@ class ProcessPipe:
 class LocalTransport(conversation.WorkerTransport):
     """``connection: local``."""
 
-    def __init__(self, host: Host) -> None:
-        super().__init__(host)
+    def __init__(self, host: Host, quiet: QuietCalls | None = None) -> None:
+        super().__init__(host, quiet)
         self._open: set[ProcessPipe] = set()
         self._node: ThisMachine | None = None
 

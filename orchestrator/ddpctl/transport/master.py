@@ -246,11 +246,19 @@ class Masters:
     def _find_open_connection(self, hop: Hop) -> Master | None:
         """Return an open connection of the user (ControlMaster) to exactly this server; ``None``: there is none.
 
-        A ControlPath that does not tell servers apart is used for a single server of the fleet.
+        A ControlPath that does not tell servers apart is used for a single server of the fleet. The socket of another
+        account is not used: ssh does not look whose it is.
         """
         shown = read_options(self._lines.users_own(hop))
         path = first_value(shown, "controlpath", "none")
-        if path == "none" or not Path(path).exists():
+        try:
+            owner = Path(path).stat().st_uid if path != "none" else None
+        except OSError:  # there is no such connection
+            owner = None
+        if owner is None:
+            return None
+        if owner != os.geteuid():
+            self._say(f"{hop.label}: the ControlPath {path} belongs to another account and is not used")
             return None
         target = tuple(first_value(shown, key, "") for key in ("hostname", "port", "user"))
         if target != (hop.address, str(hop.port), hop.user):

@@ -40,6 +40,10 @@ class ProgressClock:
         with self._lock:
             self._paused = True
 
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
+
     def resume(self) -> None:
         """Start the clock again, from zero."""
         with self._lock:

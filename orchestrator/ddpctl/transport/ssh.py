@@ -37,6 +37,7 @@ from ddpctl.transport.login import JudgeKey, authenticate, handshake
 from ddpctl.transport.master import SSH_FAILED, Master, Masters, needs_openssh, was_refused
 from ddpctl.transport.pipe import Pipe
 from ddpctl.transport.prompts import Banners, PasswordNeeded, Say, SecondFactor
+from ddpctl.transport.quiet import QuietCalls
 from ddpctl.transport.route import Hop
 
 if TYPE_CHECKING:
@@ -208,8 +209,8 @@ class Connector:
 class SSHTransport(conversation.WorkerTransport):
     """A host behind SSH."""
 
-    def __init__(self, host: Host, hop: Hop, connector: Connector) -> None:
-        super().__init__(host)
+    def __init__(self, host: Host, hop: Hop, connector: Connector, quiet: QuietCalls) -> None:
+        super().__init__(host, quiet)
         self._hop, self._connector = hop, connector
         self._link: HopLogin | Master | None = None
         self._line = worker_line(host.python)

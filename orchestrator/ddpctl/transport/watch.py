@@ -11,19 +11,25 @@ from ddpctl.errors import DdpctlError, Interrupted, RemoteError
 from ddpctl.transport.limits import PATIENT_S, POLL_S
 from ddpctl.transport.pipe import Pipe
 from ddpctl.transport.progress_clock import ProgressClock
+from ddpctl.transport.quiet import QuietCall
 from ddpctl_worker.wire.contract import TIMEOUT
 
 Cancel = Callable[[], bool]
 
 
 class Watch:
-    """The clock of a call: deadline, cancellation, the time since the last sign of life, and ``clock`` if given."""
+    """The clock of a call: deadline, cancellation, the last sign of life; ``clock`` and ``quiet`` if given."""
 
     def __init__(
-        self, what: str, timeout: float | None, cancel: Cancel | None = None, clock: ProgressClock | None = None
+        self,
+        what: str,
+        timeout: float | None,
+        cancel: Cancel | None = None,
+        clock: ProgressClock | None = None,
+        quiet: QuietCall | None = None,
     ) -> None:
         self._what = what
-        self._clock = clock
+        self._clock, self._quiet = clock, quiet
         self._timeout = timeout
         self._end = None if timeout is None else time.monotonic() + timeout
         self._cancel = cancel
@@ -33,15 +39,25 @@ class Watch:
         """Note a sign of life."""
         self._heard = time.monotonic()
 
+    def heard_frame(self) -> None:
+        """Note a frame that is no heartbeat."""
+        if self._quiet is not None:
+            self._quiet.heard()
+
     def moved(self, count: int) -> None:
         """Note bytes that are progress (``ProgressClock``)."""
         if self._clock is not None:
             self._clock.moved(count)
+        if self._quiet is not None:
+            self._quiet.moved(count)
 
     def waited(self, since: float) -> None:
         """Note a wait for the node since ``since`` (monotonic clock)."""
+        seconds = time.monotonic() - since
         if self._clock is not None:
-            self._clock.waited(time.monotonic() - since)
+            self._clock.waited(seconds)
+        if self._quiet is not None and not (self._clock is not None and self._clock.is_paused):
+            self._quiet.waited(seconds)
 
     @property
     def silence(self) -> float:

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -150,9 +152,8 @@ def test_the_ranks_of_a_run_start_their_servers_in_turn(
 ) -> None:
     """A rank waits for the other ranks, but not forever: a rank may be suspended at that moment."""
     start = Start(tmp_path / "run", sys.executable, doctor=True)
-    found = os.stat(start.folder)
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(f"\0ddpctl-{found.st_dev}-{found.st_ino}")
+    with open(os.path.join(start.folder, "turn"), "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
         with start.start("-c", IMPORT, env=torch_env) as process:
             time.sleep(0.5)
             assert (process.poll(), servers_of(torch_env)) == (None, [])
@@ -160,6 +161,20 @@ def test_the_ranks_of_a_run_start_their_servers_in_turn(
                 other.close()
             assert process.communicate(timeout=30) == ("imported\n", "")
     assert len(servers_of(torch_env)) == free_again
+
+
+@pytest.mark.slow
+def test_no_other_account_can_take_the_turn_of_a_rank(tmp_path: Path, torch_env: dict[str, str | None]) -> None:
+    """Abstract names belong to the first account that binds them, so the turn is a file in the run's own folder."""
+    start = Start(tmp_path / "run", sys.executable, doctor=True)
+    found = os.stat(start.folder)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"\0ddpctl-{found.st_dev}-{found.st_ino}")
+        with start.start("-c", IMPORT, env=torch_env) as process:
+            assert process.communicate(timeout=30) == ("imported\n", "")
+    assert len(servers_of(torch_env)) == 1
+    assert stat.S_IMODE(found.st_mode) == 0o700
+    assert stat.S_IMODE(os.stat(os.path.join(start.folder, "turn")).st_mode) == 0o600
 
 
 @pytest.mark.slow

@@ -15,7 +15,8 @@ import pytest
 
 from ddpctl_worker.rules.datafolder import DataFile, DataListing, encode_listing
 from ddpctl_worker.store import blobs, data
-from ddpctl_worker.store.data import data_missing, data_place, pinned_place
+from ddpctl_worker.store.data import VERSION_LETTERS, data_missing, data_place, pinned_place
+from ddpctl_worker.store.limits import DATA_TIME_S
 from ddpctl_worker.verbs.gc import gc
 from ddpctl_worker.wire.channel import Channel, WorkerError
 
@@ -188,9 +189,37 @@ def test_data_from_elsewhere_is_named_and_a_folder_of_another_program_is_kept(ba
 
 def test_a_link_below_another_link_is_refused(base: Path) -> None:
     push = Pushing(base, {"d/f": b"x"}, links=[("a", "d"), ("a/b", "f")])
-    with pytest.raises(WorkerError, match="lies below another link"):
+    with pytest.raises(WorkerError, match="part/a is a symbolic link"):
         push.push()
     assert sorted(os.listdir(base / "data" / "p")) == [".cifar"]
+
+
+@pytest.mark.parametrize("moment", ["bundle", "end", "empty folder"])
+def test_a_folder_that_turned_into_a_link_is_refused(base: Path, tmp_path: Path, moment: str) -> None:
+    """A job of the same login may change the part of a version. Nothing is written through the link."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    push = Pushing(base, {"d/f": b"x", "d/none": b""}, folders=["d/void"])
+    assert push.missing() == ["d/f"]
+    staging = base / "data" / "p" / ".cifar" / f"{push.request['version'][:VERSION_LETTERS]}.part"
+    if moment != "bundle":
+        push.unpack(["d/f"])
+        (staging / "d").rename(elsewhere / "d")
+    else:
+        staging.mkdir(mode=0o700)
+        (elsewhere / "d").mkdir()
+    if moment == "empty folder":
+        (elsewhere / "d" / "none").touch()
+        os.utime(elsewhere / "d" / "none", (DATA_TIME_S, DATA_TIME_S))
+    (staging / "d").symlink_to(elsewhere / "d")
+    before = sorted(os.listdir(elsewhere / "d"))
+    with pytest.raises(WorkerError, match=r"part/d is a symbolic link") as caught:
+        push.push()
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("remove it")
+    assert sorted(os.listdir(elsewhere / "d")) == before
+    (staging / "d").unlink()
+    assert push.push().is_dir()
 
 
 def test_any_other_place_is_used_as_it_is(base: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@
         metrics/        DDPCTL_METRICS of each rank
         doctor/         boot/ is first on the PYTHONPATH of the ranks, PID.sock is torch's debug server in a rank,
                         PID.stack the stack that a rank writes of itself, answers.sock the supervisor's server,
-                        nccl/rank_RANK torch's dump of NCCL's record
+                        nccl/rank_RANK torch's dump of NCCL's record, turn the lock of the rank whose server starts
         diagnosis.json  why the run was or is stuck, and which ranks are slow
         gpus.json       use of the GPUs over time, for a report
         saved.json      how far the checkpoints with all copies are behind the saves (lag.py)

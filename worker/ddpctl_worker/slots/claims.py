@@ -11,7 +11,7 @@ from ddpctl_worker.machine import notes
 from ddpctl_worker.rules.slots import SlotEntry, choose_slots
 from ddpctl_worker.slots.devices import Devices, GpusUnknown, Slot, choose_pool, find_devices, variables
 from ddpctl_worker.slots.folder import LockedClaim, SlotsFolder, UnusableFolder, read_settings
-from ddpctl_worker.slots.limits import SHOWN_LETTERS
+from ddpctl_worker.slots.limits import MOST_BOOTTIME_S, MOST_SLOTS, SHOWN_LETTERS
 from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import IN_USE
 
@@ -112,14 +112,13 @@ def entries_of(claims: Sequence[LockedClaim]) -> List[SlotEntry]:
 def _entry_of(claim: LockedClaim) -> SlotEntry:
     """Return an entry. Another account may have written anything: a wrong value counts as missing."""
     value = claim.value
-    since = value.get("boottime")
-    wanted = value.get("want")
+    run, since, wanted = (value.get(key) for key in ("run", "boottime", "want"))
     return SlotEntry(
         claim.name,
-        str(value.get("run"))[:SHOWN_LETTERS],
+        run[:SHOWN_LETTERS] if isinstance(run, str) else "",
         user_name(claim.uid),
-        float(since) if isinstance(since, (int, float)) else 0.0,
-        wanted if isinstance(wanted, int) else 0,
+        float(since) if isinstance(since, (int, float)) and 0 <= since <= MOST_BOOTTIME_S else 0.0,
+        wanted if isinstance(wanted, int) and 0 <= wanted < MOST_SLOTS else 0,
         _ids(value.get("pool")),
         tuple(slot.id for slot in slots_of(value)),
         value.get("ready") is not False,
@@ -133,7 +132,7 @@ def slots_of(value: Mapping[str, Any]) -> List[Slot]:
     return [
         Slot(name[:SHOWN_LETTERS], index)
         for name, index in pairs
-        if isinstance(index, int) and not isinstance(index, bool) and 0 <= index < 1 << 20
+        if isinstance(index, int) and not isinstance(index, bool) and 0 <= index < MOST_SLOTS
     ]
 
 

@@ -116,7 +116,7 @@ def _shown(host: str, claim: LockedClaim, entry: SlotEntry, entries: List[SlotEn
         "origin": {key: _text(origin.get(key)) for key in ("account", "machine", "folder")},
         "age_s": max(0.0, round(notes.boottime() - entry.since, 1)),
         "slots": sorted(slot.number for slot in claims.slots_of(value)),
-        "want": max(0, min(entry.want, 1 << 20)),
+        "want": entry.want,
         "place": place_in_line(entry, entries),
     }
 

@@ -25,7 +25,7 @@ import os
 import re
 import shutil
 import stat
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set
 
 from ddpctl_worker.machine import fs
 from ddpctl_worker.rules.datafolder import DataFile, DataListing, as_ranges, decode_listing, from_ranges
@@ -199,11 +199,12 @@ def _build(version: DataVersion, request: Dict[str, Any], channel: Channel) -> N
 def _unpack_bundles(version: DataVersion, listing: DataListing, bundles: List[Any], channel: Channel) -> None:
     """Make the files of the bundles, sync them to the disk, mark them as intact, then remove the bundles."""
     made: List[str] = []
+    tree = _Tree(version.staging)
     for sha256, ranges in bundles:
         places = {}
         for index in from_ranges(ranges, len(listing.files)):
             file = listing.files[index]
-            places[_new_place(version.staging, file.path)] = file
+            places[tree.place(file.path)] = file
         if all(is_intact(path, file.size) for path, file in places.items()):
             continue  # unpacked before; the bundle may be gone
         if channel.closed.is_set():
@@ -225,13 +226,34 @@ def _unpack_bundles(version: DataVersion, listing: DataListing, bundles: List[An
         fs.discard(blob_path(version.base, sha256))
 
 
-def _new_place(folder: str, path: str) -> str:
-    """Return the path of a file below ``folder``, with its parent folders made."""
-    place = os.path.join(folder, path)
-    parent = os.path.dirname(place)
-    if not os.path.isdir(parent):
-        os.makedirs(parent, 0o700)
-    return place
+class _Tree:
+    """The folder of a version that is being made. Nothing is written through a symbolic link in it."""
+
+    def __init__(self, top: str) -> None:
+        self._top = top
+        self._made: Set[str] = set()
+
+    def place(self, path: str) -> str:
+        """Return the path of a file below the folder, with its parent folders made.
+
+        Raises:
+            WorkerError: UNSAFE_PATH, a folder on the way is a symbolic link.
+        """
+        self.make(os.path.dirname(path))
+        return os.path.join(self._top, path)
+
+    def make(self, folder: str) -> None:
+        """Make a folder below the top. Raises WorkerError as ``place``."""
+        if folder in self._made:
+            return
+        if folder:
+            self.make(os.path.dirname(folder))
+            path = os.path.join(self._top, folder)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+            if os.path.islink(path):
+                raise WorkerError(UNSAFE_PATH, "%s is a symbolic link" % path, "remove it, then " + _AGAIN)
+        self._made.add(folder)
 
 
 def _move(blob: str, path: str, file: DataFile) -> None:
@@ -277,12 +299,12 @@ def _mark(paths: List[str]) -> None:
 # --- the whole version ------------------------------------------------------------------------------------------------
 def _complete(version: DataVersion, listing: DataListing, channel: Channel) -> None:
     """Take every other file from this host, check that all are there, and give the version its name."""
-    known = _Known(version, listing)
+    known, tree = _Known(version, listing), _Tree(version.staging)
     made: List[str] = []
     for file in listing.files:
         if channel.closed.is_set():
             raise WorkerError(INTERRUPTED, "the controller disconnected", _AGAIN)
-        place = _new_place(version.staging, file.path)
+        place = tree.place(file.path)
         if is_intact(place, file.size):
             continue
         fs.discard(place)
@@ -293,8 +315,11 @@ def _complete(version: DataVersion, listing: DataListing, channel: Channel) -> N
             _take(known.find(file), place, file)
         made.append(place)
     for folder in listing.folders:
-        os.makedirs(os.path.join(version.staging, folder), 0o700, exist_ok=True)
-    _make_links(version.staging, listing.links)
+        tree.make(folder)
+    for path, goal in listing.links:  # after all files: no file is written through a link
+        place = tree.place(path)
+        fs.discard(place)
+        os.symlink(goal, place)
     if made or listing.folders or listing.links:
         fs.sync_filesystem(version.staging)
         _mark(made)
@@ -319,18 +344,6 @@ def _take(known: Optional[str], place: str, file: DataFile) -> None:
                 raise
     shutil.copyfile(known, place)
     _set_mode(place, file)
-
-
-def _make_links(folder: str, links: List[Tuple[str, str]]) -> None:
-    """Make the symbolic links, after all files: no file is written through a link."""
-    for path, goal in links:
-        place = _new_place(folder, path)
-        if os.path.realpath(os.path.dirname(place)) != os.path.join(
-            os.path.realpath(folder), os.path.dirname(path)
-        ).rstrip("/"):
-            raise WorkerError(UNSAFE_PATH, "the link %s lies below another link" % path)
-        fs.discard(place)
-        os.symlink(goal, place)
 
 
 def _switch(version: DataVersion, origin: str) -> Optional[str]:
