@@ -126,12 +126,15 @@ def growth(folder: Path) -> Iterator[Row]:
 
 
 def data_folder(folder: Path) -> Iterator[Row]:
-    """Push a folder of data without a break; push another, kill the push in the middle, and resume it."""
+    """Push a folder of data without a break; push another, kill the push in the middle, and resume it.
+
+    The disks of all hosts share 70 % of this machine's memory, so a host holds a single folder at any time. While a
+    host unpacks small files it holds them twice: 1 GB needs 1.5 GB on each host.
+    """
     files = folder / "data"
     whole = folder / "whole"
     with slow_lab(HOSTS) as lab:
         inventory(lab, folder)
-        write_data(files, 1)
         whole.write_bytes(noise(DATA_SIZE, 2).data)
         one = timed(
             lambda: subprocess.run(["scp", "-F", str(lab.ssh_config), "-q", whole, "node0:/tmp/one"], check=True)
@@ -140,6 +143,7 @@ def data_folder(folder: Path) -> Iterator[Row]:
         for host in lab:
             host.run("rm -f /tmp/one")
         what = f"{DATA_SIZE // MB} MB in {DATA_SIZE // 2 // SMALL_SIZE + LARGE_FILES} files to {HOSTS} hosts, {RATE}"
+        write_data(files, 1, size=MB)
         push(folder, files)  # the worker is there
         write_data(files, 3)
         documents: list[dict[str, float]] = []
@@ -149,6 +153,8 @@ def data_folder(folder: Path) -> Iterator[Row]:
         yield Row("push --data / one copy", straight / one, "x", "1.3 or less", what)
         yield Row("sent by the controller", documents[0]["sent_by_controller"] / DATA_SIZE, "copies", note=what)
         yield Row("the same again", timed(lambda: push(folder, files)), "s", note="sends nothing")
+        for host in lab:
+            host.run(f"rm -rf {BASE}/data {BASE}/store")
         write_data(files, 5)
         broken = timed(lambda: push(folder, files, kill_after=straight / 2))
         resumed = timed(lambda: documents.append(push(folder, files)))
@@ -156,11 +162,11 @@ def data_folder(folder: Path) -> Iterator[Row]:
         yield Row("broken off and resumed / one copy", (broken + resumed) / one, "x", note=f"{reused:.0%} was there")
 
 
-def write_data(folder: Path, seed: int) -> None:
-    """Replace the folder: half of DATA_SIZE in large files, half in small files."""
+def write_data(folder: Path, seed: int, size: int = DATA_SIZE) -> None:
+    """Replace the folder: half of the size in large files, half in small files."""
     shutil.rmtree(folder, ignore_errors=True)
-    data = memoryview(noise(DATA_SIZE, seed).data)
-    half = DATA_SIZE // 2
+    data = memoryview(noise(size, seed).data)
+    half = size // 2
     large, small = half // LARGE_FILES, half // SMALL_SIZE
     (folder / "small").mkdir(parents=True)
     for number in range(LARGE_FILES):

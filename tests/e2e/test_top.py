@@ -173,6 +173,21 @@ def test_without_a_terminal_it_is_printed_once(training: tuple[Site, str]) -> No
     assert "\x1b" not in one
 
 
+def test_the_page_for_prometheus(training: tuple[Site, str]) -> None:
+    """A host that does not answer is a value of the page, and a warning."""
+    site, run = training
+    first, second = (host["name"] for host in site.hosts)
+    labels = f'cluster="lab",project="{site.project}",job_name="train",run="{run}"'
+    site.lab[1].drop(port=22)
+    done = site("metrics").ok()
+    assert f'ddpctl_host_up{{cluster="lab",host="{first}"}} 1\n' in done.stdout
+    assert f'ddpctl_host_up{{cluster="lab",host="{second}"}} 0\n' in done.stdout
+    assert f'ddpctl_host_slots_held{{cluster="lab",host="{first}"}} 1\n' in done.stdout
+    assert f'ddpctl_run_state{{{labels},state="running"}} 1\n' in done.stdout
+    assert re.search(rf"(?m)^ddpctl_run_step\{{{re.escape(labels)}\}} \d+$", done.stdout)
+    assert re.search(rf"warning: {second}: \S", done.stderr)
+
+
 def test_progress_that_a_script_only_prints(site: Site) -> None:
     prints = "import time\nprint('epoch 3 step 120 loss 0.43', flush=True)\ntime.sleep(600)\n"
     job = site.only(0).job("prints", prints)

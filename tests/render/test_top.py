@@ -52,6 +52,7 @@ STRANGER = replace(RANK, pid=77, user="bob", command="python serve.py", job=None
 
 def gpu(index: int = 0, *holders: Holder, **changes: Any) -> GpuPulse:
     words: dict[str, Any] = {
+        "name": "NVIDIA H100",
         "error": None,
         "use": 97.0,
         "memory": 40 * GB,
@@ -59,7 +60,7 @@ def gpu(index: int = 0, *holders: Holder, **changes: Any) -> GpuPulse:
         "temperature": 71.0,
         "power_w": 350.0,
     }
-    return GpuPulse(index, "NVIDIA H100", power_limit_w=700.0, holders=holders, **{**words, **changes})
+    return GpuPulse(index, power_limit_w=700.0, holders=holders, **{**words, **changes})
 
 
 def pulse(*gpus: GpuPulse, **changes: Any) -> Pulse:

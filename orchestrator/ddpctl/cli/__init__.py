@@ -6,6 +6,7 @@ imports only the module of the typed command.
 Commands, a file for each group:
 
 - up.py: up, restart. preflight.py: preflight. init.py: init, schema. bench.py: bench. top.py: top.
+- metrics.py: metrics.
 - runs.py: ps, status, doctor, report, kill, rm.
 - output.py: tail, attach, fetch. follow.py prints the output for them and for up.
 - nodes.py: exec, push, gc, trust. ssh.py: ssh.

@@ -43,6 +43,7 @@ COMMANDS = {
     "ssh": "ssh",
     "ps": "runs",
     "top": "top",
+    "metrics": "metrics",
     "status": "runs",
     "tail": "output",
     "attach": "output",

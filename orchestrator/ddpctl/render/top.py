@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -22,7 +22,7 @@ from ddpctl.render.status import (
     state_text,
     stuck_line,
 )
-from ddpctl.spec.metrics import COUNTERS, SAMPLES, job_metrics
+from ddpctl.spec.metrics import COUNTERS, SAMPLES
 from ddpctl.spec.outcome import NodeStatus
 from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.slots import Claim, OtherRun, place_of_run, slots_of_run
@@ -154,7 +154,7 @@ def _job_text(seen: Overview, run: RunStatus) -> str:
 
 
 def _run_row(seen: Overview, run: RunStatus) -> TopRow:
-    values = _values(seen, run)
+    values = seen.values(run.run)
     return _row(
         run.run,
         _job_text(seen, run),
@@ -219,13 +219,8 @@ def run_head(seen: Overview, run: RunStatus) -> Text:
     return head
 
 
-def _values(seen: Overview, run: RunStatus) -> Mapping[str, float]:
-    """Return the metrics that the ranks wrote; of a job that writes no metrics, the values in its output."""
-    return job_metrics(seen.metrics(run.run)) or seen.printed(run.run)
-
-
 def _measured(seen: Overview, run: RunStatus) -> Iterator[str]:
-    for name, value in _values(seen, run).items():
+    for name, value in seen.values(run.run).items():
         yield f"{name} {value:.0f}" if name in COUNTERS else f"{name} {_rate(value)}"
     if seen.printed(run.run) and not seen.metrics(run.run):
         yield FROM_OUTPUT

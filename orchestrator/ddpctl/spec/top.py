@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ddpctl.spec.bounds import Celsius, Count, Digits, Name, Percent, Real, Short, Small, Unicode
-from ddpctl.spec.metrics import Values
+from ddpctl.spec.metrics import Values, job_metrics
 from ddpctl.spec.slots import Claim, OtherRun, other_runs
 from ddpctl.spec.status import RunStatus
 
@@ -111,6 +111,10 @@ class Overview:
 
     def pulse(self, host: str) -> Pulse | None:
         return next((view.pulse for view in self.hosts if view.host == host), None)
+
+    def values(self, run: str) -> Values:
+        """Return the metrics that the ranks of a run wrote; of a run without metrics, the values in its output."""
+        return job_metrics(self.metrics(run)) or self.printed(run)
 
     def metrics(self, run: str) -> list[Values]:
         """Return the last metrics of each rank of a run that wrote any."""
