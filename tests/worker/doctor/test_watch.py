@@ -497,7 +497,7 @@ def test_the_missing_rank_is_found_while_a_printed_time_out_is_no_failure_yet(
         records.made[node.pid] = (3, True)
         node.watch.start()
     records.made[hub.pid] = (4, False)
-    until(lambda: hub.watch._waited._waits.get(1) == ("0", 4, "all_reduce"))
+    until(lambda: hub.watch._waited._waits.get(1) == hung.Waits("0", 4, "all_reduce", 4))
     hub.timeouts = {0: 1}
     until(lambda: hub.watch._waited.found)
     records.made.update({node.pid: (4, True) for node in nodes})

@@ -120,7 +120,7 @@ def decide_timeouts(*places: str) -> str:
     judge = make_judge()
     for host, place in zip(HOSTS, places, strict=False):
         text = f"rank 7 was killed: collective operation timeout in {place} (a peer failed or hung first)"
-        judge.report(outcomes.failed(outcomes.cause(host, "signaled", text), victim=True), 0.0, 101.0)
+        judge.report(outcomes.failed(outcomes.cause(host, "signaled", text, rank=7), victim=True), 0.0, 101.0)
     decided(judge, 101.0 + VICTIMS_S + MUTE_S + SLACK_S)
     assert judge.verdict is not None
     assert judge.verdict.cause is not None
@@ -134,6 +134,9 @@ def test_collectives_that_timed_out_on_all_nodes_are_compared() -> None:
     behind = decide_timeouts("ALLREDUCE #96", "BROADCAST #64", "ALLREDUCE #96")
     assert behind.startswith("a: ")
     assert behind.endswith("in BROADCAST #64, while the other nodes had come to #96")
+    other = decide_timeouts("ALLREDUCE #80", "ALLREDUCE #80", "BROADCAST #80")
+    assert other.startswith("hub: ")
+    assert other.endswith("in ALLREDUCE #80, and rank 7 on b in BROADCAST #80: they do not match")
 
 
 @pytest.mark.parametrize("places", [("ALLREDUCE #80", "ALLREDUCE #80"), ("ALLREDUCE #80", "X #2 of group 5", "X #2")])

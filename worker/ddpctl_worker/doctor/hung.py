@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ddpctl_worker.doctor.limits import SEARCH_AFTER_S, SEARCH_AGAIN_S, SEARCH_S
-from ddpctl_worker.rules import phrases, rank_view
+from ddpctl_worker.rules import flight, phrases, rank_view, sequences
 from ddpctl_worker.rules.rank_view import DEFAULT_GROUPS, RankView
 
 # A part of contract.VICTIM_WORDS: the failures that say that nothing came for too long.
@@ -16,11 +16,19 @@ _TIMED_OUT = re.compile(
     r"collective operation timeout|timed out after|operation to complete|waitForInput: .* timed out",
     re.I,
 )
-Waits = Tuple[str, int, str]  # group, number and operation of a collective
+
+
+class Waits(NamedTuple):
+    """A collective in which a rank waits."""
+
+    group: str
+    seq: int
+    op: str
+    elements: int = 0
 
 
 class Hung(NamedTuple):
-    """A rank that never came to a collective, and the place in its program."""
+    """The rank because of which the other ranks timed out, and how it held them up."""
 
     host: str
     rank: int
@@ -37,6 +45,7 @@ class WaitedRanks:
 
     def __init__(self) -> None:
         self._waits: Dict[int, Waits] = {}  # rank -> the last collective in which it was seen
+        self._host_of: Dict[int, str] = {}
         self._left: Set[int] = set()  # ranks outside any collective at the last glance
         self._printed: Dict[int, int] = {}  # rank -> the time-outs that it has printed
         self._late: Set[int] = set()  # ranks that have printed a time-out since the search began
@@ -64,11 +73,11 @@ class WaitedRanks:
     def counts_stacks(self, now: float) -> bool:
         return self._stacks_at is not None and now >= self._stacks_at
 
-    def note_glances(self, glances: Mapping[int, Mapping[str, Any]], now: float) -> None:
-        """Keep the collective in which each rank was seen last. A new time-out among the glances begins a search.
+    def note_glances(self, host: str, glances: Mapping[int, Mapping[str, Any]], now: float) -> None:
+        """Keep the collective in which each rank of ``host`` was seen last.
 
-        The entry of a rank that has ended or timed out stays. Any other rank that has left its collective keeps its
-        entry for one more glance, because the rank may be about to end.
+        A new time-out among the glances begins a search. The entry of a rank that has ended or timed out stays. Any
+        other rank that has left its collective keeps its entry for one more glance: the rank may be about to end.
         """
         for rank, glance in glances.items():
             printed, before = int(glance.get("timeouts") or 0), self._printed.get(rank, 0)
@@ -77,8 +86,9 @@ class WaitedRanks:
                 self._begin(now)
                 self._late.add(rank)
             waits = glance.get("waits")
+            self._host_of[rank] = host
             if waits:
-                self._waits[rank] = (str(waits[0]), int(waits[1]), str(waits[2]))
+                self._waits[rank] = Waits(str(waits[0]), int(waits[1]), str(waits[2]), int(waits[3]))
                 self._left.discard(rank)
             elif rank in self._left and rank not in self._late:
                 self._waits.pop(rank, None)
@@ -115,7 +125,8 @@ class WaitedRanks:
         searched_s = now - (began or now)
         silent = ({*silent} | self._find_killed(looks, searched_s)) - set(self.failed.values())
         living = [one for one in looks if one.get("rank") not in {*self.failed, *self._late}]
-        found = find_hung(living, self._waits, silent, proved_only=not stacks)
+        found = find_mismatch(looks, self._waits, self._host_of)
+        found = found or find_hung(living, self._waits, silent, proved_only=not stacks)
         if stacks and found is None and diagnosis is not None:
             suspects = diagnosis.get("suspects") or ()
             found = next((Hung(one["host"], one["rank"], str(diagnosis["verdict"])) for one in suspects), None)
@@ -141,6 +152,26 @@ def sees_all(looks: Iterable[Dict[str, Any]], *, by_stack: bool = True) -> bool:
     return all(rank.known or (by_stack and rank.stack) for rank in living)
 
 
+def find_mismatch(
+    looks: Iterable[Dict[str, Any]], waited: Mapping[int, Waits], host_of: Mapping[int, str]
+) -> Optional[Hung]:
+    """Return a rank that called a different collective than other ranks, and the difference.
+
+    A look shows the place of each rank. But a short time-out may have ended the ranks, or gloo calls the collective
+    done: then ``waited`` shows the difference, the collectives in which the ranks were seen last.
+    """
+    seen = [RankView(host_of[rank], rank, {}, [entry], entry) for rank, entry in _entries(waited)]
+    found = sequences.first_difference(list(map(rank_view.read_looks, looks))) or sequences.first_difference(seen)
+    if found is None:
+        return None
+    odd = found.sides[1 if found.has_majority else 0].ranks[0]
+    return Hung(odd.host, odd.rank, sequences.difference_text(found))
+
+
+def _entries(waited: Mapping[int, Waits]) -> List[Tuple[int, flight.Entry]]:
+    return [(rank, flight.Entry(*waits, done=False, at=0.0, what="")) for rank, waits in sorted(waited.items())]
+
+
 def find_hung(
     looks: Sequence[Dict[str, Any]],
     waited: Mapping[int, Waits],
@@ -158,7 +189,7 @@ def find_hung(
     """
     ranks = [rank for rank in map(rank_view.read_looks, looks) if rank.state not in ("ended", "unknown")]
     count = Counter(waited.values())
-    where = max(count, key=lambda waits: (count[waits], waits[1])) if count else None
+    where = max(count, key=lambda waits: (count[waits], waits.seq)) if count else None
     absent = [rank for rank in rank_view.present_ranks(ranks) if _has_not_come(rank, where)]
     if not absent:
         return None
@@ -166,7 +197,7 @@ def find_hung(
     proved = where is not None and first.known
     if not proved and (proved_only or silent or not sees_all(looks)):
         return None
-    label = phrases.call_text(where[2], where[1], where[0]) if where is not None else "the collective of the others"
+    label = phrases.call_text(where.op, where.seq, where.group) if where is not None else "the collective of the others"
     text = "%s had not reached %s: %s %s" % (phrases.who(absent), label, _subject(absent), phrases.place_text(first))
     return Hung(first.host, first.rank, text)
 
@@ -180,7 +211,6 @@ def _has_not_come(rank: RankView, where: Optional[Waits]) -> bool:
         return False
     if where is None or not rank.known:
         return bool(rank.stack)
-    group, number, _ = where
-    if group not in rank.head and group not in DEFAULT_GROUPS:
+    if where.group not in rank.head and where.group not in DEFAULT_GROUPS:
         return False  # it may be no member of this group
-    return rank.head.get(group, -1) < number
+    return rank.head.get(where.group, -1) < where.seq

@@ -245,7 +245,7 @@ class RunWatch:
             "pid": one.pid,
             "place": list(look.state_of(found)) if found else None,
             "pending": None if pending is None else max(0.0, self._clock.wall() - pending.at),
-            "waits": None if pending is None else [pending.group, pending.seq, pending.op],
+            "waits": None if pending is None else [pending.group, pending.seq, pending.op, pending.elements],
             "timeouts": self._timeouts().get(one.local_rank, 0),
             "cpu": (total.ticks - before.ticks) * 100.0 / look.TICKS / seconds,
             "bytes": max(0, total.bytes - before.bytes) / seconds,
@@ -259,7 +259,7 @@ class RunWatch:
         for rank in [rank for rank, where in self._host_of.items() if where == host and str(rank) not in ranks]:
             self._stall.forget_rank(rank)
         self._host_of.update((int(rank), host) for rank in ranks)
-        self._waited.note_glances({int(rank): glance for rank, glance in ranks.items()}, now)
+        self._waited.note_glances(host, {int(rank): glance for rank, glance in ranks.items()}, now)
         self._see_restarts({int(rank): glance.get("pid") for rank, glance in ranks.items()})
         self._take_arrivals(host, ranks)
         if any(moved) and self.diagnosis is not None:

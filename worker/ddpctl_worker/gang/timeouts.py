@@ -15,15 +15,17 @@ _ALL_EQUAL = (
     "through; check the network between the nodes"
 )
 _BEHIND = "collective operation timeout in %s #%s, while the other nodes had come to #%s"
+_NO_MATCH = "collective operation timeout in %s #%s, and rank %s on %s in %s #%s: they do not match"
 _WAITED_FOR = "all ranks but rank %d on %s timed out in %s #%s: rank %d came last, or not at all"
 
 
 def compare_timeouts(failures: Sequence[Outcome], hosts: Sequence[str]) -> Optional[Dict[str, Any]]:
     """Return the cause of a run in which a collective timed out on every node.
 
-    The node that was the furthest behind is the cause. If all nodes timed out in the same collective, the cause is the
-    rank without a time-out, if there is exactly one such rank. ``failures``: the reported failures, the likeliest
-    first; ``hosts``: the nodes of the run, at least two. ``None``: a node has reported another failure, or none.
+    The node that was the furthest behind is the cause. Different collectives of the same number do not match. If all
+    nodes timed out in the same collective, the cause is the rank without a time-out, if there is exactly one such rank.
+    ``failures``: the reported failures, the likeliest first; ``hosts``: the nodes of the run, at least two. ``None``: a
+    node has reported another failure, or none.
     """
     causes = [failure.cause or {} for failure in failures]
     found = [_LATE.search(str(cause.get("message"))) for cause in causes]
@@ -38,7 +40,13 @@ def compare_timeouts(failures: Sequence[Outcome], hosts: Sequence[str]) -> Optio
         host, rank = waited_for
         text = _WAITED_FOR % (rank, host, kind, number, rank)
         return dict(causes[first], host=host, rank=rank, exit_code=None, signal=None, message=text, traceback=None)
-    words = _BEHIND % (kind, number, max(numbers)) if max(numbers) > min(numbers) else _ALL_EQUAL % (kind, number)
+    other = next((at for at, match in enumerate(late) if match["kind"] != kind), None)
+    words = _ALL_EQUAL % (kind, number)
+    if max(numbers) > min(numbers):
+        words = _BEHIND % (kind, number, max(numbers))
+    elif other is not None:
+        rank, host = causes[other]["rank"], causes[other]["host"]
+        words = _NO_MATCH % (kind, number, rank, host, late[other]["kind"], number)
     return dict(causes[first], message=_LATE.sub(words, str(causes[first]["message"])))
 
 
