@@ -18,8 +18,8 @@ _PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)([^/@:\s]*):[^/@\s]+@")
 
 # A command of ddpctl in a text, up to its name. `ddpctl init` and `ddpctl schema` read no inventory.
 _READS_INVENTORY = re.compile(
-    r"\bddpctl (?=(?:attach|bench|checkpoints?|doctor|exec|fetch|gc|kill|metrics|preflight|ps|push|report|restart|rm|ssh|"
-    r"status|tail|top|trust|up)\b(?! --help))"
+    r"\bddpctl (?=(?:attach|bench|checkpoints?|doctor|exec|fetch|gc|kill|metrics|preflight|ps|push|report|restart|rm|"
+    r"ssh|status|tail|top|trust|up)\b(?! --help))"
 )
 
 

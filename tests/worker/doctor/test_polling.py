@@ -30,7 +30,8 @@ class Paused:
         self._begin = self.clock.now()
         subjects = [Subject(0, 0, 1), Subject(1, 1, 2)]
         said: list[dict[str, Any]] = []
-        parts = (lambda: subjects, list, dict, said.append, said.append, lambda host: Offset(0.0, 0.0), HostFacts())
+        send = (said.append, said.append, lambda host: Offset(0.0, 0.0), HostFacts())
+        parts = (lambda: subjects, list, dict, dict, *send)
         self.watch = RunWatch("node0", ["node0"], STALL_S, Tools("/nowhere", None), *parts, clock=self.clock)
         self.watch._at = self._glance  # type: ignore[method-assign]
         self.watch.look = self._look  # type: ignore[method-assign]
@@ -52,7 +53,7 @@ class Paused:
         place = ["0", 6, 5] if self._recorded else None
         return {"pid": one.pid, "place": place, "pending": pending, "cpu": 0.0, "bytes": 0, "new": {}}
 
-    def _look(self, interval: float = 1.0, *, asked: bool = False) -> list[Look]:
+    def _look(self, interval: float = 1.0, *, asked: bool = False, nccl: bool = False) -> list[Look]:
         first = self._sleep(self._paused)
         self.clock.sleep(1.0)
         now = NOW + self._paused

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ddpctl_worker.doctor import look, watch
+from ddpctl_worker.doctor import hung, look, watch
 from ddpctl_worker.doctor.hosts import HostFacts
 from ddpctl_worker.doctor.limits import (
     KEPT_COLLECTIVES,
@@ -64,6 +64,7 @@ class Node:
         self.to: list[Node] = []  # the nodes that receive its messages
         self.subjects = [Subject(rank, 0, pid)]
         self.gone: list[dict[str, Any]] = []
+        self.timeouts: dict[int, int] = {}  # that the rank has printed
         tools = Tools("/nonexistent", None)
         self.watch = RunWatch(
             host,
@@ -73,6 +74,7 @@ class Node:
             lambda: self.subjects,
             lambda: self.gone,
             dict,
+            lambda: dict(self.timeouts),
             self.say,
             self.saved.append,
             lambda host: Offset(0.0, 0.0),
@@ -456,7 +458,7 @@ def test_the_missing_rank_is_named_once_every_host_shows_its_ranks(
     nodes: list[Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host may not have found its ranks yet, or the end of the run may have killed the rank."""
-    monkeypatch.setattr(watch, "SEARCH_AFTER_S", 0.1)
+    monkeypatch.setattr(hung, "SEARCH_AFTER_S", 0.1)
     decides, other = nodes[0].watch, nodes[1].watch
     own = [a_look(0, host="node0"), a_look(2, host="node0")]
     shown: dict[str, list[dict[str, Any]]] = {"node1": []}
@@ -472,13 +474,34 @@ def test_the_missing_rank_is_named_once_every_host_shows_its_ranks(
         node.watch.start()
     decides.search({0: "node0"})
     until(lambda: asked.count("node0") > 2)
-    assert decides.hung is None, "rank 1 was not seen"
+    assert decides.search({0: "node0"}) is None, "rank 1 was not seen"
     shown["node1"] = [{**a_look(1, host="node1", state="ended", stack=None), "ended_s": 0.0}]
     asked.clear()
     until(lambda: asked.count("node0") > 2)
-    assert decides.hung is None, "rank 1 may have been killed"
+    assert decides.search({0: "node0"}) is None, "rank 1 may have been killed"
     shown["node1"] = [a_look(1, host="node1")]
-    decides.search({0: "node0", 2: "node0"})
-    until(lambda: decides.hung)
-    assert decides.hung is not None
-    assert (decides.hung.host, decides.hung.rank) == ("node1", 1)
+    until(lambda: decides.search({0: "node0", 2: "node0"}))
+    found = decides.search({0: "node0", 2: "node0"})
+    assert found is not None
+    assert (found.host, found.rank) == ("node1", 1)
+
+
+def test_the_missing_rank_is_found_while_a_printed_time_out_is_no_failure_yet(
+    records: Records, nodes: list[Node]
+) -> None:
+    """The rank that printed it takes long to die. The missing rank arrives meanwhile, and then loses its peer."""
+    hub, member = nodes
+    hub.rank, member.rank = 1, 0  # the missing rank is on the member
+    for node in nodes:
+        node.subjects = [Subject(node.rank, 0, node.pid)]
+        records.made[node.pid] = (3, True)
+        node.watch.start()
+    records.made[hub.pid] = (4, False)
+    until(lambda: hub.watch._waited._waits.get(1) == hung.Waits("0", 4, "all_reduce", 4))
+    hub.timeouts = {0: 1}
+    until(lambda: hub.watch._waited.found)
+    records.made.update({node.pid: (4, True) for node in nodes})
+    found = hub.watch.search({1: "node0"})
+    assert found is not None
+    assert (found.host, found.rank) == ("node1", 0)
+    assert found.message.startswith("rank 0 on node1 had not reached all_reduce #4: it was ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from ddpctl_worker.gang.limits import (
     SLACK_S,
     VICTIMS_S,
 )
-from ddpctl_worker.gang.wire import HubWire, MemberWire
+from ddpctl_worker.gang.wire import HubWire, MemberWire, from_wire, to_wire
 from ddpctl_worker.machine.strangers import Stranger
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
@@ -119,7 +120,7 @@ def decide_timeouts(*places: str) -> str:
     judge = make_judge()
     for host, place in zip(HOSTS, places, strict=False):
         text = f"rank 7 was killed: collective operation timeout in {place} (a peer failed or hung first)"
-        judge.report(outcomes.failed(outcomes.cause(host, "signaled", text), victim=True), 0.0, 101.0)
+        judge.report(outcomes.failed(outcomes.cause(host, "signaled", text, rank=7), victim=True), 0.0, 101.0)
     decided(judge, 101.0 + VICTIMS_S + MUTE_S + SLACK_S)
     assert judge.verdict is not None
     assert judge.verdict.cause is not None
@@ -133,6 +134,9 @@ def test_collectives_that_timed_out_on_all_nodes_are_compared() -> None:
     behind = decide_timeouts("ALLREDUCE #96", "BROADCAST #64", "ALLREDUCE #96")
     assert behind.startswith("a: ")
     assert behind.endswith("in BROADCAST #64, while the other nodes had come to #96")
+    other = decide_timeouts("ALLREDUCE #80", "ALLREDUCE #80", "BROADCAST #80")
+    assert other.startswith("hub: ")
+    assert other.endswith("in ALLREDUCE #80, and rank 7 on b in BROADCAST #80: they do not match")
 
 
 @pytest.mark.parametrize("places", [("ALLREDUCE #80", "ALLREDUCE #80"), ("ALLREDUCE #80", "X #2 of group 5", "X #2")])
@@ -140,6 +144,53 @@ def test_collectives_of_some_nodes_or_of_subgroups_are_not_compared(places: tupl
     assert decide_timeouts(*places) == (
         "hub: rank 7 was killed: collective operation timeout in ALLREDUCE #80 (a peer failed or hung first)"
     )
+
+
+SAME = ("ALLREDUCE #80",) * 3
+
+
+def decide_in_time(in_time: list[list[int] | None], places: Sequence[str] = SAME) -> tuple[str, int | None, str]:
+    """Return host, rank and message of the verdict. ``in_time``: of each node, the ranks without a time-out."""
+    judge = make_judge()
+    for host, place, ranks in zip(HOSTS, places, in_time, strict=True):
+        text = f"rank 7 was killed: collective operation timeout in {place} (a peer failed or hung first)"
+        late = outcomes.failed(outcomes.cause(host, "signaled", text, rank=7, signal="SIGABRT"), victim=True)
+        sent = json.loads(json.dumps(to_wire(late._replace(in_time=None if ranks is None else tuple(ranks)), 0.0)))
+        judge.report(from_wire(sent), 0.0, 101.0)
+    decided(judge, 101.0 + VICTIMS_S + MUTE_S + SLACK_S)
+    assert judge.verdict is not None
+    assert judge.verdict.cause is not None
+    cause = judge.verdict.cause
+    assert judge.verdict.victim is False
+    return cause["host"], cause["rank"], cause["message"]
+
+
+def test_the_only_rank_without_a_time_out_is_the_cause() -> None:
+    assert decide_in_time([[], [4], []]) == (
+        "a",
+        4,
+        "all ranks but rank 4 on a timed out in ALLREDUCE #80: rank 4 came last, or not at all",
+    )
+
+
+@pytest.mark.parametrize(
+    ("in_time", "words"),
+    [
+        ([[], [], []], "as on all other nodes"),
+        ([[], [4, 5], []], "as on all other nodes"),
+        ([[0], [4], []], "as on all other nodes"),
+        ([[], [4], None], "as on all other nodes"),
+    ],
+    ids=["all timed out", "two of a node", "two of two nodes", "not known of a node"],
+)
+def test_without_a_single_rank_in_time_no_rank_was_waited_for(in_time: list[list[int] | None], words: str) -> None:
+    assert words in decide_in_time(in_time)[2]
+
+
+def test_a_rank_in_time_is_not_named_when_the_collectives_differ() -> None:
+    host, rank, text = decide_in_time([[], [4], []], ("ALLREDUCE #80", "ALLREDUCE #80", "ALLREDUCE #79"))
+    assert (host, rank) == ("b", 7)
+    assert text.endswith("in ALLREDUCE #79, while the other nodes had come to #80")
 
 
 def test_a_suspect_comes_after_a_culprit_and_before_a_victim() -> None:

@@ -69,6 +69,41 @@ def explained(*args: Any, **more: Any) -> Failure:
     return found_in(*args, **more)[0]
 
 
+TIMED_OUT = (
+    "[rank4]: Process group watchdog thread terminated with exception: Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=80, OpType=ALLREDUCE, NumelIn=1) ran for 600060 milliseconds before timing out.\n"
+)
+ABORTED, ENDED = (int(signal.SIGABRT), 998.0), (int(signal.SIGTERM), 999.0)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "other_end", "in_time"),
+    [
+        ({0: TIMED_OUT, 1: ""}, ENDED, (5,)),
+        ({0: TIMED_OUT, 1: ""}, None, (5,)),
+        ({0: TIMED_OUT, 1: TIMED_OUT}, ABORTED, ()),
+        ({0: TIMED_OUT, 1: TIMED_OUT}, None, ()),  # it waits for torch's dump
+        ({0: TIMED_OUT}, ENDED, None),
+        ({0: TIMED_OUT, 1: ""}, ABORTED, None),
+    ],
+    ids=[
+        "ended by its launcher",
+        "lives",
+        "timed out",
+        "timed out and lives",
+        "without a pipe",
+        "aborted without words",
+    ],
+)
+def test_ranks_without_a_time_out(
+    outputs: dict[int, str], other_end: tuple[int, float] | None, in_time: tuple[int, ...] | None
+) -> None:
+    deaths = {0: ABORTED, **({1: other_end} if other_end else {})}
+    found = next(failure for failure in found_in(None, ranks=outputs, deaths=deaths) if failure.rank == 4)
+    assert found.message.endswith("in ALLREDUCE #80 (a peer failed or hung first)")
+    assert found.in_time == in_time
+
+
 def test_the_root_cause_of_torchs_report_and_that_ranks_traceback() -> None:
     found = explained(
         launcher=REPORT.format(code=1), ranks={0: "Traceback (most recent call last):\nKeyError: 1", 1: BOOM}

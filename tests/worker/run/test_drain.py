@@ -13,6 +13,8 @@ from ddpctl_worker.run import drain as draining
 from ddpctl_worker.run.drain import Drain
 from tests.worker.node import eventually
 
+TIMED_OUT = b"RuntimeError: [gloo/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete\n"
+
 
 @pytest.mark.parametrize("writer_stays", [False, True], ids=["closed", "held by another process"])
 def test_the_last_line_needs_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer_stays: bool) -> None:
@@ -40,3 +42,23 @@ def test_the_last_line_needs_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for stream in (STDOUT, STDERR):
         assert f"first of {stream}".encode() in written
         assert f"last of {stream}".encode() in written
+
+
+def test_it_counts_the_time_outs_that_a_rank_prints(tmp_path: Path) -> None:
+    drain = Drain(Writer(str(tmp_path)), lambda local: local, lambda: None)
+    ends = {}
+    for place in ((0, STDERR), (1, STDERR), (2, STDOUT), (None, STDERR)):
+        reader, ends[place] = os.pipe()
+        os.set_blocking(reader, False)
+        drain.add(reader, *place)
+        os.write(ends[place], b"RuntimeError: Connection closed by peer\n" if place[0] == 1 else TIMED_OUT)
+    drain.start()
+    drain.catch_up(10)
+    assert drain.count_timeouts() == {0: 1}
+    os.write(ends[0, STDERR], b"[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)\n")
+    drain.catch_up(10)
+    assert drain.count_timeouts() == {0: 2}
+    drain.close()
+    for end in ends.values():
+        os.close(end)
+    eventually(lambda: drain.over, "the end of the drain")

@@ -31,7 +31,7 @@ class Seen:
         roster: Any = SimpleNamespace(
             alive=lambda: [living], dead=lambda: [(dead, SimpleNamespace(seen=time.monotonic()))]
         )
-        drain: Any = SimpleNamespace(said=dict)
+        drain: Any = SimpleNamespace(said=dict, count_timeouts=dict)
         recorder: Any = SimpleNamespace(put=lambda path, value, durable: self.put.append((time.monotonic(), value)))
         self.woken = threading.Event()
         order: Any = {"run": {"host": "node0", "nnodes": 1, "doctor": {"stall": 30.0}}}

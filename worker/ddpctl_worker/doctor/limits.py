@@ -25,8 +25,9 @@ MOST_THREADS = 8  # of a rank, beside the main thread
 MOST_UNANSWERED = 4  # connections of a rank, in a look
 RESENT = 6  # TCP sends data again after 0.2 s, then after twice that, and so on: the sixth time is 12 s after the data
 THREAD_FRAMES, CHILD_FRAMES = 12, 24  # the innermost frames of a thread, and of a child
-SEARCH_AFTER_S = 2.0  # from the first time-out to the search for its cause: the other ranks that waited end by then
+SEARCH_AFTER_S = 2.0  # from the first failure by a time-out until stacks count: the other ranks that waited end by then
 SEARCH_S = 10.0  # for looks until each living rank was seen: on a busy host the look at a rank may take too long
+SEARCH_AGAIN_S = 60.0  # between two searches: the ranks that wait time out together, and NCCL says so in several lines
 
 # --- answers of a rank (server.py, stacks.py)
 SERVER_S = 0.5  # torch's debug server answers within a millisecond; a stopped process never does

@@ -11,12 +11,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from threading import Event
-from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddpctl_worker.doctor import look, process
 from ddpctl_worker.doctor.arrivals import Arrivals, Unjudged
 from ddpctl_worker.doctor.hosts import HostFacts, find_differences
-from ddpctl_worker.doctor.hung import Hung, Waits, find_hung, sees_all
+from ddpctl_worker.doctor.hung import Hung, WaitedRanks
 from ddpctl_worker.doctor.limits import (
     GLANCE_RANKS,
     GLANCE_S,
@@ -27,8 +27,6 @@ from ddpctl_worker.doctor.limits import (
     OTHER_LOOKS_S,
     REPEAT_S,
     REST_FACTOR,
-    SEARCH_AFTER_S,
-    SEARCH_S,
     SENT_CHILD_FRAMES,
     SENT_ENTRIES,
     SENT_FRAMES,
@@ -54,6 +52,7 @@ class RunWatch:
         subjects   lists the ranks that live
         gone       lists the ranks that have ended, each as a look
         ages       gives the seconds since the last output, by local rank
+        timeouts   gives the number of time-outs that each rank has printed, by local rank
         say        sends a message to the gang's hub or, on the hub, to all members
         save       takes a report for the record
         offset     gives how far the clock of a host is ahead of the clock of this host, if that is known
@@ -72,6 +71,7 @@ class RunWatch:
         subjects: Callable[[], List[Subject]],
         gone: Callable[[], List[Dict[str, Any]]],
         ages: Callable[[], Dict[int, float]],
+        timeouts: Callable[[], Mapping[int, int]],
         say: Say,
         save: Say,
         offset: Callable[[str], Optional[Offset]],
@@ -81,7 +81,8 @@ class RunWatch:
         self._clock = clock
         self._host, self._hosts, self._tools = host, list(hosts or ()), tools
         self._decides = bool(self._hosts) and self._hosts[0] == host
-        self._subjects, self._gone, self._ages = subjects, gone, ages
+        self._subjects, self._gone, self._ages, self._timeouts = subjects, gone, ages, timeouts
+        self._glanced_timeouts: Mapping[int, int] = {}  # at the last glance
         self._say, self._save = say, save
         self._offset = offset
         self._facts = facts
@@ -106,12 +107,8 @@ class RunWatch:
         self._round = 0
         self._glance_at = 0.0
         self._over = False
-        self._waited: Dict[int, Waits] = {}  # rank -> the last collective in which it was seen
-        self._left: "set[int]" = set()  # ranks outside any collective at the last glance
-        self._failed: Mapping[int, str] = {}  # rank -> its host
-        self._search_at: Optional[float] = None
-        self._searching = self._last = False
-        self.hung: Optional[Hung] = None  # the rank that never came, once the other ranks have timed out
+        self._waited = WaitedRanks()
+        self._last = False
         self.diagnosis: Optional[Dict[str, Any]] = None  # why the run is stuck; empty while it moves
         self.slow: List[Dict[str, Any]] = []  # slow ranks: host, rank, lag_ms, last_share, why
         self._thread = clock.thread(self._run, "doctor")
@@ -122,7 +119,7 @@ class RunWatch:
     def stop(self) -> None:
         """Stop the watch, but end a search that has begun. Returns at once."""
         self._last = True
-        self._over = not self._searching
+        self._over = not self._waited.searching
         self.take_message(self._host, {"what": "stop"})
 
     def take_message(self, host: str, message: Dict[str, Any]) -> None:
@@ -138,20 +135,22 @@ class RunWatch:
         self._came.clear()
         return self._inbox.popleft() if self._inbox else None
 
-    def search(self, failed: Mapping[int, str]) -> None:
-        """Find the rank that did not come, as ``hung``. For the node that decides.
+    def search(self, failed: Mapping[int, str]) -> Optional[Hung]:
+        """Return the rank that the other ranks waited for, once it is found. For the node that decides.
 
         Call it when every failure so far is a time-out of a rank that waited; ``failed``: these ranks with their hosts.
-        Returns at once. The first call begins the search.
+        Returns at once. The first call begins the search, unless a printed time-out has begun it.
         """
-        self._failed = dict(failed)
-        if self._search_at is None and self._decides:
-            self._searching, self._search_at = True, self._clock.now() + SEARCH_AFTER_S
+        if self._decides and self._waited.note_failures(failed, self._clock.now()):
             self.take_message(self._host, {"what": "search"})  # to wake up
+        return self._waited.found
 
-    def look(self, interval: float = LOOK_S, *, asked: bool = False) -> List[Dict[str, Any]]:
-        """Take a close look at this node's ranks, from any thread. ``asked``: a person asks for it."""
-        tools = self._tools._replace(nccl=asked, asked=asked, stuck=self.diagnosis is not None)
+    def look(self, interval: float = LOOK_S, *, asked: bool = False, nccl: bool = False) -> List[Dict[str, Any]]:
+        """Take a close look at this node's ranks, from any thread.
+
+        ``asked``: a person asks for it. ``nccl``: NCCL's record is read; an asked look always reads it.
+        """
+        tools = self._tools._replace(nccl=asked or nccl, asked=asked, stuck=self.diagnosis is not None)
         return self.complete_looks(look.look(self._subjects(), tools, interval))
 
     def last_looks(self) -> Looks:
@@ -181,18 +180,17 @@ class RunWatch:
 
     def _turn(self) -> None:
         now = self._clock.now()
-        if now >= self._glance_at:
+        if now >= self._glance_at or self._timeouts().keys() != self._glanced_timeouts.keys():
             cost = time.thread_time()
             self._glance(now)
             self._glance_at = now + min(MOST_GLANCE_S, max(GLANCE_S, REST_FACTOR * (time.thread_time() - cost)))
         if self._decides and now >= self._judge_at + (GLANCE_S if self._unheard else 0.0):
             self._judge_speed(now)
-        if self._searching and now >= (self._search_at or 0.0):
-            again = False
+        if self._waited.is_due(now):
             try:
-                again = self._search(now)
+                self._search()
             finally:
-                self._searching, self._over = again, self._last and not again
+                self._over = self._last
         if self._decides and self._stall.is_due(self._clock.now(), diagnosed=self.diagnosis is not None):
             self._examine()
         message = self._next(max(0.01, min(WAKE_S, self._glance_at - self._clock.now())))
@@ -204,7 +202,7 @@ class RunWatch:
         if what == "glance" and self._decides:
             self._take_glance(host, message)
         elif what == "look":
-            self._answer(int(message.get("round") or 0), last=bool(message.get("last")))
+            self._answer(int(message.get("round") or 0), bool(message.get("asked")), bool(message.get("nccl")))
         elif what == "report" and not self._decides:
             self._keep(message)
 
@@ -220,6 +218,7 @@ class RunWatch:
 
     # --- glances ---------------------------------------------------------------------------------------------------
     def _glance(self, now: float) -> None:
+        self._glanced_timeouts = self._timeouts()
         found = {str(one.rank): self._at(one, now) for one in self._subjects()}
         facts = self._facts.look(now)
         if self._decides:
@@ -246,7 +245,8 @@ class RunWatch:
             "pid": one.pid,
             "place": list(look.state_of(found)) if found else None,
             "pending": None if pending is None else max(0.0, self._clock.wall() - pending.at),
-            "waits": None if pending is None else [pending.group, pending.seq, pending.op],
+            "waits": None if pending is None else [pending.group, pending.seq, pending.op, pending.elements],
+            "timeouts": self._timeouts().get(one.local_rank, 0),
             "cpu": (total.ticks - before.ticks) * 100.0 / look.TICKS / seconds,
             "bytes": max(0, total.bytes - before.bytes) / seconds,
             "new": self._arrivals.since_last(one.pid, found or []),
@@ -259,27 +259,11 @@ class RunWatch:
         for rank in [rank for rank, where in self._host_of.items() if where == host and str(rank) not in ranks]:
             self._stall.forget_rank(rank)
         self._host_of.update((int(rank), host) for rank in ranks)
-        self._note_waits(ranks)
+        self._waited.note_glances(host, {int(rank): glance for rank, glance in ranks.items()}, now)
         self._see_restarts({int(rank): glance.get("pid") for rank, glance in ranks.items()})
         self._take_arrivals(host, ranks)
         if any(moved) and self.diagnosis is not None:
             self._tell(self._ended_now(), self.slow)
-
-    def _note_waits(self, ranks: Mapping[str, Any]) -> None:
-        """Keep the collective in which each rank was seen last, for ``find_hung``.
-
-        The entry of a rank that has ended stays. A rank that has left its collective keeps its entry for one more
-        glance, because the rank may be about to end.
-        """
-        for rank, glance in ((int(rank), glance) for rank, glance in ranks.items()):
-            waits = glance.get("waits")
-            if waits:
-                self._waited[rank] = (str(waits[0]), int(waits[1]), str(waits[2]))
-                self._left.discard(rank)
-            elif rank in self._left:
-                self._waited.pop(rank, None)
-            else:
-                self._left.add(rank)
 
     def _see_restarts(self, pids: Dict[int, Any]) -> None:
         """Forget all arrivals when a launcher has restarted a rank: its collectives are numbered from 0."""
@@ -331,37 +315,14 @@ class RunWatch:
         silent = self._host_of.keys() - {rank for rank, groups in self._unjudged.ranks.items() if groups}
         return (not silent and set(self._host_of.values()) == set(self._hosts)) or self._unjudged.full
 
-    def _search(self, now: float) -> bool:
-        """Look at the ranks that live, and return whether to look again because not every rank was seen.
-
-        If no rank stands out, the diagnosis from before the time-out counts. A host with a failed rank need not answer:
-        its launcher ends its other ranks.
-        """
-        looks, absent = self._looks_of_all(last=True)
-        silent = (set(absent) | self._find_unseen_hosts(looks)) - set(self._failed.values())
-        living = [one for one in looks if one.get("rank") not in self._failed]
-        found = find_hung(living, self._waited, silent)
-        if found is None and self.diagnosis is not None:
-            suspects = self.diagnosis.get("suspects") or ()
-            found = next((Hung(one["host"], one["rank"], str(self.diagnosis["verdict"])) for one in suspects), None)
-        self.hung = found
-        seen = found is not None or (not silent and sees_all(living))
-        return not seen and not self._last and now < (self._search_at or 0.0) + SEARCH_S
-
-    def _find_unseen_hosts(self, looks: Sequence[Mapping[str, Any]]) -> Set[str]:
-        """Return the hosts whose looks may lack the rank that did not come.
-
-        A host may not have found its ranks yet, or the end of the run may have killed the rank since the search began.
-        """
+    def _search(self) -> None:
+        """Look at the ranks that live, for the rank that the other ranks waited for."""
+        asked = self._waited.counts_stacks(self._clock.now())
+        looks, absent = self._looks_of_all(asked=asked, nccl=True)
         shown = {one.get("rank") for one in looks}
-        lacks = {host for rank, host in self._host_of.items() if rank not in shown and rank not in self._failed}
-        searched_s = self._clock.now() - (self._search_at or 0.0)
-        killed = {
-            str(one["host"])
-            for one in looks
-            if one.get("ended_s") is not None and one["ended_s"] < searched_s and one.get("rank") not in self._failed
-        }
-        return lacks | killed | (set(self._hosts) - {str(one["host"]) for one in looks})
+        lacks = {host for rank, host in self._host_of.items() if rank not in shown and rank not in self._waited.failed}
+        unseen = {*absent, *lacks, *(set(self._hosts) - {str(one["host"]) for one in looks})}
+        self._waited.take_looks(looks, unseen, self.diagnosis, self._clock.now())
 
     # --- a close look of all nodes ---------------------------------------------------------------------------------
     def _examine(self) -> None:
@@ -378,14 +339,14 @@ class RunWatch:
         elif self.diagnosis is not None and not holds:
             self._tell(self._ended_now(), self.slow)
 
-    def _looks_of_all(self, *, last: bool = False) -> Tuple[List[Dict[str, Any]], List[str]]:
-        """Return all nodes' looks, and the hosts without an answer. ``last``: the run ends, looks may disturb it."""
+    def _looks_of_all(self, *, asked: bool = False, nccl: bool = False) -> Tuple[List[Dict[str, Any]], List[str]]:
+        """Return all nodes' looks, and the hosts without an answer. ``asked``: the run ends, looks may disturb it."""
         self._round += 1
         others = self._hosts[1:]
         if others:
-            self._say({"what": "look", "round": self._round, "last": last})
+            self._say({"what": "look", "round": self._round, "asked": asked, "nccl": nccl})
         silent = set(others)
-        looks = self._polling.mark_polls(self.look(asked=last) + self._looks_of_others(silent))
+        looks = self._polling.mark_polls(self.look(asked=asked, nccl=nccl) + self._looks_of_others(silent))
         return looks, [host for host in others if host in silent]
 
     def _looks_of_others(self, waiting: "set[str]") -> List[Dict[str, Any]]:
@@ -406,9 +367,9 @@ class RunWatch:
                     looks.append(dict(message["look"], host=host))
         return looks
 
-    def _answer(self, number: int, *, last: bool) -> None:
+    def _answer(self, number: int, asked: bool, nccl: bool) -> None:
         """Send a message for each rank, as a message has its limit, and a last message that ends the answer."""
-        for one in self.look(asked=last):
+        for one in self.look(asked=asked, nccl=nccl):
             self._say({"what": "looked", "round": number, "look": shorten_look(one)})
         self._say({"what": "looked", "round": number, "look": None})
 

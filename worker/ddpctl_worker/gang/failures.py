@@ -5,7 +5,8 @@ fails too when its peer dies, and its launcher may be quicker. So:
 - The hub waits a moment, prefers a failure that does not look like the death of a peer, and then takes the earliest.
 - While only victims have reported, it waits longer for a node without a report, since the culprit may take its time.
 - It also waits for a node with missing heartbeats, until that node is lost.
-- If a collective timed out on every node, the node that was the furthest behind is the cause.
+- If a collective timed out on every node, the node that was the furthest behind is the cause, or the only rank without
+  a time-out.
 - A node that falls silent is a failure of its own.
 - A kill by the user is the verdict at once.
 """
@@ -153,7 +154,8 @@ class FailureJudge:
 
     def _choose(self) -> Outcome:
         chosen = self._by_blame()[0]
-        late = compare_timeouts(self.causes(), [host for host, node in self.nodes.items() if node.joined])
+        failures = [known.outcome for known in self._by_blame() if known.outcome.cause is not None]
+        late = compare_timeouts(failures, [host for host, node in self.nodes.items() if node.joined])
         return self._timed(chosen) if late is None else chosen.outcome._replace(cause=late, victim=False)
 
     def _by_blame(self) -> List[Candidate]:

@@ -163,6 +163,7 @@ def to_wire(outcome: Outcome, age: float) -> Dict[str, Any]:
         "cause": outcome.cause,
         "victim": outcome.victim,
         "suspect": outcome.suspect,
+        "in_time": outcome.in_time,
         "age": age,
     }
 
@@ -173,4 +174,11 @@ def from_wire(message: Dict[str, Any]) -> Outcome:
     cause = message.get("cause")
     if not isinstance(cause, dict):
         cause = outcomes.cause("", EXITED, "another node failed")
-    return Outcome(state, cause, bool(message.get("victim")), suspect=bool(message.get("suspect")))
+    in_time = message.get("in_time")
+    return Outcome(
+        state,
+        cause,
+        bool(message.get("victim")),
+        suspect=bool(message.get("suspect")),
+        in_time=tuple(rank for rank in in_time if isinstance(rank, int)) if isinstance(in_time, list) else None,
+    )

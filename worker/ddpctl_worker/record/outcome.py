@@ -18,6 +18,7 @@ class Outcome(NamedTuple):
     victim: bool = False  # the failure of another node ended this node
     when: float = 0.0  # wall clock of the failure itself
     suspect: bool = False  # this node may have failed; its cause counts only because other nodes failed
+    in_time: Optional[Tuple[int, ...]] = None  # after a time-out in a collective: the ranks here without a time-out
 
     @property
     def early(self) -> bool:

@@ -124,7 +124,9 @@ def difference_text(found: Difference) -> str:
     """Return which ranks called a collective that differs from the majority's."""
     most, others = found.sides[0], found.sides[1:]
     if not found.has_majority:
-        return "%s: they do not match" % " and ".join(_in(found, side) for side in found.sides)
+        sized = len({_op(side) for side in found.sides}) == 1
+        sides = [_in(found, side) + (_with_size(side) if sized else "") for side in found.sides]
+        return "%s: they do not match" % " and ".join(sides)
     return "; ".join(_odd(found, side, most) for side in others)
 
 
@@ -160,6 +162,10 @@ def _now(side: Side) -> str:
 
 def _op(side: Side) -> str:
     return side.signature.partition(" ")[0]
+
+
+def _with_size(side: Side) -> str:
+    return " with %s" % _elements(side.signature.partition(" ")[2])
 
 
 def _elements(text: str) -> str:

@@ -80,6 +80,7 @@ class Failure(NamedTuple):
     victim: bool  # caused by another rank's failure
     when: Optional[float] = None  # Unix seconds of the failure, if known
     suspect: bool = False  # no failure is proved
+    in_time: Optional[Tuple[int, ...]] = None  # after a time-out in a collective: the ranks here without a time-out
 
     @property
     def early(self) -> bool:
@@ -126,7 +127,20 @@ def candidates(seen: Evidence) -> List[Failure]:
     if all(failure.victim for failure, _ in made):
         made += [(failure, False) for failure in _ended_early(seen)]
     made.sort(key=lambda pair: (_blame(pair[0]), not pair[1]))
-    return [failure for failure, _ in made]
+    failures = [failure for failure, _ in made]
+    in_time = _find_ranks_in_time(failures, seen)
+    return [failure._replace(in_time=in_time if failure.victim else None) for failure in failures]
+
+
+def _find_ranks_in_time(failures: Sequence[Failure], seen: Evidence) -> Optional[Tuple[int, ...]]:
+    """Return the ranks here in which no collective timed out: they live, or their launcher ended them.
+
+    ``None``: a rank failed in another way, or the ranks have no pipes of their own, so that it is not known.
+    """
+    output = {rank: seen.tails.get((local, STDERR)) for local, rank in seen.ranks.items()}
+    in_time = {rank for rank, text in output.items() if text is not None and not _LATE.search(text)}
+    other = {failure.rank for failure in failures if not (failure.victim and failure.signal == "SIGTERM")} & in_time
+    return None if other or None in output.values() or len(in_time) == len(output) else tuple(sorted(in_time))
 
 
 def _completed(seen: Evidence) -> Dict[int, Tuple[Optional[int], float]]:

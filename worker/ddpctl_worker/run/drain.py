@@ -25,6 +25,8 @@ from ddpctl_worker.run.limits import (
 )
 
 _TRACEBACK = b"Traceback (most recent call last)"
+# The words of gloo, NCCL's watchdog and monitored_barrier for a collective that took too long.
+_TIMEOUTS = (b"Timed out waiting ", b"collective operation timeout", b"failed to pass monitoredBarrier")
 
 
 class OutputPipe:
@@ -37,6 +39,7 @@ class OutputPipe:
         self.open = True
         self.traceback_at: Optional[float] = None  # Unix seconds of the last traceback
         self.said_at = 0.0  # Unix seconds of the last output
+        self.timeouts = 0  # how often the output spoke of a collective that timed out
         self._tail: Deque[bytes] = deque()
         self._tail_size = 0
 
@@ -44,6 +47,8 @@ class OutputPipe:
         self.said_at = time.time()
         if _TRACEBACK in data:
             self.traceback_at = self.said_at
+        if any(words in data for words in _TIMEOUTS):
+            self.timeouts += 1
         self._tail.append(data)
         self._tail_size += len(data)
         while self._tail_size - len(self._tail[0]) >= TAIL_BYTES:
@@ -169,6 +174,14 @@ class Drain:
             source.local_rank: source.traceback_at
             for source in self._sources.values()
             if source.local_rank is not None and source.traceback_at is not None and source.stream == lines.STDERR
+        }
+
+    def count_timeouts(self) -> Dict[int, int]:
+        """Return local rank -> how often its output spoke of a collective that timed out."""
+        return {
+            source.local_rank: source.timeouts
+            for source in self._sources.values()
+            if source.local_rank is not None and source.timeouts and source.stream == lines.STDERR
         }
 
     def said(self) -> Dict[Tuple[int, str], float]:

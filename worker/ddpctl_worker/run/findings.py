@@ -164,4 +164,5 @@ class Findings:
             traceback=failure.traceback,
             when=when,
         )
-        return outcomes.failed(why, victim=failure.victim, when=when, suspect=failure.suspect)
+        found = outcomes.failed(why, victim=failure.victim, when=when, suspect=failure.suspect)
+        return found._replace(in_time=failure.in_time)

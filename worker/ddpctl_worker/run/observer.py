@@ -87,6 +87,7 @@ class Observer:
             self._subjects,
             self._gone,
             self._ages,
+            drain.count_timeouts,
             gang.broadcast if gang is not None else lambda message: None,
             self._save,
             gang.offset if gang is not None else lambda host: Offset(0.0, 0.0),
@@ -106,15 +107,14 @@ class Observer:
     def hung(self, causes: Iterable[Dict[str, Any]]) -> Optional[Hung]:
         """Return the rank that the other ranks waited for until they timed out, once it is found.
 
-        ``causes``: the failures so far. The first call with time-outs among them begins the search.
+        ``causes``: the failures so far. The search begins with the first time-out: printed, or among the failures.
         """
         causes = list(causes)
         if not timed_out(str(cause.get("message")) for cause in causes):
             return None
-        self._watch.search(
+        return self._watch.search(
             {int(cause["rank"]): str(cause["host"]) for cause in causes if cause.get("rank") is not None}
         )
-        return self._watch.hung
 
     def start(self) -> None:
         self._watch.start()
