@@ -24,6 +24,7 @@ BENCHES = {
     "scale": ("tests.bench.scale", "Hundreds of hosts"),
     "spread": ("tests.bench.spread", "Spreading files"),
     "install": ("tests.bench.install", "Installing environments"),
+    "strangers": ("tests.bench.strangers", "Strangers"),
 }
 
 

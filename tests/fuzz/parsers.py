@@ -21,7 +21,7 @@ from ddpctl_worker.gang.wire import HubWire, MemberWire, from_wire
 from ddpctl_worker.machine.strangers import Stranger
 from ddpctl_worker.mesh.wire import auth_is_right, read_answer, read_greeting
 from ddpctl_worker.record.lines import decode
-from ddpctl_worker.record.metrics import numbers_of
+from ddpctl_worker.record.metrics import is_finite, numbers_of
 from ddpctl_worker.rules.pickled import load
 
 KEY = bytes(32)
@@ -83,7 +83,7 @@ def read_log_line(data: bytes) -> None:
 
 
 def read_metrics(data: bytes) -> None:
-    json.dumps(numbers_of(data), allow_nan=False)
+    json.dumps({name: value for name, value in numbers_of(data).items() if is_finite(value)}, allow_nan=False)
 
 
 def read_pickle(data: bytes) -> None:
