@@ -47,7 +47,7 @@ CHECKS = (
         exempt=_not_asked,
         cause="Another run, of any account, has the slots (GPUs) that the job takes, or a program that ddpctl did not "
         "start uses a GPU. An error means that the folder of the slots is a symbolic link, no folder or without a "
-        "sticky bit, or that another account than root may write /etc/ddpctl.conf.",
+        "sticky bit, that a lock in it is no plain file, or that another account than root may write /etc/ddpctl.conf.",
         symptom="`up` ends with exit code 8; without ddpctl: CUDA out of memory at the very start",
         fix="`ddpctl up --wait` waits in line; `ddpctl ps` shows the runs of all accounts. For an error: the printed "
         "command, as root.",

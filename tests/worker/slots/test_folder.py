@@ -108,6 +108,22 @@ def test_a_link_in_place_of_a_lock_is_refused(folder: SlotsFolder, tmp_path: Pat
     assert not (tmp_path / "victim").exists()
 
 
+@pytest.mark.parametrize("name", ["lock", "slot-3"])
+def test_a_reader_refuses_a_lock_that_no_start_could_take(name: str, folder: SlotsFolder) -> None:
+    path = os.path.join(folder.path, name)
+    os.mkdir(path)
+    with pytest.raises(WorkerError) as refused:
+        read_claims(folder.path)
+    found = (refused.value.kind, refused.value.message, refused.value.hint)
+    assert found == (UNSAFE_PATH, f"{path} is no file", f"sudo rm -r {path}")
+    os.rmdir(path)
+    os.symlink("elsewhere", path)
+    with pytest.raises(WorkerError, match=f"{name} is a symbolic link"):
+        read_claims(folder.path)
+    os.unlink(path)
+    assert read_claims(folder.path) == []
+
+
 def test_a_folder_that_cannot_be_made_is_no_fault_of_the_run(tmp_path: Path) -> None:
     with pytest.raises(UnusableFolder, match="No such file"):
         SlotsFolder(str(tmp_path / "missing" / "slots"))

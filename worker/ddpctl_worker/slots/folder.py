@@ -95,6 +95,7 @@ def read_claims(path: str) -> List[LockedClaim]:
         return []
     folder = SlotsFolder(path)
     try:
+        folder.check_locks()
         return folder.claims()
     finally:
         folder.close()
@@ -152,6 +153,13 @@ class SlotsFolder:
             yield
         finally:
             os.close(fd)
+
+    def check_locks(self) -> None:
+        """Raise WorkerError: UNSAFE_PATH, if a lock is a symbolic link or no file: every start would be refused."""
+        with self._usable():
+            for name in os.listdir(self._fd):
+                if name == _DECISION or name.startswith(_SLOT):
+                    os.close(self._open(name))
 
     def take_slot(self, slot: str) -> Optional[int]:
         """Lock a slot; return the descriptor that holds the lock, or ``None`` if another process holds it."""
