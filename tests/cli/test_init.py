@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ddpctl.cli.init import _imported_packages
+from ddpctl.files.inventory import load_text
 from tests.cli.conftest import InProcess
 from tests.files.foreign.test_read import BROKEN
 from tests.lab.command import AtTerminal, Ddpctl, Done
@@ -84,3 +86,12 @@ def test_the_end_of_input_is_an_interrupt(ddpctl: Ddpctl, folder: Path) -> None:
     done = run.wait()
     assert done.rc == 130, done.stdout
     assert not (folder / "inventory.yaml").exists()
+
+
+def test_the_packages_that_the_script_imports_are_proposed_and_unknown_modules_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "train.py").write_text(f"import torchvision, own_lab\n{TRAIN}")
+    text = b"{hosts: [a], jobs: {train: {script: train.py}}}"
+    assert _imported_packages(load_text(text, str(folder / "inventory.yaml"))) == ["torchvision"]
+    assert "the script imports own_lab: add the packages" in capsys.readouterr().err

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddpctl.code.datafolder import DataFolder, read_folder
+from ddpctl.code.limits import SETTLED_NS
 from ddpctl.errors import ProvisionError, UsageError
 from ddpctl.spec.data import plan_bundles
 
@@ -46,6 +49,49 @@ def test_the_listing_has_every_entry_and_the_same_content_is_the_same_version(fo
     assert read(folder).version == data.version
     (folder / "img" / "a").write_bytes(b"x")
     assert read(folder).version != data.version
+
+
+def read_again(folder: Path, known: dict[str, Any]) -> DataFolder:
+    return read_folder(folder, lambda total: None, lambda done: None, known)
+
+
+@pytest.fixture
+def settled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The hashes of a reading some seconds after the last change."""
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now + 10 * SETTLED_NS)
+    known = read(folder).known
+    assert sorted(known) == ["empty", "img/a", "img/b", "img/c", "run.sh"]
+    return known
+
+
+def test_unchanged_files_are_not_read_again(folder: Path, settled: dict[str, Any]) -> None:
+    first = read(folder)
+    again = read_again(folder, settled)
+    assert (first.unread, again.unread) == (0, first.size)
+    assert (again.version, again.known) == (first.version, first.known)
+    (bundle,) = plan_bundles([file.size for file in again.found], range(5))
+    assert again.bundle(bundle).sha256 == first.bundle(bundle).sha256
+
+
+def test_a_changed_file_is_read_even_if_its_size_and_time_are_the_same(folder: Path, settled: dict[str, Any]) -> None:
+    path = folder / "img" / "a"
+    before = path.stat()
+    path.write_bytes(b"x" * 1000)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    again = read_again(folder, settled)
+    assert again.version == read(folder).version
+    assert again.listing.files[1].sha256 == hashlib.sha256(b"x" * 1000).hexdigest()
+
+
+@pytest.mark.parametrize("record", [None, [], ["x"], {}, 7])
+def test_a_damaged_record_of_hashes_is_not_used(folder: Path, settled: dict[str, Any], record: object) -> None:
+    damaged = {**settled, "img/a": record, "img/b": [*settled["img/b"][:-1], "no hash"]}
+    assert read_again(folder, damaged).version == read(folder).version
+
+
+def test_a_file_that_has_just_changed_is_read_again(folder: Path) -> None:
+    assert read(folder).known == {}
 
 
 @pytest.mark.parametrize("start", [0, 1, 999, 1000, 2500, 3001, 3002])

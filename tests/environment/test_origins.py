@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpctl.environment.origins import Origins, origins, pip_settings, without_login
-from ddpctl.environment.resolve import explain_failure
+from ddpctl.environment.resolve import explain_failure, resolve_error
 from ddpctl.spec.inventory import Environment
 
 PIP = {"index-url": ["https://pip/simple"], "extra-index-url": ["https://pip/extra"], "find-links": ["/pip"]}
@@ -69,3 +69,22 @@ def test_no_password_shows() -> None:
 )
 def test_a_login_goes_to_its_own_server_alone(address: str, login: tuple[str, str] | None) -> None:
     assert Origins("https://bob:s3cr%40t@index/simple").login(address) == login
+
+
+OFFLINE = """error: Failed to fetch: https://bob:pw@nosuch.invalid/simple/torch/
+  cause: error sending request for url (https://nosuch.invalid/simple/torch/)
+  cause: client error (Connect)
+  cause: dns error
+  cause: failed to lookup address information: Name or service not known
+"""
+
+
+def test_an_index_that_cannot_be_reached_is_called_that() -> None:
+    error = resolve_error(explain_failure(OFFLINE, Origins("https://bob:pw@nosuch.invalid/simple")))
+    assert error.message == (
+        "the package index https://nosuch.invalid cannot be reached from this machine: "
+        "failed to lookup address information: Name or service not known"
+    )
+    assert "check the network" in (error.hint or "")
+    assert "environment.packages" not in (error.hint or "")
+    assert "environment.packages" in (resolve_error("error: no version of torch fits").hint or "")

@@ -18,7 +18,17 @@ from hypothesis import strategies as st
 
 from ddpctl.files import records
 from ddpctl.files.positions import Positions, load_positions
-from ddpctl.files.records import forget_run, last_end, recorded_runs, save_end, save_run, state_dir
+from ddpctl.files.records import (
+    forget_hashes,
+    forget_run,
+    last_end,
+    last_hashes,
+    recorded_runs,
+    save_end,
+    save_hashes,
+    save_run,
+    state_dir,
+)
 from tests.examples import few
 
 _NUMBERS = itertools.count(100)
@@ -181,3 +191,14 @@ def test_a_writer_that_is_killed_leaves_a_value_it_wrote() -> None:
 def test_the_folder_follows_the_convention(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert state_dir() == tmp_path / "ddpctl" / "controller"
+
+
+def test_the_hashes_of_a_data_folder_are_kept_for_that_folder_until_they_are_wrong(tmp_path: Path) -> None:
+    data, other = tmp_path / "data", tmp_path / "other"
+    data.mkdir()
+    (tmp_path / "link").symlink_to(data)
+    save_hashes(data, {"a": [1, 2, 3, 4, "0" * 64]})
+    assert last_hashes(tmp_path / "link") == {"a": [1, 2, 3, 4, "0" * 64]}
+    assert last_hashes(other) is None
+    forget_hashes(data)
+    assert last_hashes(data) is None

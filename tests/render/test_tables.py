@@ -150,6 +150,22 @@ def test_status_names_the_script_and_its_arguments(monkeypatch: pytest.MonkeyPat
     assert "step 120  loss 0.43  (read from the output)" in lines
 
 
+def test_ps_shows_the_arguments_in_which_runs_of_a_program_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(job: str, run: str, *args: str, script: str = "train.py") -> RunStatus:
+        one = replace(of(job, ["node0"]), run=run)
+        keys = {"script": script, "args": args}
+        return replace(one, record=replace(one.record, settings=Settings(job, keys, ("node0",), 1)))
+
+    seen = [
+        started("train", "r1", "--epochs", "3", "--lr", "0.3"),
+        started("lr-low", "r2", "--epochs", "3", "--lr", "0.1", "--fp16", "data set"),
+        started("eval", "r3", "--lr", "7", script="eval.py"),
+    ]
+    lines = printed(runs_table(seen, "exp"), 200, monkeypatch)
+    assert lines[-2:] == ["r2 lr-low: --lr 0.1 --fp16 'data set'", "r1 train: --lr 0.3"]
+    assert not any("--lr" in line for line in printed(runs_table(seen[1:], "exp"), 200, monkeypatch))
+
+
 def test_the_next_step_stands_directly_below_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     run = of("train", ["node0"], state="failed")
     said = "rank 0 exited with code 1: FileNotFoundError: [Errno 2] No such file or directory: 'saved/best.pt'"

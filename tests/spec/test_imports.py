@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl.spec.imports import Imports, read_imports
+from ddpctl.spec.imports import Imports, packages_of, read_imports
 from ddpctl.spec.source import IF_IMPORTABLE, IF_THERE, NEEDED, OPTIONAL
 
 HERE = sys.version_info[:2]
@@ -192,3 +192,12 @@ def test_any_program_is_read_and_each_import_is_one_that_it_has(lines: list[tupl
     text = "".join(f"{' ' * depth}{line}\n" for depth, line in lines)
     found = imports({"train.py": text, "p/__init__.py": text, "p/q.py": "import z\n"})
     assert {one.statement for one in found.statements} <= {"import a", "from b import c", "import z"}
+
+
+def test_the_packages_of_a_script_are_known_or_the_module_is_named() -> None:
+    text = (
+        b"import torch, torchvision.transforms, yaml\nfrom PIL import Image\nimport own_lab.tools\nimport numpy as np\n"
+    )
+    found = read_imports({"train.py": text}.get, ["train.py"], script="train.py")
+    assert found is not None
+    assert packages_of(found) == (["torchvision", "PyYAML", "pillow", "numpy"], ["own_lab"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ddpctl.spec.event import Line
 from ddpctl.spec.limits import HELD_LETTERS, HELD_LINES
 from ddpctl.spec.noise import Held
@@ -81,10 +83,18 @@ def test_anything_else_of_the_launcher_is_shown_at_once() -> None:
         "",
         "E1121 torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: 1) local_rank: 0 (pid: 80)",
         "E1121 torch/distributed/elastic/agent/server/api.py:900] Worker group failed",
-        "[W1121 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3",
+        "[W1121 socket.cpp:697] [c10d] The client socket has failed to connect to [node0]:29500 (errno: 111).",
     ]
     assert shown(*map(launcher, lines)) == lines
     assert shown(*map(launcher, [*NOTICE, *lines])) == lines[:1] + lines[1:]
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+@pytest.mark.parametrize("time", ["W1121", "W1128 11:06:26.245092216"])
+def test_a_connection_without_a_host_name_is_no_news_from_any_process(rank: int | None, time: str) -> None:
+    text = f"[{time} socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3"
+    assert shown(Line("node0", rank, "stderr", 0.0, text)) == []
+    assert shown(Line("node0", rank, "stderr", 0.0, f"said: {text}")) == [f"said: {text}"]
 
 
 def test_a_rank_may_print_the_very_same() -> None:

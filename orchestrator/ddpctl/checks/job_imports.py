@@ -13,22 +13,9 @@ from ddpctl.checks.job import script_question
 from ddpctl.checks.limits import IMPORTS_S
 from ddpctl.checks.python import PYTHON, python_command
 from ddpctl.spec.finding import Finding, Severity
-from ddpctl.spec.imports import Import, Imports, read_imports
+from ddpctl.spec.imports import Import, Imports, package_of, read_imports
 from ddpctl.spec.question import Question
 from ddpctl.spec.source import IF_IMPORTABLE, IF_THERE, NEEDED, SourceFault
-
-# Packages with other names than their modules.
-_PACKAGES = {
-    "cv2": "opencv-python-headless",
-    "PIL": "pillow",
-    "sklearn": "scikit-learn",
-    "skimage": "scikit-image",
-    "yaml": "PyYAML",
-    "dateutil": "python-dateutil",
-    "attr": "attrs",
-    "faiss": "faiss-cpu",
-}
-
 
 # --- questions -------------------------------------------------------------------------------------------------------
 
@@ -216,8 +203,7 @@ def _remedy(want: Requirements, missing: str | None, package: str) -> str:
         return (
             f"the command shows the whole error; where {package} is of a version that does not fit, {where} that does"
         )
-    top = missing.split(".")[0]
-    name = _PACKAGES.get(top, top)
+    name = package_of(missing)
     if want.managed:
         return f"add {name} to `environment.packages`"
     return f"install {name} there, or let ddpctl do it: `environment: {{mode: managed, packages: [..., {name}]}}`"

@@ -39,6 +39,7 @@ from ddpctl.spec.draft import (
 from ddpctl.spec.finding import Severity
 from ddpctl.spec.fold import group_hosts_by_value
 from ddpctl.spec.host import HostEntry
+from ddpctl.spec.imports import packages_of
 from ddpctl.spec.interpreters import choices, own_paths
 from ddpctl.spec.inventory import Environment, Inventory, InventoryFile
 from ddpctl.spec.origin import as_name
@@ -345,9 +346,20 @@ def _with_python(draft: Draft, wishes: Wishes, seen: Discovered) -> tuple[Draft,
         chosen = options[_pick("Which Python is to run the job?", [option.label for option in options])]
     typer.echo(clean(f"python: {chosen.label}"))
     if chosen.install is not None:
-        environment = Environment(mode="managed", packages=(f"torch=={chosen.install}",))
-        return replace(draft, environment=environment), None
+        packages = (f"torch=={chosen.install}", *_imported_packages(_inventory(draft, wishes)))
+        return replace(draft, environment=Environment(mode="managed", packages=packages)), None
     return draft.with_hosts("python", own_paths(chosen, pythons)), chosen.torch
+
+
+def _imported_packages(inventory: Inventory) -> list[str]:
+    """Return the packages that the job's script imports, and name the modules whose package is not known."""
+    imports = launch_to_check(inventory, next(iter(inventory.jobs.values()), None)).imports
+    if imports is None:
+        return []
+    known, unknown = packages_of(imports)
+    if unknown:
+        session.warn(f"the script imports {', '.join(unknown)}: add the packages that have them to `packages`")
+    return known
 
 
 def _checked(draft: Draft, wishes: Wishes, seen: Discovered, torch: str | None) -> tuple[Draft, PreflightReport, str]:

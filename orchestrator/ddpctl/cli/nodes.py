@@ -20,6 +20,7 @@ from ddpctl.code.datafolder import read_folder
 from ddpctl.errors import (
     ConnectError,
     DdpctlError,
+    FileDamaged,
     HostKeyChanged,
     HostKeyUnknown,
     HostsFailed,
@@ -27,6 +28,7 @@ from ddpctl.errors import (
     UsageError,
 )
 from ddpctl.files.inventory import home_of
+from ddpctl.files.records import forget_hashes, last_hashes, save_hashes
 from ddpctl.render.clean import clean
 from ddpctl.render.console import columns
 from ddpctl.render.progress import ProgressView
@@ -163,12 +165,19 @@ def _push_data(where: Inventory, data: Path, *, as_json: bool) -> int:
         def started(total: int) -> None:
             view.tell(StageStarted("files", total, "bytes"))
 
-        found = read_folder(folder, started, lambda done: view.tell(Progress("files", done)))
-        view.tell(StageEnded("files", True, f"{plural(len(found.found), 'file')}, {size(found.size)}"))
+        found = read_folder(folder, started, lambda done: view.tell(Progress("files", done)), last_hashes(folder))
+        unread = f", {size(found.unread)} unchanged since the last push" if found.unread else ""
+        view.tell(StageEnded("files", True, f"{plural(len(found.found), 'file')}, {size(found.size)}{unread}"))
+    try:
+        save_hashes(folder, found.known)
+    except OSError as error:
+        session.warn(f"warning: could not keep the hashes of the files ({error}); the next push reads all files again")
     with session.working_fleet(where) as (fleet, tell):
         origin = f"{session.author()}:{found.root}"
         link = str(folder.relative_to(home)) if inside else name
         outcome = push_data(found, name, link, where, fleet, tell, origin=origin)
+    if any(isinstance(node.error, FileDamaged) for node in outcome.nodes):
+        forget_hashes(folder)  # a file has changed without any mark: the next push reads it
     session.show(outcome, data_view, as_json=as_json)
     outcome.raise_for_errors()
     return 0

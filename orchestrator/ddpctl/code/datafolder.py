@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from ddpctl.code.limits import CHUNK_BYTES
+from ddpctl.code.limits import CHUNK_BYTES, SETTLED_NS
 from ddpctl.errors import ProvisionError, UsageError
 from ddpctl.spec.data import Bundle, plan_bundles
 from ddpctl_worker.rules.datafolder import DataFile, DataListing, encode_listing, stays_inside
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
 
 class _Found(NamedTuple):
-    """A file before it is read. ``changed_ns``: its modification time, which shows a change while it is read."""
+    """A file before it is read. ``changed_ns``: its modification time, which shows a change while it is read.
+
+    ``status_ns``: the time of the last change of its inode, which a program cannot set back.
+    """
 
     path: str
     size: int
     changed_ns: int
     executable: bool
+    status_ns: int
+    inode: int
 
 
 @dataclass(frozen=True)
@@ -92,13 +101,31 @@ class BundleSource:
 
 @dataclass(frozen=True)
 class DataFolder:
-    """A data folder after its files were hashed. ``version``: the SHA-256 of its listing."""
+    """A data folder after its files were hashed. ``version``: the SHA-256 of its listing.
+
+    ``begun_ns``: the time before the first file was looked at. ``unread``: bytes of files whose hash was known.
+    """
 
     root: Path
     listing: DataListing
     source: ListingSource
     found: tuple[_Found, ...] = field(repr=False)
     hashes: dict[Bundle, str] = field(repr=False)
+    begun_ns: int
+    unread: int
+
+    @property
+    def known(self) -> dict[str, list[Any]]:
+        """Return the hash of each file with the marks of its content, for the next reading.
+
+        A file that has just changed is left out: it may change once more within the same tick of its file system.
+        """
+        pairs = zip(self.found, self.listing.files, strict=True)
+        return {
+            file.path: [*_marks(file), listed.sha256]
+            for file, listed in pairs
+            if max(file.changed_ns, file.status_ns) < self.begun_ns - SETTLED_NS
+        }
 
     @property
     def version(self) -> str:
@@ -120,8 +147,12 @@ class DataFolder:
         return BundleSource(self.root, members, self.hashes[files])
 
 
-def read_folder(folder: Path, started: Callable[[int], None], read: Callable[[int], None]) -> DataFolder:
-    """List and hash all files of ``folder``. ``started`` gets the bytes of all files, ``read`` the bytes read so far.
+def read_folder(
+    folder: Path, started: Callable[[int], None], read: Callable[[int], None], known: Mapping[str, Any] | None = None
+) -> DataFolder:
+    """List and hash all files of ``folder``. ``started`` gets the bytes of all files, ``read`` the bytes done so far.
+
+    ``known``: the value of ``DataFolder.known`` from an earlier reading. Unchanged files are not read again.
 
     Raises:
         UsageError: there is no such folder, or it is empty.
@@ -129,18 +160,47 @@ def read_folder(folder: Path, started: Callable[[int], None], read: Callable[[in
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder", hint="--data names a folder, relative to the inventory's folder")
-    root = folder.resolve()
+    root, begun_ns = folder.resolve(), time.time_ns()
     scan = _scan(root)
     if not scan.files:
         raise UsageError(f"{folder} has no files", hint="put the data there, or name another folder")
     sizes = [file.size for file in scan.files]
     started(sum(sizes))
-    hashes, bundles, done = [hashlib.sha256().hexdigest()] * len(sizes), {}, 0
+    old = [_known_hash(file, known or {}) for file in scan.files]
+    hashes, bundles, unread = _hash_files(root, scan.files, old, read)
+    files = [DataFile(f.path, f.size, sha256, f.executable) for f, sha256 in zip(scan.files, hashes, strict=True)]
+    listing = DataListing(files, list(scan.folders), list(scan.links))
+    text = encode_listing(listing)
+    source = ListingSource(text, hashlib.sha256(text).hexdigest())
+    return DataFolder(root, listing, source, scan.files, bundles, begun_ns, unread)
+
+
+def _hash_files(
+    root: Path, files: Sequence[_Found], old: Sequence[str | None], read: Callable[[int], None]
+) -> tuple[list[str], dict[Bundle, str], int]:
+    """Return the hash of every file, the hashes of bundles that were read, and the bytes that were not read.
+
+    ``old``: the known hashes. A bundle is read unless the hashes of all its files are known; then the hash of a bundle
+    of several files is computed if a host lacks a file of it.
+    """
+    sizes = [file.size for file in files]
+    hashes, done, unread = [hashlib.sha256().hexdigest()] * len(sizes), 0, 0
+    bundles: dict[Bundle, str] = {}
     for bundle in plan_bundles(sizes, range(len(sizes))):
+        found = [sha256 for index in bundle if (sha256 := old[index]) is not None]
+        if len(found) == len(bundle):
+            length = sum(sizes[index] for index in bundle)
+            done, unread = done + length, unread + length
+            read(done)
+            for index, sha256 in zip(bundle, found, strict=True):
+                hashes[index] = sha256
+            if len(bundle) == 1:
+                bundles[bundle] = found[0]
+            continue
         whole = hashlib.sha256()
         for index in bundle:
             sha = whole if len(bundle) == 1 else hashlib.sha256()
-            for piece in _read(root, scan.files[index]):
+            for piece in _read(root, files[index]):
                 sha.update(piece)
                 if sha is not whole:
                     whole.update(piece)
@@ -148,10 +208,20 @@ def read_folder(folder: Path, started: Callable[[int], None], read: Callable[[in
                 read(done)
             hashes[index] = sha.hexdigest()
         bundles[bundle] = whole.hexdigest()
-    files = [DataFile(f.path, f.size, sha256, f.executable) for f, sha256 in zip(scan.files, hashes, strict=True)]
-    listing = DataListing(files, list(scan.folders), list(scan.links))
-    text = encode_listing(listing)
-    return DataFolder(root, listing, ListingSource(text, hashlib.sha256(text).hexdigest()), scan.files, bundles)
+    return hashes, bundles, unread
+
+
+def _marks(file: _Found) -> list[int]:
+    """Return the numbers of which at least one changes with the content."""
+    return [file.size, file.changed_ns, file.status_ns, file.inode]
+
+
+def _known_hash(file: _Found, known: Mapping[str, Any]) -> str | None:
+    """Return the hash of an unchanged file. The record may be damaged: then the file is read."""
+    record = known.get(file.path)
+    if not isinstance(record, list) or record[:-1] != _marks(file):
+        return None
+    return record[-1] if isinstance(record[-1], str) and _SHA256.fullmatch(record[-1]) else None
 
 
 def _scan(root: Path) -> _Scan:
@@ -169,7 +239,9 @@ def _scan(root: Path) -> _Scan:
                 if stat.S_ISDIR(info.st_mode):
                     left.append(name + "/")
                 elif stat.S_ISREG(info.st_mode):
-                    files.append(_Found(name, info.st_size, info.st_mtime_ns, bool(info.st_mode & 0o100)))
+                    executable = bool(info.st_mode & 0o100)
+                    times = info.st_mtime_ns, executable, info.st_ctime_ns
+                    files.append(_Found(name, info.st_size, *times, info.st_ino))
                 elif stat.S_ISLNK(info.st_mode):
                     links.append((name, _target(root, name)))
                 else:

@@ -11,6 +11,7 @@ PACK_ATTEMPTS = 3  # files may change while they are packed
 ARCHIVE_BYTES = 512 << 20  # the files of a code folder; a larger folder is refused
 MUCH_BYTES = 50_000_000  # more is a data set or results, which travel to every node with each change: a warning
 CHUNK_BYTES = 1 << 20  # a piece of a file
+SETTLED_NS = 2_000_000_000  # the coarsest clock of a file system (FAT): two changes may have the same time
 SHOWN_SECRETS = 5  # names in the line about files that are not sent: more names hide the advice at its end
 KEEP_DAYS = 30  # an unused archive in the cache
 

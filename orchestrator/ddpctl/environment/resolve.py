@@ -36,6 +36,10 @@ _MADE_FROM = re.compile(re.escape(_INPUTS) + r"([0-9a-f]{64})\n")
 _TORCH = "torch"
 # Packages that are compiled against a build of torch, so they must come from the same index.
 FAMILY = (_TORCH, "torchvision", "torchaudio", "torchtext")
+# uv's words for a failed connection, with its chain of causes on one line.
+_UNREACHED = re.compile(
+    r"Failed to fetch: `?(?P<server>\w+://[^/\s`]+).*client error \(Connect\).*(?:cause:|─▶) (?P<why>.+)$"
+)
 
 
 @dataclass(frozen=True)
@@ -236,11 +240,22 @@ def _resolved(command: Sequence[str], folder: Path, origins: Origins) -> str:
             f"resolving the packages took longer than {RESOLVE_S:g} s", hint="check the network to the package index"
         ) from error
     if done.returncode != 0:
-        raise ProvisionError(
-            f"the packages cannot be resolved: {explain_failure(done.stderr, origins)}",
-            hint="change environment.packages (or requirements, index_url, find_links) in the inventory",
-        )
+        raise resolve_error(explain_failure(done.stderr, origins))
     return done.stderr
+
+
+def resolve_error(said: str) -> ProvisionError:
+    """Return the error for uv's explanation: an index that cannot be reached, or packages that do not fit."""
+    unreached = _UNREACHED.search(said)
+    if unreached is not None:
+        return ProvisionError(
+            f"the package index {unreached['server']} cannot be reached from this machine: {unreached['why']}",
+            hint="check the network, or name an index that can be reached (index_url, find_links) in the inventory",
+        )
+    return ProvisionError(
+        f"the packages cannot be resolved: {said}",
+        hint="change environment.packages (or requirements, index_url, find_links) in the inventory",
+    )
 
 
 def explain_failure(text: str, origins: Origins) -> str:

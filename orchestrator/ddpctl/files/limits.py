@@ -20,4 +20,5 @@ SEARCH_BYTES = 1 << 20  # of a file
 
 # --- keeping ----------------------------------------------------------------------------------------------------------
 KEEP_RUNS = 200  # the newest runs whose hints stay on this machine
+KEEP_HASHES_S = 90 * 86400.0  # the hashes of a data folder that was not sent since
 KEEP_PREFLIGHT_S = 3600.0  # an older report is removed when the next report is saved

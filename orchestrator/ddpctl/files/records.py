@@ -21,7 +21,7 @@ from typing import Any
 
 import platformdirs
 
-from ddpctl.files.limits import KEEP_PREFLIGHT_S, KEEP_RUNS
+from ddpctl.files.limits import KEEP_HASHES_S, KEEP_PREFLIGHT_S, KEEP_RUNS
 from ddpctl.spec.values import is_name
 from ddpctl_worker.wire.contract import begins
 
@@ -210,9 +210,13 @@ def save_preflight(key: str, report: Mapping[str, Any]) -> None:
     """
     path = _preflight_file(key)
     write_record(path, {"saved": time.time(), "report": dict(report)})
-    for old in path.parent.glob("*.json"):
+    _forget_older(path.parent, KEEP_PREFLIGHT_S)
+
+
+def _forget_older(folder: Path, seconds: float) -> None:
+    for old in folder.glob("*.json"):
         with contextlib.suppress(FileNotFoundError):  # another ddpctl was quicker
-            if time.time() - old.stat().st_mtime > KEEP_PREFLIGHT_S:
+            if time.time() - old.stat().st_mtime > seconds:
                 old.unlink()
 
 
@@ -233,3 +237,29 @@ def _preflight_file(key: str) -> Path:
     if not _PREFLIGHT_KEY.fullmatch(key):
         raise ValueError(f"not the key of a preflight: {key!r}")
     return state_dir() / "preflights" / f"{key}.json"
+
+
+# --- hashes of the files of a data folder
+
+
+def save_hashes(folder: Path, hashes: Mapping[str, Any]) -> None:
+    """Record the hashes of a data folder's files.
+
+    Raises:
+        OSError: the folder of the records cannot be written.
+    """
+    write_record(_hashes_file(folder), hashes)
+    _forget_older(_hashes_file(folder).parent, KEEP_HASHES_S)
+
+
+def last_hashes(folder: Path) -> dict[str, Any] | None:
+    """Return the recorded hashes of a data folder's files."""
+    return read_record(_hashes_file(folder))
+
+
+def forget_hashes(folder: Path) -> None:
+    _hashes_file(folder).unlink(missing_ok=True)
+
+
+def _hashes_file(folder: Path) -> Path:
+    return state_dir() / "data" / f"{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()}.json"

@@ -150,7 +150,7 @@ def _commented(text: str, comment: str, indent: str) -> Iterator[str]:
 def _environment(environment: Environment) -> Iterator[str]:
     yield from _commented(f"mode: {environment.mode}", "ddpctl builds it; existing: use what the hosts have", "  ")
     if environment.packages:
-        yield from _commented(f"packages: {scalar(environment.packages)}", "add what the script imports", "  ")
+        yield from _commented(f"packages: {scalar(environment.packages)}", "what the script imports", "  ")
     if environment.requirements:
         yield from _commented(f"requirements: {scalar(environment.requirements)}", "", "  ")
 

@@ -23,7 +23,7 @@ from ddpctl.spec.plan import NodePlan, Plan
 from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.removal import RemovedRun
 from ddpctl.spec.slots import Claim, OtherRun, fold_numbers, place_of_run, slots_of_run
-from ddpctl.spec.status import LOST_FOR_RUN, RunStatus
+from ddpctl.spec.status import LOST_FOR_RUN, RunStatus, differing_arguments
 from ddpctl.spec.values import plural
 from ddpctl.spec.verdict import end_and_continue, no_majority
 from ddpctl_worker.wire import contract
@@ -315,7 +315,8 @@ def runs_table(
 ) -> RenderableType:
     """Return the table of ``ddpctl ps``, newest first. ``project`` is the inventory's, ``others`` of other accounts.
 
-    A narrow terminal gets shorter names of jobs and hosts, but whole run ids.
+    A narrow terminal gets shorter names of jobs and hosts, but whole run ids. Below the table are the arguments in
+    which runs of a program differ.
     """
     rows = [(run.run, len(run.hosts), _cells(run, claims)) for run in runs]
     rows += [(other.first.run, len(other.hosts), _other_cells(other)) for other in others]
@@ -334,7 +335,9 @@ def runs_table(
         short = _shortened(row, str(hosts), few=5 if several else 9)
         narrow.add_row(*(short[str(column.header)] for column in narrow.columns))
     stuck = [Text(f"{run.job}: {stuck_line(run)}", style="bold yellow") for run in runs if run.diagnosis]
-    return Group(Fitted(wide, narrow, _NARROW), *stuck)
+    own = differing_arguments(runs)
+    arguments = [Text(clean(f"{run.run} {run.job}: {one_line(own[run.run])}")) for run in runs if run.run in own]
+    return Group(Fitted(wide, narrow, _NARROW), *stuck, *arguments[::-1])
 
 
 def _cells(run: RunStatus, claims: Sequence[Claim]) -> dict[str, Text]:

@@ -24,6 +24,25 @@ _NOT_EVERYWHERE = frozenset({
     "ossaudiodev", "pipes", "readline", "smtpd", "sndhdr", "spwd", "sqlite3", "ssl", "sunau", "telnetlib",
     "tkinter", "tomllib", "turtle", "uu", "xdrlib", "zoneinfo",
 })
+# Packages with other names than their modules.
+_PACKAGES = {
+    "cv2": "opencv-python-headless",
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "skimage": "scikit-image",
+    "yaml": "PyYAML",
+    "dateutil": "python-dateutil",
+    "attr": "attrs",
+    "faiss": "faiss-cpu",
+    "hydra": "hydra-core",
+    "pytorch_lightning": "pytorch-lightning",
+}
+# Packages with the names of their modules. The name of any other module may belong to a stranger's package.
+_SAME_NAME = frozenset({
+    "accelerate", "datasets", "deepspeed", "diffusers", "einops", "evaluate", "h5py", "lightning", "matplotlib",
+    "numpy", "omegaconf", "pandas", "peft", "psutil", "requests", "safetensors", "scipy", "sentencepiece",
+    "tensorboard", "timm", "tokenizers", "torchaudio", "torchmetrics", "torchvision", "tqdm", "transformers", "wandb",
+})
 # fmt: on
 _EVERYWHERE = sys.stdlib_module_names - _NOT_EVERYWHERE | {"__future__", "__main__"}
 
@@ -63,6 +82,19 @@ class Imports:
     def tried(self) -> tuple[Import, ...]:
         """Return the statements that will run, with or without a handler for their failure."""
         return tuple(statement for statement in self.statements if statement.guard != OPTIONAL)
+
+
+def package_of(module: str) -> str:
+    """Return the package that probably has the module."""
+    top = module.split(".")[0]
+    return _PACKAGES.get(top, top)
+
+
+def packages_of(imports: Imports) -> tuple[list[str], list[str]]:
+    """Return the packages that the program needs besides torch, and the modules whose package is not known."""
+    modules = dict.fromkeys(imported.module.split(".")[0] for imported in imports.tried)
+    known = [package_of(module) for module in modules if module in _SAME_NAME or module in _PACKAGES]
+    return known, [name for name in modules if name not in _SAME_NAME and name not in _PACKAGES and name != "torch"]
 
 
 def read_imports(

@@ -25,6 +25,9 @@ _REPORT_MORE = re.compile(
     r"torch\.distributed\.elastic\.\S*(?:ChildFailedError|SignalException)|"
     r"[=-]{9,}$|\S+ FAILED$|Failures:$|Root Cause \(first observed failure\):$|\[\d+\]:$|\s*$"
 )
+_NO_NAME = re.compile(
+    r"\[W\S* (?:\S+ )?socket\.cpp:\d+\] \[c10d\] The hostname of the client socket cannot be retrieved"
+)
 _BARRIER = re.compile(r"elastic/agent/server/api\.py:\d+\]")
 _STORE_GONE = re.compile(r"TCPStore\.cpp:\d+\] \[c10d\] recvValue\w* failed on .*(was likely closed|got 0 bytes)")
 _STORE_MORE = re.compile(r"^(Exception raised from |frame #\d+: |<omitting python frames>|\s*$)")
@@ -34,7 +37,8 @@ _STORE_MORE = re.compile(r"^(Exception raised from |frame #\d+: |<omitting pytho
 class Held:
     """The lines that are held back. They are shown if a run fails and no rank is the cause; the log has them always.
 
-    There are three kinds, all from the launcher itself and never from a rank:
+    A kind is from any process: the warning of torch's store that a connection has no host name. ddpctl uses addresses,
+    and preflight says where names are missing. Three kinds are from the launcher itself and never from a rank:
 
     - the report that a rank has failed or that the launcher was signalled, with the launcher's own traceback: the cause
       says more;
@@ -47,9 +51,9 @@ class Held:
 
     def takes(self, line: Line) -> bool:
         """Hold the line back if it is noise, and return whether it is."""
-        if line.rank is not None or line.stream != "stderr" or len(line.text) > HELD_LETTERS:
+        if line.stream != "stderr" or len(line.text) > HELD_LETTERS:
             return False
-        if self._is_noise(line):
+        if _NO_NAME.match(line.text) or (line.rank is None and self._is_noise(line)):
             self.lines.append(line)
             return True
         return False

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import shlex
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
 from ddpctl.spec.command import display, hide_secrets
+from ddpctl.spec.fold import group_by
 from ddpctl.spec.limits import SAVE_S
 from ddpctl.spec.metrics import job_metrics
 from ddpctl.spec.origin import JobId, Origin
@@ -200,3 +202,27 @@ class RunStatus:
             "continues": self.continues,
             "untracked": [files.to_json() for files in self.untracked],
         }
+
+
+def differing_arguments(runs: Sequence[RunStatus]) -> dict[str, str]:
+    """Return, by run id, the arguments that not all of these runs of a program have; secrets are hidden."""
+    found: dict[str, str] = {}
+    for alike in group_by(lambda run: (run.project, run.program_line.partition(" ")[0]), runs).values():
+        options = {run.run: _options(run.program_line) for run in alike}
+        common = set.intersection(*(set(own) for own in options.values()))
+        for run, own in options.items():
+            if differing := [option for option in own if option not in common]:
+                found[run] = " ".join(differing)
+    return found
+
+
+def _options(program_line: str) -> list[str]:
+    """Return the arguments, an option together with its value: ``--lr 0.3``."""
+    options: list[str] = []
+    for word in shlex.split(program_line)[1:]:
+        last = options[-1] if options else ""
+        if last.startswith("-") and not set(last) & set(" =") and not word.startswith("-"):
+            options[-1] = f"{last} {shlex.quote(word)}"
+        else:
+            options.append(shlex.quote(word))
+    return options

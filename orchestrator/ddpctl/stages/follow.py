@@ -446,7 +446,9 @@ def _drain(
 
 
 def _without(noise: Held | None, lines: list[Line]) -> list[Line]:
-    return lines if noise is None else [line for line in lines if line.rank is not None or not noise.takes(line)]
+    if noise is None:
+        return lines
+    return [line for line in lines if (line.rank is not None and line.text[:2] != "[W") or not noise.takes(line)]
 
 
 def _about(diagnosis: StuckRun | None) -> Note:

@@ -101,6 +101,7 @@ def test_the_newest_earlier_run_of_the_job_that_wrote_a_missing_path_is_named(tm
         run = Run(tmp_path, name, job=job)
         if name != "r3":
             run.write("saved/best.pt")
+    (Run(tmp_path, "r0", job="train").top / "run.json").write_text("{")
     run = Run(tmp_path, "r5", job="train")
     assert run.look("saved/best.pt")["writer"] == "r2"
     assert run.look("data/set.txt")["writer"] is None  # it came with the code

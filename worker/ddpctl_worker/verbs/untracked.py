@@ -17,7 +17,7 @@ from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Sequenc
 from ddpctl_worker.machine import fs
 from ddpctl_worker.record.paths import RunPaths, base_of, job_id, known_runs
 from ddpctl_worker.record.record import named_by
-from ddpctl_worker.record.runrecord import RunRecord, read_run
+from ddpctl_worker.record.runrecord import RunRecord
 from ddpctl_worker.run.launcher import folders_of, place_variables
 from ddpctl_worker.verbs.fetch import printable
 from ddpctl_worker.verbs.limits import LARGEST_FILES, MOST_ENTRIES, UNTRACKED_S
@@ -62,12 +62,12 @@ def _writer(request: Dict[str, Any], run: RunRecord) -> Optional[str]:
     missing = request.get("missing")
     if not isinstance(missing, str):
         return None
-    earlier = {
-        made["run"]: paths
-        for paths in known_runs(base_of(request), request["host"])
-        for made in [read_run(paths)]
-        if made is not None and made["run"] < run["run"] and job_id(made) == job_id(run)
-    }
+    earlier: Dict[str, RunPaths] = {}
+    for paths in known_runs(base_of(request), request["host"]):
+        made = fs.read_optional(paths.run)  # a damaged record is of no job
+        name = made.get("run")
+        if isinstance(name, str) and name < run["run"] and job_id(made) == job_id(run):
+            earlier[name] = paths
     return next((name for name in sorted(earlier, reverse=True) if _wrote(earlier[name], missing)), None)
 
 
