@@ -18,7 +18,7 @@ from typing import IO, Any
 ESCAPE = "\x1b]52;c;Z2FyYmxl\x07\x1b[2J"
 OUTSIDE = "../../../../hostile"  # where a careless reader would write
 STATES = ("running", "starting", "failed", "killed", "lost", "stopping", "pending", "queued")
-TRICKLE_S = 0.3
+TRICKLE_S = 1.0
 OUT, ERR = sys.stdout.buffer, sys.stderr.buffer
 
 
@@ -34,7 +34,10 @@ def hang(frame: dict[str, Any], raw: bytes) -> None:
 
 
 def stall(frame: dict[str, Any], raw: bytes) -> None:
-    """Claim to be at work for ever."""
+    """Send the true frames up to the result, then claim to be at work for ever."""
+    if "ok" not in frame:
+        send(frame, raw)
+        return
     while os.getppid() != 1:
         write(b'{"hb": 1}\n')
         time.sleep(1.0)

@@ -302,6 +302,16 @@ def test_strangers_take_one_line() -> None:
     assert strangers_line(nodes[1:], now).startswith("210 connections by strangers from 10.0.0.9 to node1, ")
 
 
+def test_a_host_without_a_keeper_of_checkpoints_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = of("train", ["node0", "node1"])
+    since = (datetime.now(timezone.utc) - timedelta(minutes=5)).isoformat()
+    run = replace(one, nodes=(one.nodes[0], replace(one.nodes[1], keeper_ended=since)))
+    (line,) = (line for line in printed(status_view(run), 200, monkeypatch) if "keeper" in line)
+    after = "a checkpoint after that has no manifest and no copies until the job is started again"
+    assert line == f"node1: the keeper of checkpoints ended 5m ago: {after}"
+    assert not any("keeper" in line for line in printed(status_view(one), 200, monkeypatch))
+
+
 def test_ps_shows_projects_where_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for columns in (90, 160):
         lines = printed(runs_table(runs()[:1], "another"), columns, monkeypatch)

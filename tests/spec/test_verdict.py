@@ -82,7 +82,7 @@ def test_the_first_cause_wins_and_a_victim_never_does() -> None:
         "schema", "job", "run", "cluster", "project", "state", "started", "ended", "world_size", "nodes", "cause",
         "candidates",
         "metrics", "metrics_are_printed", "slow", "diagnosis", "attempt", "attempts", "continues", "untracked",
-        "checkpoints", "strangers",
+        "checkpoints", "strangers", "without_keeper",
     }  # fmt: skip
 
 
@@ -97,6 +97,12 @@ def test_the_document_has_the_connections_by_strangers_to_every_host() -> None:
     document = RunStatus("train", "1", "lab", nodes, recorded(hosts=["a", "b"])).to_json()
     assert [one["host"] for one in document["nodes"]] == ["a"]
     assert document["strangers"] == [{"host": "b", **told}]
+
+
+def test_the_document_has_the_hosts_whose_keeper_has_ended() -> None:
+    nodes = (NodeStatus("a", 0, "running"), NodeStatus("b", 1, "running", keeper_ended=at(1)))
+    document = RunStatus("train", "1", "lab", nodes, recorded(hosts=["a", "b"])).to_json()
+    assert document["without_keeper"] == [{"host": "b", "since": at(1)}]
 
 
 STUCK = {"verdict": "rank 1 is stopped", "suspects": [], "since": at(1), "time": at(2)}

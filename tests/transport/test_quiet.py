@@ -73,6 +73,15 @@ def test_a_stream_and_a_call_that_is_over_are_not_named(said: list[str], stack: 
     assert said == [words("node2", "fetch", 30)]
 
 
+def test_a_call_that_another_thread_has_just_named_is_not_named_again(said: list[str], stack: ExitStack) -> None:
+    calls = QuietCalls(said.append)
+    call = stack.enter_context(calls.call("node1", "fetch", noted=True))
+    for _ in range(int(QUIET_S / STEP_S)):
+        call.waited(STEP_S)
+    calls.note(call)  # as a thread does that was late by a moment
+    assert said == [words("node1", "fetch", 30)]
+
+
 def test_of_a_suspended_machine_only_a_part_counts(said: list[str], stack: ExitStack) -> None:
     call = stack.enter_context(QuietCalls(said.append).call("node1", "fetch", noted=True))
     call.waited(3600.0)

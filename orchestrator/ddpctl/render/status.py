@@ -130,6 +130,7 @@ def status_view(run: RunStatus, *, candidates: bool = False, hint: bool = True) 
         parts.append(Text(metrics_line(run)))
     if run.lag:
         parts.append(lag_text(run.lag))
+    parts += [Text(keeper_line(host, since), style="yellow") for host, since in run.without_keeper]
     if run.diagnosis:
         parts.append(Text(stuck_line(run), style="bold yellow"))
     parts += [Text(slow_line(one), style="yellow") for one in run.slow]
@@ -180,6 +181,12 @@ def metrics_line(run: RunStatus) -> str:
 
 def lag_text(lag: CheckpointLag) -> Text:
     return Text(lag_line(lag), style="yellow" if lag.late else "")
+
+
+def keeper_line(host: str, since: str, now: datetime | None = None) -> str:
+    """Return ``node1: the keeper of checkpoints ended 5m ago: ...``, with what that means."""
+    later = "a checkpoint after that has no manifest and no copies until the job is started again"
+    return f"{host}: the keeper of checkpoints ended {age_text(since, now)}: {later}"
 
 
 def cause_view(cause: Cause, hint: str | None = None) -> RenderableType:

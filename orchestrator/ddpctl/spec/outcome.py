@@ -224,6 +224,7 @@ class NodeStatus:
     reported: Moment | None = None  # when the first node of the attempt decided on diagnosis and slow
     strangers: Strangers | None = None
     lag: CheckpointLag | None = None
+    keeper_ended: Moment | None = None  # since when no process keeps the checkpoints, although the run went on
     agreed: AgreedRun | None = None
 
     def cut_off_from(self, host: str | None) -> bool:

@@ -114,6 +114,11 @@ class RunStatus:
         return max(lags, key=lambda lag: (lag.behind_s or 0.0, lag.kept_s or 0.0), default=None)
 
     @property
+    def without_keeper(self) -> list[tuple[str, str]]:
+        """Return the hosts whose keeper of checkpoints has ended before the run, and the times of these ends."""
+        return [(node.host, node.keeper_ended) for node in self.verdict.active_nodes if node.keeper_ended]
+
+    @property
     def strangers(self) -> list[dict[str, Any]]:
         """Return the hosts with connections by strangers: host, count, addresses, most, last."""
         return [{"host": node.host, **asdict(node.strangers)} for node in self.nodes if node.strangers]
@@ -196,6 +201,7 @@ class RunStatus:
             "slow": [slow.to_json() for slow in self.slow],
             "strangers": self.strangers,
             "checkpoints": asdict(self.lag) if self.lag else None,
+            "without_keeper": [{"host": host, "since": since} for host, since in self.without_keeper],
             "diagnosis": asdict(self.diagnosis) if self.diagnosis else None,
             "attempt": self.verdict.attempts[-1].number,
             "attempts": [attempt.to_json() for attempt in self.verdict.attempts],

@@ -38,9 +38,9 @@ class QuietCalls:
     def note(self, late: QuietCall) -> None:
         """Name ``late`` in a note, together with the hosts that are due within PATIENT_S for the same reason."""
         with self._lock:
-            if late not in self._calls:
+            if late not in self._calls or late.silent_s < late.next_s:  # another thread has named it
                 return
-            due = [call for call in self._calls if call.is_due_with(late)]
+            due = [call for call in self._calls if call is late or call.is_due_with(late)]
             seconds = min(call.silent_s for call in due)
             for call in due:
                 call.next_s *= 2

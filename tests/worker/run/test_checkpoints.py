@@ -73,8 +73,11 @@ def test_a_killed_keeper_ends_no_run(node: Node) -> None:
     run = start(node, "import time; time.sleep(2)\n" + SAVE)
     node.wait_state(run, "running")
     (keeper,) = eventually(lambda: keepers(node), "there is a keeper")
+    assert node.status(run)["keeper_ended"] is None
     os.kill(keeper, signal.SIGKILL)
-    assert node.wait_state(run)["state"] == "succeeded"
+    said = eventually(lambda: node.status(run)["keeper_ended"], "the status says so")
+    end = node.wait_state(run)
+    assert (end["state"], end["keeper_ended"]) == ("succeeded", said)
     assert keepers(node) == []
     assert known(node) == [], "the next run's keeper finds it"
 

@@ -182,7 +182,7 @@ def _status(paths: RunPaths, run: RunRecord) -> Dict[str, Any]:
     now = notes.boottime()
     beating = beat if beat and not end and find_other_place(paths, state) == HERE else None
     launcher = processes.identity_from_json(state.get("launcher"))
-    started = state.get("started")
+    started, keeper_ended = state.get("started"), state.get("keeper_ended")
     if not end:
         why = outcomes.cause(str(run.get("host")), contract.SUPERVISOR_LOST, found.trouble) if found.trouble else None
         end = {"state": found.state, "cause": why}
@@ -206,6 +206,7 @@ def _status(paths: RunPaths, run: RunRecord) -> Dict[str, Any]:
         "candidates": end.get("candidates") or [],
         "note": found.note,
         "lag": read_lag(paths.saved),
+        "keeper_ended": keeper_ended if isinstance(keeper_ended, str) else None,
         **_doctors_report(paths),
         "last_output_age_s": round(max(0.0, now - beating.last_output), 3) if beating and beating.last_output else None,
         "dropped_lines": end.get("dropped_lines", 0),

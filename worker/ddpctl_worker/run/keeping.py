@@ -49,6 +49,7 @@ class KeeperHandle:
         self._trouble = ""
         self.port: Optional[int] = None  # where this host serves its checkpoints to the other hosts
         self.lingers = False  # the keeper continues after the run
+        self.ended_at: Optional[str] = None  # when the keeper died, although the run went on
 
     def start(self) -> None:
         """Start the keeper, right before the ranks. Without a keeper a run has no manifests, and continues."""
@@ -61,6 +62,7 @@ class KeeperHandle:
             )
         except OSError as error:
             notes.note("nobody keeps the checkpoints: %s" % error)
+            self.ended_at = notes.now_iso()
             return
         keeper.returncode = 0  # the supervisor reaps every child itself
         assert keeper.stdin is not None
@@ -143,8 +145,8 @@ class KeeperHandle:
             os.kill(self._process.pid, signal.SIGKILL)
         return now - self._killed_at > KEEPER_GONE_S
 
-    def ended(self, pid: int) -> None:
-        """Forget the keeper if ``pid``, which was just reaped, is its pid."""
+    def ended(self, pid: int) -> bool:
+        """Forget the keeper if ``pid``, which was just reaped, is its pid; return whether the run goes on without."""
         if self._process is not None and self._process.pid == pid:
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe is not None
@@ -152,6 +154,9 @@ class KeeperHandle:
             self._process = None
             if self._until is None:
                 notes.note("nobody keeps the checkpoints any more: the process %d has ended" % pid)
+                self.ended_at = notes.now_iso()
+                return True
+        return False
 
     def pids(self) -> List[int]:
         """Return the keeper's pid, which a stop of the job spares."""

@@ -271,7 +271,8 @@ class Supervisor:
                 self._ending.settle(Outcome(SUCCEEDED, None))
         ended = reap()
         for pid in ended:
-            self._keeping.ended(pid)
+            if self._keeping.ended(pid):
+                self._save_state()
             self._after.note_ended(pid, ended[pid])
         if self.launcher is not None and self.status is None:
             self.status = ended.get(self.launcher.pid)
@@ -448,6 +449,7 @@ class Supervisor:
             "boot": proc.boot_id(),
             "machine": proc.machine(),
             "cwd": self.order["cwd"],
+            "keeper_ended": self._keeping.ended_at,
             **self._launching.names(),
         }
         self._recorder.put(self.paths.state, value)
