@@ -175,6 +175,14 @@ class CheckpointLag:
 
 
 @dataclass(frozen=True)
+class UnfinishedFile:
+    """A checkpoint file that the end of the ranks has cut off: its path in the checkpoint folder, and its size."""
+
+    path: Short
+    bytes: Count
+
+
+@dataclass(frozen=True)
 class NodeStatus:
     """The part of a node in a run: the fields of its record. A node that does not answer has the state unreachable."""
 
@@ -199,6 +207,7 @@ class NodeStatus:
     reported: Moment | None = None  # when the first node of the attempt decided on diagnosis and slow
     strangers: Strangers | None = None
     lag: CheckpointLag | None = None
+    unfinished: tuple[UnfinishedFile, ...] = ()
     agreed: AgreedRun | None = None
 
     def cut_off_from(self, host: str | None) -> bool:

@@ -106,6 +106,11 @@ class RunStatus:
         return max(lags, key=lambda lag: (lag.behind_s or 0.0, lag.kept_s or 0.0), default=None)
 
     @property
+    def unfinished(self) -> list[dict[str, Any]]:
+        """Return the checkpoint files that the end of the ranks has cut off: host, path, bytes."""
+        return [{"host": node.host, **asdict(file)} for node in self.verdict.active_nodes for file in node.unfinished]
+
+    @property
     def strangers(self) -> list[dict[str, Any]]:
         """Return the hosts with connections by strangers: host, count, addresses, most, last."""
         return [{"host": node.host, **asdict(node.strangers)} for node in self.nodes if node.strangers]
@@ -188,6 +193,7 @@ class RunStatus:
             "slow": [slow.to_json() for slow in self.slow],
             "strangers": self.strangers,
             "checkpoints": asdict(self.lag) if self.lag else None,
+            "unfinished": self.unfinished,
             "diagnosis": asdict(self.diagnosis) if self.diagnosis else None,
             "attempt": self.verdict.attempts[-1].number,
             "attempts": [attempt.to_json() for attempt in self.verdict.attempts],
