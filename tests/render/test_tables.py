@@ -22,11 +22,12 @@ from ddpctl.render.status import (
     saved_view,
     status_view,
     strangers_line,
+    unfinished_line,
     untracked_lines,
 )
 from ddpctl.spec.kill import KillOutcome, SavedOutcome, StoppedNode
 from ddpctl.spec.origin import Origin
-from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, RankOnHost, Strangers, StuckRun, Untracked
+from ddpctl.spec.outcome import Attempt, Cause, NodeStatus, RankOnHost, Strangers, StuckRun, UnfinishedFile, Untracked
 from ddpctl.spec.record import RecordedRun
 from ddpctl.spec.restart import Settings
 from ddpctl.spec.slots import Claim, ClaimOrigin, other_runs
@@ -287,6 +288,19 @@ def test_an_ended_run_is_stuck_no_longer(state: str, words: str, monkeypatch: py
     run = replace(one, nodes=(replace(one.nodes[0], diagnosis=diagnosis, reported=since.isoformat()),))
     for view in (status_view(run), runs_table([run], "exp")):
         assert any(line.removeprefix("train: ").startswith(words) for line in printed(view, 200, monkeypatch))
+
+
+def test_unfinished_files_take_one_line() -> None:
+    cut = (UnfinishedFile("step_2.pt", 31_500_000),)
+    nodes = (NodeStatus("node0", 0, "killed", unfinished=cut), NodeStatus("node1", 1, "killed"))
+    status = RunStatus("train", RUN, "lab", nodes, recorded())
+    assert unfinished_line(status) == "cut off while it was saved: step_2.pt on node0 (31.5 MB)"
+    both = replace(status, nodes=(nodes[0], replace(nodes[1], unfinished=(UnfinishedFile("a/b.bin", 7),))))
+    text = "cut off while they were saved: step_2.pt on node0 (31.5 MB), a/b.bin on node1 (7 B)"
+    assert unfinished_line(both) == text
+    out = io.StringIO()
+    make_console(out).print(status_view(both))
+    assert text in out.getvalue()
 
 
 def test_strangers_take_one_line() -> None:

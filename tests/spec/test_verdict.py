@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpctl.spec.merge import current_runs, merge_runs
-from ddpctl.spec.outcome import AgreedRun, Attempt, Cause, End, NodeStatus, Strangers
+from ddpctl.spec.outcome import AgreedRun, Attempt, Cause, End, NodeStatus, Strangers, UnfinishedFile
 from ddpctl.spec.record import NodeReport
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.verdict import run_state
@@ -82,7 +82,7 @@ def test_the_first_cause_wins_and_a_victim_never_does() -> None:
         "schema", "job", "run", "cluster", "project", "state", "started", "ended", "world_size", "nodes", "cause",
         "candidates",
         "metrics", "metrics_are_printed", "slow", "diagnosis", "attempt", "attempts", "continues", "untracked",
-        "checkpoints", "strangers", "without_keeper",
+        "checkpoints", "strangers", "without_keeper", "unfinished",
     }  # fmt: skip
 
 
@@ -103,6 +103,13 @@ def test_the_document_has_the_hosts_whose_keeper_has_ended() -> None:
     nodes = (NodeStatus("a", 0, "running"), NodeStatus("b", 1, "running", keeper_ended=at(1)))
     document = RunStatus("train", "1", "lab", nodes, recorded(hosts=["a", "b"])).to_json()
     assert document["without_keeper"] == [{"host": "b", "since": at(1)}]
+
+
+def test_the_document_has_the_unfinished_files_of_every_node() -> None:
+    cut = {"path": "step_2/model.pt", "bytes": 7}
+    nodes = (NodeStatus("a", 0, "killed"), NodeStatus("b", 1, "killed", unfinished=(value_of(UnfinishedFile, cut),)))
+    document = RunStatus("train", "1", "lab", nodes, recorded(hosts=["a", "b"])).to_json()
+    assert document["unfinished"] == [{"host": "b", **cut}]
 
 
 STUCK = {"verdict": "rank 1 is stopped", "suspects": [], "since": at(1), "time": at(2)}

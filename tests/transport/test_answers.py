@@ -113,6 +113,7 @@ def test_names_are_names(name: object) -> None:
         ("heartbeat_age_s", float("nan")),
         ("pid", True),
         ("dropped_lines", 1.5),
+        ("unfinished", [{"path": "a", "bytes": -1}]),
         ("exit_code", 1 << 70),
         ("note", "x" * 100_000),
         ("metrics", {"0": {"loss": 10**400}}),

@@ -131,6 +131,8 @@ def status_view(run: RunStatus, *, candidates: bool = False, hint: bool = True) 
     if run.lag:
         parts.append(lag_text(run.lag))
     parts += [Text(keeper_line(host, since), style="yellow") for host, since in run.without_keeper]
+    if run.unfinished:
+        parts.append(Text(unfinished_line(run), style="yellow"))
     if run.diagnosis:
         parts.append(Text(stuck_line(run), style="bold yellow"))
     parts += [Text(slow_line(one), style="yellow") for one in run.slow]
@@ -177,6 +179,12 @@ def metrics_line(run: RunStatus) -> str:
     """Return ``step 120  loss 0.31``, with a remark if the values come from the output."""
     values = "  ".join(f"{name} {value:.6g}" for name, value in run.metrics.items())
     return f"{values}  {FROM_OUTPUT}" if run.metrics_are_printed else values
+
+
+def unfinished_line(run: RunStatus) -> str:
+    """Return ``cut off while it was saved: step_20.pt on node0 (31.5 MB)``."""
+    files = [f"{clean(one_line(file['path']))} on {file['host']} ({size(file['bytes'])})" for file in run.unfinished]
+    return f"cut off while {'it was' if len(files) == 1 else 'they were'} saved: {', '.join(files)}"
 
 
 def lag_text(lag: CheckpointLag) -> Text:

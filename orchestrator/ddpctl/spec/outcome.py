@@ -200,6 +200,14 @@ class CheckpointLag:
 
 
 @dataclass(frozen=True)
+class UnfinishedFile:
+    """A checkpoint file that the end of the ranks has cut off: its path in the checkpoint folder, and its size."""
+
+    path: Short
+    bytes: Count
+
+
+@dataclass(frozen=True)
 class NodeStatus:
     """The part of a node in a run: the fields of its record. A node that does not answer has the state unreachable."""
 
@@ -225,6 +233,7 @@ class NodeStatus:
     strangers: Strangers | None = None
     lag: CheckpointLag | None = None
     keeper_ended: Moment | None = None  # since when no process keeps the checkpoints, although the run went on
+    unfinished: tuple[UnfinishedFile, ...] = ()
     agreed: AgreedRun | None = None
 
     def cut_off_from(self, host: str | None) -> bool:

@@ -119,6 +119,11 @@ class RunStatus:
         return [(node.host, node.keeper_ended) for node in self.verdict.active_nodes if node.keeper_ended]
 
     @property
+    def unfinished(self) -> list[dict[str, Any]]:
+        """Return the checkpoint files that the end of the ranks has cut off: host, path, bytes."""
+        return [{"host": node.host, **asdict(file)} for node in self.verdict.active_nodes for file in node.unfinished]
+
+    @property
     def strangers(self) -> list[dict[str, Any]]:
         """Return the hosts with connections by strangers: host, count, addresses, most, last."""
         return [{"host": node.host, **asdict(node.strangers)} for node in self.nodes if node.strangers]
@@ -202,6 +207,7 @@ class RunStatus:
             "strangers": self.strangers,
             "checkpoints": asdict(self.lag) if self.lag else None,
             "without_keeper": [{"host": host, "since": since} for host, since in self.without_keeper],
+            "unfinished": self.unfinished,
             "diagnosis": asdict(self.diagnosis) if self.diagnosis else None,
             "attempt": self.verdict.attempts[-1].number,
             "attempts": [attempt.to_json() for attempt in self.verdict.attempts],

@@ -13,7 +13,7 @@ import pytest
 from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.folder import list_entries
 from ddpctl_worker.checkpoint.keeper import Keeper
-from ddpctl_worker.checkpoint.limits import KEEPER_LOOK_S
+from ddpctl_worker.checkpoint.limits import KEEPER_LOOK_S, MOST_UNFINISHED
 from ddpctl_worker.checkpoint.listing import read_checkpoints
 from ddpctl_worker.rules.attempts import BEFORE_ANY
 from ddpctl_worker.rules.unite import Saved, unite
@@ -306,6 +306,37 @@ def file_beside_the_shards_of_unknown_format(node: Node) -> None:
 def left_by_a_run_before(node: Node) -> None:
     node.write("model.bin", b"half", old=True)
     node.write("final/weights.bin", b"half", old=True)
+
+
+def unfinished(node: Node, died: float) -> list[str]:
+    node.keeper.note_death(died, 0.0)
+    node.end(well=False)
+    return [file["path"] for file in node.keeper.list_unfinished()]
+
+
+def test_files_that_the_end_of_the_ranks_has_cut_off(node: Node) -> None:
+    node.write("whole.pt", saved_by_torch())
+    node.write("step_1/model.safetensors", safetensors())
+    node.write("step_1/optimizer.pt", saved_by_torch()[:-50])
+    node.write("model.bin.tmp", b"half")
+    died = time.time()
+    assert sorted(unfinished(node, died)) == ["model.bin.tmp", "step_1/optimizer.pt"]
+    assert {"path": "model.bin.tmp", "bytes": 4} in node.keeper.list_unfinished()
+
+
+def test_a_file_that_was_finished_before_the_end_is_not_cut_off(node: Node) -> None:
+    node.write("model.bin")
+    node.looks()
+    node.write("of_a_run_before.pt", saved_by_torch()[:-50], old=True)
+    node.write("never.hashed.bin")
+    assert unfinished(node, time.time() + KEEPER_LOOK_S + 1.0) == []
+
+
+def test_few_of_many_files_are_listed(node: Node) -> None:
+    for step in range(2 * MOST_UNFINISHED):
+        os.utime(node.write(f"step_{step}.tmp"), (time.time(), time.time() + step))
+    newest = range(2 * MOST_UNFINISHED - 1, MOST_UNFINISHED - 1, -1)
+    assert unfinished(node, time.time()) == [f"step_{step}.tmp" for step in newest]
 
 
 TORN = [

@@ -14,6 +14,7 @@ from ddpctl_worker.gang.failures import FailureJudge
 from ddpctl_worker.gang.limits import (
     CULPRIT_S,
     EARLY_S,
+    ENDED_S,
     LATE_S,
     MAX_LINE,
     MUTE_S,
@@ -268,6 +269,57 @@ def test_a_rank_that_ended_too_early_is_the_cause_of_victims() -> None:
     assert (cause["rank"], cause["exit_code"], cause["reason"]) == (2, 0, "exited")
     assert cause["message"] == f"rank 2 on b {ENDED}, 14 s {QUESTION}"
     assert cause["time"].startswith("2026-11-22T12:01:07")
+
+
+def after_an_early_end(living: dict[str, int | None], silent: str | None = None) -> FailureJudge:
+    """Return a judge: rank 2 on b ended at 106, the ranks of hub and a failed at 119 and 120."""
+    judge = make_judge()
+    for host, when in (("hub", 119.0), ("a", 120.0)):
+        if host != silent:
+            judge.report(failure(host, victim=True), 121.0 - when, 121.0)
+    judge.report(early("b"), 15.0, 121.0)
+    for host, count in living.items():
+        judge.heard(host, 121.0, None, count)
+    return judge
+
+
+def test_a_rank_that_ended_too_early_is_named_soon_after_the_last_rank_has_ended() -> None:
+    judge = after_an_early_end(dict.fromkeys(HOSTS, 0))
+    assert decided(judge, 120.0 + ENDED_S - 0.1) is None
+    assert decided(judge, 120.0 + ENDED_S) == "b"
+
+
+def test_a_node_that_has_succeeded_too_early_is_named_soon_after_the_last_rank_has_ended() -> None:
+    judge = make_judge()
+    judge.goodbye("b", early("b", None), 118.0)
+    for host in ("hub", "a"):
+        judge.report(failure(host, victim=True), 0.0, 120.0)
+        judge.heard(host, 120.0, None, 0)
+    assert decided(judge, 120.0 + ENDED_S - 0.1) is None
+    assert decided(judge, 120.0 + ENDED_S) == "b"
+
+
+@pytest.mark.parametrize(
+    ("living", "silent"),
+    [({"hub": 0, "a": 1, "b": 0}, None), ({"hub": 0, "a": 0, "b": None}, None), (dict.fromkeys(HOSTS, 0), "a")],
+    ids=["a rank lives", "not known", "a node has reported no failure"],
+)
+def test_it_is_not_named_early_while_the_culprit_may_still_be_reported(
+    living: dict[str, int | None], silent: str | None
+) -> None:
+    judge = after_an_early_end(living, silent)
+    assert decided(judge, 121.0 + VICTIMS_S - 0.1) is None
+    judge.report(failure("a"), 0.0, 121.0 + VICTIMS_S - 0.1)
+    assert decided(judge, 121.0 + VICTIMS_S + CULPRIT_S) == "a"
+
+
+def test_victims_of_an_unknown_culprit_wait_although_no_rank_lives() -> None:
+    judge = make_judge()
+    for host in HOSTS:
+        judge.report(failure(host, victim=True), 0.0, 120.0)
+        judge.heard(host, 120.0, None, 0)
+    assert decided(judge, 120.0 + VICTIMS_S - 0.1) is None
+    assert decided(judge, 120.0 + VICTIMS_S) == "hub"
 
 
 @pytest.mark.parametrize("culprit", [{}, {"suspect": True}], ids=["a culprit", "a suspect"])

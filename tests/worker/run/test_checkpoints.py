@@ -69,6 +69,29 @@ def test_a_writer_that_was_killed_leaves_nothing_that_counts(node: Node) -> None
     assert [one["entry"] for one in answer["unknown"]] == ["model.bin"]
 
 
+LONG_SAVE = (
+    SAVE.split("    with open")[0]
+    + """
+    with open(folder + "/model.bin", "wb") as file:
+        print("saves", flush=True)
+        while True:
+            file.write(b"weights")
+            file.flush()
+            time.sleep(0.05)
+"""
+)
+
+
+def test_a_kill_during_a_long_save_names_the_file(node: Node) -> None:
+    run = start(node, LONG_SAVE)
+    eventually(lambda: [one["entry"] for one in node.call("checkpoints", job_id=JOB)["unknown"]], "the save has begun")
+    node.call("stop", run=run, grace=1, by="me")
+    status = node.wait_state(run)
+    (file,) = status["unfinished"]
+    assert (status["state"], file["path"]) == ("killed", "model.bin")
+    assert file["bytes"] > 0
+
+
 def test_a_killed_keeper_ends_no_run(node: Node) -> None:
     run = start(node, "import time; time.sleep(2)\n" + SAVE)
     node.wait_state(run, "running")

@@ -23,14 +23,14 @@ import errno
 import os
 import shutil
 import time
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.accepted import AcceptedEntries
 from ddpctl_worker.checkpoint.fencing import find_newer_attempt, read_begun
-from ddpctl_worker.checkpoint.folder import list_entries
+from ddpctl_worker.checkpoint.folder import files_below, list_entries
 from ddpctl_worker.checkpoint.keep import list_too_old
-from ddpctl_worker.checkpoint.limits import DEATH_CLOCK_S, KEEPER_LOOK_S, SET_BACK_S
+from ddpctl_worker.checkpoint.limits import DEATH_CLOCK_S, KEEPER_LOOK_S, MOST_UNFINISHED, SET_BACK_S
 from ddpctl_worker.checkpoint.listing import read_checkpoints
 from ddpctl_worker.checkpoint.pins import entries_pinned, find_pin, pin, pinned_path, read_pin, unpin
 from ddpctl_worker.checkpoint.whole import is_complete, is_damaged
@@ -38,7 +38,7 @@ from ddpctl_worker.machine import notes
 from ddpctl_worker.machine.proc import bytes_written
 from ddpctl_worker.rules.attempts import BEFORE_ANY, AttemptId, attempt_of
 from ddpctl_worker.rules.complete import Manifest
-from ddpctl_worker.rules.entries import Files, is_hidden, is_of_torch, series_of, step_of
+from ddpctl_worker.rules.entries import FOLDER, Files, is_hidden, is_log, is_of_torch, series_of, step_of
 from ddpctl_worker.rules.order import moment_of
 from ddpctl_worker.rules.saves import SaveCounter, find_left_behind
 from ddpctl_worker.rules.unite import unite
@@ -142,6 +142,28 @@ class Keeper:
         self._withdrawn.clear()
         written = [self._take(version, ended) for version in self.look_at(ended)]
         return [one for one in written if one is not None]
+
+    def list_unfinished(self) -> List[Dict[str, Any]]:
+        """Return the files that the end of the ranks has cut off, as ``{"path", "bytes"}``; called once no rank lives.
+
+        The format of a file says so. A file whose format does not say counts if it was written until the first death.
+        """
+        died = time.time() if self._died is None else self._died
+        done = {
+            os.path.join(entry, name) if name else entry
+            for entry, files in list_entries(self._folder).items()
+            for name in files
+            if self._has(entry, files) or self._accepted.contains(entry, files)
+        }
+        found = []
+        for path, stamp in files_below(self._folder).items():
+            own = path.startswith(FOLDER + os.sep) or is_of_torch(path) or is_log(path) or path in done
+            if own or stamp.mtime_ns / 1e9 < self._since:
+                continue
+            whole = is_complete(os.path.join(self._folder, path))
+            if whole is False or (whole is None and stamp.mtime_ns / 1e9 >= died - KEEPER_LOOK_S):
+                found.append((stamp.mtime_ns, {"path": path, "bytes": stamp.size}))
+        return [file for _, file in sorted(found, key=lambda pair: -pair[0])[:MOST_UNFINISHED]]
 
     def watch(self) -> None:
         """Count saves while a large file is hashed."""

@@ -17,6 +17,7 @@ KEEPER_LOOK_S = 2.0  # between two looks; an entry that is the same in both has 
 KEEPER_SHARE = 0.05  # of one core for all looks, hashing not counted; very many files or a slow disk take long
 STABLE_S = 2.0  # a new checkpoint that has not changed for so long ends the wait of ``save``
 DEATH_CLOCK_S = 0.1  # the recorded time of a rank's death may be so much later than the death itself
+MOST_UNFINISHED = 5  # files that the end of the ranks has cut off, in the record
 SET_BACK_S = 10.0  # a clock that jumps back by less has only been corrected; the user hears nothing
 
 # --- copies on other hosts (replicate.py, copy.py)

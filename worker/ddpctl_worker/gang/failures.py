@@ -5,6 +5,7 @@ fails too when its peer dies, and its launcher may be quicker. So:
 - The hub waits a moment, prefers a failure that does not look like the death of a peer, and then takes the earliest.
 - While only victims have reported, it waits longer for a node without a report, since the culprit may take its time.
 - It also waits for a node with missing heartbeats, until that node is lost.
+- If a rank ended too early with exit code 0, it waits less once no rank of the run lives.
 - If a collective timed out on every node, the node that was the furthest behind is the cause, or the only rank without
   a time-out.
 - A node that falls silent is a failure of its own.
@@ -19,6 +20,7 @@ from ddpctl_worker.gang.cuts import Cuts
 from ddpctl_worker.gang.limits import (
     CULPRIT_S,
     EARLY_S,
+    ENDED_S,
     LATE_S,
     MUTE_S,
     REJOIN_S,
@@ -50,6 +52,7 @@ class NodeView:
         self.steady = 0.0  # since when its messages come without a pause
         self.gone: Optional[float] = None  # since when its connection is closed
         self.output = 0.0  # when it last had output
+        self.living: Optional[int] = None  # ranks that live, as last reported
         self.finished = False  # it has said goodbye, or is lost
         self.has_verdict = False
 
@@ -67,9 +70,10 @@ class FailureJudge:
         self._slept = 0.0  # the longest time in which the hub did not run
         self.verdict: Optional[Outcome] = None
 
-    def heard(self, host: str, now: float, output_age: Optional[float] = None) -> None:
-        """Note a message of a node."""
+    def heard(self, host: str, now: float, output_age: Optional[float] = None, living: Optional[int] = None) -> None:
+        """Note a message of a node. ``living``: its ranks that live, if the message has their number."""
         node = self.nodes[host]
+        node.living = node.living if living is None else living
         if output_age is not None:
             node.output = now - output_age
         elif not node.joined:
@@ -185,7 +189,23 @@ class FailureJudge:
         if plain:
             return min(plain)
         first = min(known.heard for known in self._candidates)
-        return max([first + VICTIMS_S, *(self._worth_waiting(host, first, now) for host in self.nodes)])
+        due = max([first + VICTIMS_S, *(self._worth_waiting(host, first, now) for host in self.nodes)])
+        ended = self._find_last_end()
+        return due if ended is None else min(due, ended + ENDED_S)
+
+    def _find_last_end(self) -> Optional[float]:
+        """Return when the last rank of the run ended, if a rank that ended early is the likeliest cause.
+
+        ``None``: a rank lives, or a node has not reported its failure. It may still report the culprit.
+        """
+        best, first = self._by_blame()[0], self._first_victim()
+        if not best.outcome.early or first is None or best.happened > first + EARLY_S:
+            return None
+        reported = {(known.outcome.cause or {}).get("host") for known in self._candidates}
+        open_nodes = [host for host, node in self.nodes.items() if node.joined and not node.finished]
+        if any(host not in reported or self.nodes[host].living != 0 for host in open_nodes):
+            return None
+        return max(known.happened for known in self._candidates + self._done)
 
     def _worth_waiting(self, host: str, first: float, now: float) -> float:
         """Return until when a report of ``host`` may come that says more than the victims' reports since ``first``."""

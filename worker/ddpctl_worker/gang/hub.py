@@ -88,7 +88,7 @@ class HubGang(Gang):
                 beat_at = now + BEAT_S
                 kind = "ask" if self._judge.undecided else "beat"
                 self._tell_all(dict(self._beat(), k=kind, now=self._clock.wall()))
-            self._judge.heard(self.host, now, self._output_age())
+            self._judge.heard(self.host, now, self._output_age(), self._living)
             self._judge.turned(self.host, self._loop_age(), now)
             for outcome, age in self._reports():
                 self._judge.report(outcome, age, now)
@@ -250,8 +250,13 @@ class HubGang(Gang):
     def _hear(self, line: _Line, message: Dict[str, Any]) -> None:
         host, now = line.wire.peer, self._clock.now()
         assert host is not None
-        age = message.get("out")
-        self._judge.heard(host, now, float(age) if isinstance(age, (int, float)) else None)
+        age, living = message.get("out"), message.get("ranks")
+        self._judge.heard(
+            host,
+            now,
+            float(age) if isinstance(age, (int, float)) else None,
+            living if isinstance(living, int) else None,
+        )
         loop = message.get("loop")
         if isinstance(loop, (int, float)):
             self._judge.turned(host, float(loop), now)

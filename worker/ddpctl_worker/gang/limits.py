@@ -40,6 +40,7 @@ STILL_S = 10.0  # a supervisor's loop that has not turned for this long is stuck
 CULPRIT_S = 1.0  # how long a plausible cause waits for an earlier cause
 VICTIMS_S = 8.0  # how long victims wait for their culprit; a starved node finds it seconds late
 MUTE_S = 10.0  # the same while a living node has reported no failure
+ENDED_S = 4.0  # how long victims of a rank that ended early wait, after the end of the last rank of the run
 EARLY_S = 5.0  # a rank's connections may close this long before its process ends, and its peers fail at once
 SLACK_S = 0.5  # between the finding that a node is lost and the verdict
 

@@ -168,8 +168,13 @@ def exit_record(
     dropped_lines: int = 0,
     ended: Optional[str] = None,
     candidates: Sequence[Dict[str, Any]] = (),
+    unfinished: Sequence[Dict[str, Any]] = (),
 ) -> Dict[str, Any]:
-    """Return the content of exit.json. ``leftover``: processes that outlived the launcher and were ended."""
+    """Return the content of exit.json.
+
+    ``leftover``: processes that outlived the launcher and were ended. ``unfinished``: checkpoint files that the end of
+    the ranks has cut off; without such files the record has no such field.
+    """
     return {
         "schema": SCHEMA,
         "state": outcome.state,
@@ -183,6 +188,7 @@ def exit_record(
         "survivors": survivors or [],
         "attempt": attempt,
         "dropped_lines": dropped_lines,
+        **({"unfinished": list(unfinished)} if unfinished else {}),
     }
 
 

@@ -211,6 +211,7 @@ def _status(paths: RunPaths, run: RunRecord) -> Dict[str, Any]:
         "last_output_age_s": round(max(0.0, now - beating.last_output), 3) if beating and beating.last_output else None,
         "dropped_lines": end.get("dropped_lines", 0),
         "survivors": end.get("survivors", []),
+        "unfinished": end.get("unfinished", []),
         "strangers": _strangers(paths),
         "record": run,
     }

@@ -116,6 +116,7 @@ class Conclusion:
             survivors=self._termination.survivors,
             attempt=self._roster.attempt(),
             dropped_lines=self._writer.dropped,
+            unfinished=self._keeping.unfinished,
         )
 
     def _exit_code(self, outcome: Outcome, status: Optional[int]) -> Optional[int]:

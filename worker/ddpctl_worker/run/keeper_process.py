@@ -88,6 +88,8 @@ class _Looks:
         if self._alone:
             return
         self._last_until = time.monotonic() + LAST_KEEPER_LOOK_S
+        if self._ended is False:
+            self._try(self._tell_unfinished)  # first: after a kill there may be no time to hash
         self._look()
         if self._replication is not None and self._end is not None and self._end.get("linger"):
             with contextlib.suppress(BrokenPipeError):  # the supervisor did not wait for this look
@@ -131,6 +133,10 @@ class _Looks:
         self._try(lambda: _turn(self._keeper, self._order, self._ended, self._replication))
         self._try(self._tell_lag)
         self._pace.looked(self._keeper.cost)
+
+    def _tell_unfinished(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            _say(unfinished=self._keeper.list_unfinished())
 
     def _tell_lag(self) -> None:
         copied = self._replication.copied if self._replication is not None else _no_copies

@@ -50,6 +50,7 @@ class KeeperHandle:
         self.port: Optional[int] = None  # where this host serves its checkpoints to the other hosts
         self.lingers = False  # the keeper continues after the run
         self.ended_at: Optional[str] = None  # when the keeper died, although the run went on
+        self.unfinished: List[Dict[str, Any]] = []  # files that the end of the ranks has cut off
 
     def start(self) -> None:
         """Start the keeper, right before the ranks. Without a keeper a run has no manifests, and continues."""
@@ -80,6 +81,7 @@ class KeeperHandle:
         for message in self._reader.receive(0.0):
             self.port = message.get("port", self.port)
             self.lingers = bool(message.get("lingers", self.lingers))
+            self.unfinished = list(message.get("unfinished", self.unfinished))
 
     def connect_replicas(self, servers: Servers) -> None:
         """Send where the other hosts serve their checkpoints. If the pipe is full, a later call sends the rest."""
@@ -148,6 +150,7 @@ class KeeperHandle:
     def ended(self, pid: int) -> bool:
         """Forget the keeper if ``pid``, which was just reaped, is its pid; return whether the run goes on without."""
         if self._process is not None and self._process.pid == pid:
+            self.listen()  # its last messages
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe is not None
                 pipe.close()
