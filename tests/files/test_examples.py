@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -58,14 +57,3 @@ def test_local_runs_what_is_in_the_box() -> None:
     facts = inspect_script(job)
     assert facts is not None
     assert facts.initialises
-
-
-RECIPES = re.findall(r"^```yaml\n(.*?)^```", (FOLDER.parent / "docs" / "recipes.md").read_text(), re.M | re.S)
-
-
-@pytest.mark.parametrize("text", RECIPES)
-def test_an_inventory_of_a_recipe_loads(text: str, tmp_path: Path) -> None:
-    """The end-to-end tests run the recipes; this also covers the recipes that need GPUs."""
-    path = tmp_path / "inventory.yaml"
-    path.write_text(text)
-    assert load_inventory(path).job().name == "train"
