@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from tests.conftest import MakeLab
 from tests.e2e.site import Site, assert_nothing_runs, until, wait_for_ranks
-from tests.lab import Host, Lab
+from tests.lab import Host, Lab, SystemdHost
+from tests.lab.command import Ddpctl
 
 TOKEN, OF_THE_SHELL, KEY = "canary-of-the-env-file", "canary-of-the-shell", "ca" * 32
 WORDS = [word.encode() for word in (TOKEN, OF_THE_SHELL, KEY)]
@@ -27,8 +32,52 @@ while True:
 """
 
 
+# Run by another account: every file and link of every process that it can read, and the kernel's lists of names.
+LOOK = """\
+import json, os, sys
+words = [word.encode() for word in json.load(sys.stdin)]
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+paths = ["/proc/net/unix", "/proc/locks", "/proc/keys", "/proc/mounts"]
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    for folder in ("/proc/" + pid, "/proc/" + pid + "/fd", "/proc/" + pid + "/map_files"):
+        try:
+            paths += [os.path.join(folder, name) for name in os.listdir(folder)]
+        except OSError:
+            pass
+for path in paths:
+    try:
+        if os.path.islink(path):
+            content = os.fsencode(os.readlink(path))
+        else:
+            with open(path, "rb") as file:
+                content = file.read(1 << 22)
+    except OSError:
+        continue
+    print(json.dumps([path, any(word in content for word in words)]))
+"""
+
+
 def test_no_place_has_a_secret(site: Site, lab: Lab, tmp_path: Path) -> None:
     """The count of places is in docs/threat-model.md."""
+    assert_no_place_has_a_secret(site, lab, tmp_path)
+
+
+@pytest.mark.full(covered_by="tests/e2e/test_canary.py::test_no_place_has_a_secret")
+def test_no_place_of_hosts_with_systemd_has_a_secret(
+    make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_in: str
+) -> None:
+    """Also not the journal, where each run writes its start and its end."""
+    lab = make_lab(2, systemd=True)
+    for host in lab:
+        host.add_user("alice")
+    site = Site(lab, ddpctl, tmp_path / "site", stand_in)
+    site.keys["defaults"]["user"] = "alice"
+    assert_no_place_has_a_secret(site, lab, tmp_path)
+    for host in lab:
+        assert "of job canary starts" in host.run(["journalctl", "-t", "ddpctl", "-o", "cat"]).stdout
+
+
+def assert_no_place_has_a_secret(site: Site, lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "known").mkdir()
     (tmp_path / "known" / "sitecustomize.py").write_text(KNOWN_KEY)
     shell = {"PYTHONPATH": str(tmp_path / "known"), "AWS_SECRET_ACCESS_KEY": OF_THE_SHELL}
@@ -68,6 +117,10 @@ def search(site: Site, lab: Lab) -> Iterator[tuple[str, bool]]:
             if "DDPCTL_RUN" not in process.environ:  # launcher and ranks have the secrets
                 environ = os.fsencode("\0".join(process.environ.values()))
                 yield f"environ of {process.argv[:3]}", any(word in environ for word in WORDS)
+        yield from look_as_another_account(host)
+        if isinstance(host, SystemdHost):
+            for line in host.run(["journalctl", "--output", "json", "--all"]).stdout.splitlines():
+                yield f"journal: {line[:200]}", any(word.decode() in line for word in WORDS)
     for folder in (site.home, site.code, site.folder / "results"):
         yield from search_files(folder)
     page = site.folder / "page.html"
@@ -79,6 +132,14 @@ def search(site: Site, lab: Lab) -> Iterator[tuple[str, bool]]:
         except OSError:
             continue
         yield f"argv of {words[:60]!r} here", any(word in words for word in WORDS)
+
+
+def look_as_another_account(host: Host) -> Iterator[tuple[str, bool]]:
+    words = json.dumps([word.decode() for word in WORDS])
+    lines = host.run(["/usr/bin/python3", "-I", "-c", LOOK], stdin=words).stdout.splitlines()
+    assert any("/cmdline" in line for line in lines), "else the account saw nothing"
+    for path, found in map(json.loads, lines):
+        yield f"{path}, as another account", found
 
 
 def search_files(folder: Path) -> Iterator[tuple[str, bool]]:

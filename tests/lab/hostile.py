@@ -88,12 +88,6 @@ def wrong_host(frame: dict[str, Any], raw: bytes) -> None:
     send(json.loads(json.dumps(frame).replace("node1", "node0")), raw)
 
 
-def spew(frame: dict[str, Any], raw: bytes) -> None:
-    """Repeat the frame without end."""
-    while True:
-        send(frame, raw)
-
-
 def send(frame: dict[str, Any], raw: bytes) -> None:
     write(json.dumps({**frame, **({"raw": len(raw)} if raw else {})}).encode() + b"\n" + raw)
 
@@ -124,7 +118,6 @@ WORKER: dict[str, Callable[[dict[str, Any], bytes], None]] = {
     "stall": stall,
     "trickle": trickle,
     "flood": flood,
-    "spew": spew,
     "wrong host": wrong_host,
 }
 PLAIN: dict[str, Callable[[str], None]] = {
@@ -133,7 +126,6 @@ PLAIN: dict[str, Callable[[str], None]] = {
     "stall": lambda command: wait_until_gone(),
     "trickle": print_slowly,
     "flood": lambda command: flood({}, b""),
-    "spew": lambda command: flood({}, b""),
     "wrong host": obey,
 }
 
