@@ -86,7 +86,7 @@ STATUS: dict[str, Any] = {
     "schema": "int", "job": "str", "run": "str", "cluster": "str", "project": "str", "state": "str", "started": "str",
     "ended": "str", "untracked": [], "world_size": "int", "nodes": [NODE], "cause": "null",
     "candidates": [], "metrics": {"step": "int", "loss": "float"}, "metrics_are_printed": "bool", "slow": [],
-    "diagnosis": "null", "strangers": [], "without_keeper": [],
+    "diagnosis": "null", "strangers": [], "without_keeper": [], "unfinished": [],
     "checkpoints": "null", "attempt": "int", "continues": "null",
     "attempts": [
         {"attempt": "int", "hosts": ["str"], "started": "str", "ended": "str", "cause": "null", "set_aside": []}
