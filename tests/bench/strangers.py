@@ -1,7 +1,6 @@
 """A live run under a flood by a stranger: idle and new connections to all ports of ddpctl, from one or 200 addresses.
 
-STRANGERS_S is the length of each flood in seconds. PyTorch's own ports are left out: gloo ends the attempt when a
-stranger connects.
+STRANGERS_S is the length of each flood in seconds. PyTorch's own ports are left out: their flood can end the attempt.
 """
 
 from __future__ import annotations
