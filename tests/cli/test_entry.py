@@ -39,8 +39,9 @@ def ddpctl(*args: str, shell: str = "", **environ: str) -> subprocess.CompletedP
 
 
 def without_notice(stderr: str) -> str:
-    """The lines without the notice that the inventory runs jobs on this machine."""
-    return "".join(line for line in stderr.splitlines(keepends=True) if "the first use of this inventory" not in line)
+    """The lines without the notice that the inventory runs jobs on this machine, and that `ps` found no runs."""
+    notices = ("the first use of this inventory", "no runs on 1 host; ")
+    return "".join(line for line in stderr.splitlines(keepends=True) if not any(notice in line for notice in notices))
 
 
 @pytest.mark.slow  # a worker on this machine
@@ -169,8 +170,8 @@ def test_streams_may_be_closed(closed: str, inventory: Path) -> None:
 
 @pytest.mark.slow  # a process
 def test_output_that_cannot_be_written_is_said_once(inventory: Path) -> None:
-    for extra in ([], ["--json"]):
-        done = ddpctl("ps", str(inventory), *extra, shell="> /dev/full", PWD=str(inventory.parent))
+    for args in (["ps", str(inventory), "--json"], ["schema"]):
+        done = ddpctl(*args, shell="> /dev/full", PWD=str(inventory.parent))
         assert done.returncode == 1
         line, hint = without_notice(done.stderr).splitlines()
         assert line.startswith("error: could not write ")
@@ -324,4 +325,4 @@ def test_an_option_of_the_script_is_sent_behind_the_dashes(run_command: InProces
 def test_a_line_of_shell_text_as_a_program_gets_the_shell_in_the_hint(run_command: InProcess, inventory: Path) -> None:
     done = run_command("exec", "-i", str(inventory), "--", "du -sh ~", cwd=inventory.parent)
     assert done.rc == 1
-    assert "hint: for a line of shell text: ddpctl exec -- sh -c 'du -sh ~'" in done.stderr
+    assert f"hint: for a line of shell text: ddpctl -i {inventory} exec -- sh -c 'du -sh ~'" in done.stderr
