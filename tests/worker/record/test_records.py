@@ -19,7 +19,7 @@ from ddpctl_worker.record import limits, record
 from ddpctl_worker.wire.channel import WorkerError
 from tests.worker.deadlines import shorten
 from tests.worker.node import WORKER, Node, eventually
-from tests.worker.programs import SLEEP
+from tests.worker.programs import SLEEP, here
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ def test_runs_are_listed_newest_first_and_only_of_this_host(node: Node, make_nod
 def test_a_hanging_supervisor_is_stale_and_can_be_stopped(node: Node) -> None:
     shorten(node, "record/limits.py", STALE_S=4.0)
     run = node.start(SLEEP)
-    eventually(lambda: len(node.lines(run)) == 2, "the ranks are there")
+    here(node, run)
     pid = node.pid(run, "supervisor")
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -170,7 +170,7 @@ def test_a_hanging_supervisor_is_stale_and_can_be_stopped(node: Node) -> None:
 
 def test_a_run_with_a_spoilt_state_can_be_stopped(node: Node) -> None:
     run = node.start(SLEEP)
-    eventually(lambda: len(node.lines(run)) == 2, "the ranks are there")
+    here(node, run)
     (node.folder(run) / "state.json").write_text("{")
     answer = node.call("stop", run=run, grace=5)
     assert (answer["status"]["state"], answer["survivors"]) == ("killed", [])

@@ -57,7 +57,8 @@ def test_a_success(node: Node, tally: Path) -> None:
 
 
 def test_a_failure_is_in_the_logs_that_fetch_brings(node: Node, tally: Path) -> None:
-    run = start(node, tally, "raise ValueError('no data')")
+    fail = "import os, time; time.sleep(300 * int(os.environ['RANK'])); raise ValueError('no data')"
+    run = start(node, tally, fail)  # a single rank fails: the launcher may end another rank while that rank exits
     found = said(tally)
     assert (found["state"], found["cause"]["reason"]) == ("failed", "exited")
     assert "ValueError: no data" in found["text"]
