@@ -25,6 +25,7 @@ from ddpctl.render.top import (
     summary,
 )
 from ddpctl.spec.outcome import NodeStatus, RankOnHost, Straggler, StuckRun
+from ddpctl.spec.restart import Settings
 from ddpctl.spec.slots import Claim, ClaimOrigin
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.top import GpuPulse, Holder, HostView, Overview, Pulse, RankPulse
@@ -140,6 +141,19 @@ def test_runs_of_other_accounts_are_rows_with_what_their_claims_show() -> None:
     assert len({row.key for row in rows}) == 3
     assert [row[-1] for row in plain(host_rows(full))] == ["alice: run bert"] * 2
     assert summary(full).plain == "2 hosts  1 live run, 2 of other accounts"
+
+
+def test_a_run_shows_the_arguments_in_which_it_differs() -> None:
+    def started(name: str, rate: str) -> RunStatus:
+        one = replace(run("running"), run=name)
+        keys = {"script": "train.py", "args": ["--epochs", "3", "--lr", rate]}
+        return replace(one, record=replace(one.record, settings=Settings("train", keys, ("node0",), 1)))
+
+    low, high = started("r1", "0.1"), started("r2", "0.3")
+    both = seen(runs=[low, high])
+    assert [row[-1] for row in plain(run_rows(both))] == ["--lr 0.1", "--lr 0.3"]
+    assert run_head(both, high).plain.endswith("\n--lr 0.3")
+    assert plain(run_rows(seen(runs=[low])))[0][-1] == ""
 
 
 def test_a_run_while_its_nodes_join() -> None:

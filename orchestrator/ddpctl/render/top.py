@@ -22,11 +22,12 @@ from ddpctl.render.status import (
     state_text,
     stuck_line,
 )
+from ddpctl.spec.fold import one_line
 from ddpctl.spec.metrics import COUNTERS, SAMPLES
 from ddpctl.spec.outcome import NodeStatus
 from ddpctl.spec.ranges import fold_names
 from ddpctl.spec.slots import Claim, OtherRun, place_of_run, slots_of_run
-from ddpctl.spec.status import RunStatus
+from ddpctl.spec.status import RunStatus, differing_arguments
 from ddpctl.spec.top import GpuPulse, Holder, HostView, Overview, Pulse, RankPulse
 from ddpctl.spec.values import plural
 from ddpctl_worker.wire import contract
@@ -164,8 +165,14 @@ def _run_row(seen: Overview, run: RunStatus) -> TopRow:
         _rate(values.get(SAMPLES)),
         age_text(run.verdict.started),
         run.run,
-        Text("; ".join(notes(run)), "yellow"),
+        Text("; ".join([*notes(run), *_arguments(seen, run)]), "yellow"),
     )
+
+
+def _arguments(seen: Overview, run: RunStatus) -> list[str]:
+    """Return the arguments in which the run differs from other runs of its program, as a list of at most one item."""
+    own = differing_arguments(seen.runs).get(run.run)
+    return [clean(one_line(own))] if own else []
 
 
 def _other_row(other: OtherRun) -> TopRow:
@@ -214,7 +221,7 @@ def run_head(seen: Overview, run: RunStatus) -> Text:
         head.append(f"  {join_rows(run)} nodes have joined")
     if run.verdict.started:
         head.append("\n" + "  ".join((f"started {age_text(run.verdict.started)}", *_measured(seen, run))))
-    for line in notes(run):
+    for line in [*_arguments(seen, run), *notes(run)]:
         head.append(f"\n{clean(' '.join(line.split()))}", "yellow")
     return head
 
