@@ -1,12 +1,14 @@
-"""Ctrl-C while `up` follows a run: the words say whether the run is still in line for its slots."""
+"""Ctrl-C while `up` or `attach` follows a run: the words say whether the run is still in line for its slots."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from ddpctl.cli import up
+from ddpctl.cli import output, session, up
 from ddpctl.cli.interrupts import Interrupts
 from ddpctl.cli.up import OnInterrupt, follow_up
 from ddpctl.errors import Interrupted, Unreachable
@@ -24,6 +26,12 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
+def fleet_that_says(now: str, tail: Callable[[Asked], Unreachable]) -> DryFleet:
+    names = {"run": RUN, "job": "train", "cluster": "lab", "host": "a", "node_rank": 0}
+    status = {**names, "state": now, "record": {"project": "exp", "hosts": ["a"]}}
+    return DryFleet([DryTransport("a", {"tail": tail, "status": {"runs": [status]}})])
+
+
 def follow_and_press(now: str, on_interrupt: OnInterrupt) -> int:
     """Follow a run that began in line, press Ctrl-C at once, and find the state ``now`` on its host."""
     interrupts = Interrupts()
@@ -32,11 +40,8 @@ def follow_and_press(now: str, on_interrupt: OnInterrupt) -> int:
         interrupts.pressed = True
         return Unreachable("no answer", host=asked.host)  # the output does not end before the key counts
 
-    names = {"run": RUN, "job": "train", "cluster": "lab", "host": "a", "node_rank": 0}
-    status = {**names, "state": now, "record": {"project": "exp", "hosts": ["a"]}}
-    fleet = DryFleet([DryTransport("a", {"tail": tail, "status": {"runs": [status]}})])
     run = RunStatus("train", RUN, "lab", (NodeStatus("a", 0, "queued"),))
-    return follow_up(run, fleet, interrupts, on_interrupt, as_json=False)
+    return follow_up(run, fleet_that_says(now, tail), interrupts, on_interrupt, as_json=False)
 
 
 @pytest.mark.parametrize(
@@ -68,3 +73,16 @@ def test_at_a_terminal_the_question_and_the_answer_name_the_state(
     assert follow_and_press(now, OnInterrupt.ASK) == 0
     assert asked == [f"\n{message.replace('train', 'the job')}:"]
     assert " ".join(capsys.readouterr().err.split()).endswith(f"{message}; {hint}")
+
+
+def test_attach_names_the_commands_for_a_run_in_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*following: object) -> None:
+        raise Interrupted("interrupted")
+
+    fleet = fleet_that_says("queued", lambda asked: Unreachable("no answer", host=asked.host))
+    monkeypatch.setattr(session, "load", lambda *file, **how: None)
+    monkeypatch.setattr(session, "fleet_of", lambda inventory: nullcontext(fleet))
+    monkeypatch.setattr(output, "follow_run", interrupt)
+    with pytest.raises(Interrupted) as ended:
+        output.attach(RUN, None)
+    assert (ended.value.message, ended.value.hint) == (f"detached; {RUN} was not changed", IN_LINE)

@@ -28,6 +28,7 @@ from ddpctl.stages.fetch import KeptFiles, fetch_run, missing_outputs
 from ddpctl.stages.fetch import watch as watch_outputs
 from ddpctl.stages.follow import Selection
 from ddpctl.stages.joining import wait_for_ranks
+from ddpctl.stages.status import is_in_line
 from ddpctl.stages.untracked import with_untracked
 from ddpctl.transport.base import Fleet
 
@@ -174,6 +175,7 @@ def attach(
     """
     inventory = session.load(None, option, job=job, recorded=True)
     with Interrupts(), session.fleet_of(inventory) as fleet:
+        run: RunStatus | None = None
         try:
             run = session.find_run(fleet, job, inventory)
             job = job or run.run
@@ -182,7 +184,8 @@ def attach(
         except (KeyboardInterrupt, Interrupted):
             if job is None:
                 raise
-            raise Interrupted(f"detached; {job} was not changed", hint=how_to_go_on(job)) from None
+            queued = run is not None and is_in_line(fleet, run)
+            raise Interrupted(f"detached; {job} was not changed", hint=how_to_go_on(job, queued=queued)) from None
     return conclude(end)
 
 
