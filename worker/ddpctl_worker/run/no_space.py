@@ -1,4 +1,4 @@
-"""Tells a full disk from the other resources whose end is "No space left on device", and reads their limits."""
+"""Tells a full disk from other exhausted resources that also report "No space left on device"; reads their limits."""
 
 from __future__ import annotations
 
