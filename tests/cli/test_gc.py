@@ -69,3 +69,10 @@ def test_at_a_terminal_it_asks(ddpctl: Ddpctl, old: Path, inventory: Path) -> No
 def test_at_a_terminal_it_can_be_told_not_to(ddpctl: Ddpctl, old: Path, inventory: Path, word: str) -> None:
     assert ddpctl.start("gc", word, inventory=inventory, terminal=True).wait().rc == 0
     assert not old.exists()
+
+
+def test_where_there_is_nothing_to_remove_it_says_so_and_does_not_ask(ddpctl: Ddpctl, inventory: Path) -> None:
+    done = ddpctl.start("gc", inventory=inventory, terminal=True).wait()
+    assert done.rc == 0
+    assert "nothing to remove on 1 host" in done.stdout
+    assert "remove these" not in done.stdout

@@ -210,7 +210,7 @@ def gc(
     with session.working_fleet(where) as (fleet, tell):
         ask = can_ask() and not (yes or dry_run or as_json)
         outcome = collect_garbage(where, where.hosts, fleet, tell, delete=not (dry_run or ask), days=days)
-        if ask and outcome.bytes:
+        if ask and any(outcome.hosts.values()):
             session.print_view(gc_view(outcome))
             if confirm(f"remove these, {size(outcome.bytes)} in all?"):
                 outcome = collect_garbage(where, where.hosts, fleet, tell, delete=True, days=days)

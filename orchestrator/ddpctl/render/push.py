@@ -15,15 +15,18 @@ MOST_ROWS = 200
 
 def gc_view(outcome: GcOutcome) -> RenderableType:
     """Return a row for each item, biggest first on each host, and the sum."""
+    hosts = plural(len(outcome.hosts), "host")
+    if not any(outcome.hosts.values()):
+        return Text(f"nothing to remove on {hosts}")
     table = columns("HOST", "KIND", "NAME", "SIZE", "AGE")
     rows = [(host, item) for host, items in outcome.hosts.items() for item in sorted(items, key=lambda i: -i.bytes)]
     for host, item in rows[:MOST_ROWS]:
         table.add_row(Text(host), item.kind, Text(item.name), size(item.bytes), age(item.age_s))
     word = "would free" if outcome.dry_run else "freed"
-    total = Text(f"{word} {size(outcome.bytes)} on {plural(len(outcome.hosts), 'host')}")
+    total = Text(f"{word} {size(outcome.bytes)} on {hosts}")
     if len(rows) > MOST_ROWS:
         total.append(f" ({len(rows) - MOST_ROWS} more things not shown; --json has all)")
-    return Group(Whole(table), total) if rows else total
+    return Group(Whole(table), total)
 
 
 def age(seconds: float) -> str:

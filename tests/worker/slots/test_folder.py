@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from pathlib import Path
 
@@ -70,6 +71,7 @@ def test_garbage_in_a_claim_is_no_error(folder: SlotsFolder) -> None:
     os.close(fd)
 
 
+@pytest.mark.parametrize("name", ["slots", "two words"])
 @pytest.mark.parametrize(
     ("how", "cause", "fix"),
     [
@@ -79,8 +81,10 @@ def test_garbage_in_a_claim_is_no_error(folder: SlotsFolder) -> None:
         ("no sticky bit", "has no sticky bit: every account may remove the claims of others", "sudo chmod 1777 {}"),
     ],
 )
-def test_an_unsafe_folder_is_refused_with_its_cause_and_the_fix(how: str, cause: str, fix: str, tmp_path: Path) -> None:
-    path, elsewhere = tmp_path / "slots", tmp_path / "elsewhere"
+def test_an_unsafe_folder_is_refused_with_its_cause_and_the_fix(
+    how: str, cause: str, fix: str, name: str, tmp_path: Path
+) -> None:
+    path, elsewhere = tmp_path / name, tmp_path / "elsewhere"
     if how != "dangling link":
         elsewhere.mkdir(mode=0o1777)
     if "link" in how:
@@ -96,7 +100,7 @@ def test_an_unsafe_folder_is_refused_with_its_cause_and_the_fix(how: str, cause:
         assert (refused.value.kind, refused.value.message, refused.value.hint) == (
             UNSAFE_PATH,
             f"{path} {cause}",
-            fix.format(path),
+            fix.format(shlex.quote(str(path))),
         )
     assert not elsewhere.exists() or list(elsewhere.iterdir()) == []
 

@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import time
+from shlex import quote
 from typing import Any, ContextManager, Dict, Iterator, Mapping, Optional
 
 from ddpctl_worker.machine.limits import LOCK_PAUSE_S
@@ -57,7 +58,7 @@ def check_own(path: str) -> None:
     if found.st_uid != os.geteuid():
         raise WorkerError(UNSAFE_PATH, "%s belongs to uid %d" % (path, found.st_uid), "choose another base_dir")
     if found.st_mode & 0o022:
-        raise WorkerError(UNSAFE_PATH, "%s is writable by others" % path, "chmod go-w %s" % path)
+        raise WorkerError(UNSAFE_PATH, "%s is writable by others" % path, "chmod go-w %s" % quote(path))
 
 
 def read_text(path: str, limit: int = 1 << 20) -> str:

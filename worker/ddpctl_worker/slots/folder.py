@@ -13,6 +13,7 @@ import json
 import os
 import stat
 import time
+from shlex import quote
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ddpctl_worker.machine.fs import read_text
@@ -66,7 +67,7 @@ def read_settings(path: str = CONFIGURATION) -> SlotSettings:
     with contextlib.suppress(FileNotFoundError):
         about = os.stat(path)
         if about.st_uid != 0 or about.st_mode & 0o022:
-            hint = "sudo chown root %s; sudo chmod 644 %s" % (path, path)
+            hint = "sudo chown root {0}; sudo chmod 644 {0}".format(quote(path))
             raise WorkerError(UNSAFE_PATH, "%s is not root's alone" % path, hint)
         for number, line in enumerate(read_text(path, CONFIGURATION_BYTES).splitlines(), 1):
             text = line.partition("#")[0].strip()
@@ -118,16 +119,16 @@ class SlotsFolder:
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 kind = "a symbolic link" if os.path.islink(path) else "not a folder"
-                raise WorkerError(UNSAFE_PATH, "%s is %s" % (path, kind), "sudo rm %s" % path) from None
+                raise WorkerError(UNSAFE_PATH, "%s is %s" % (path, kind), "sudo rm %s" % quote(path)) from None
             raise UnusableFolder("%s: %s" % (path, error.strerror)) from None
         mode = os.fstat(self._fd).st_mode
         if not mode & stat.S_ISVTX:
             self.close()
             text = "%s has no sticky bit: every account may remove the claims of others" % path
-            raise WorkerError(UNSAFE_PATH, text, "sudo chmod 1777 %s" % path)
+            raise WorkerError(UNSAFE_PATH, text, "sudo chmod 1777 %s" % quote(path))
         if not os.access(path, os.W_OK | os.X_OK):
             self.close()
-            raise UnusableFolder("%s is not writable for this account; sudo chmod 1777 %s" % (path, path))
+            raise UnusableFolder("%s is not writable for this account; sudo chmod 1777 %s" % (path, quote(path)))
 
     def close(self) -> None:
         os.close(self._fd)
@@ -147,7 +148,7 @@ class SlotsFolder:
             while not self._lock(fd):
                 if time.monotonic() > until:
                     path = os.path.join(self.path, _DECISION)
-                    hint = "find it: sudo fuser -v %s" % path
+                    hint = "find it: sudo fuser -v %s" % quote(path)
                     raise WorkerError(BUSY, "another process keeps the lock %s" % path, hint)
                 time.sleep(DECISION_PAUSE_S)
             yield
@@ -238,11 +239,11 @@ class SlotsFolder:
                 if error.errno != errno.ELOOP:
                     raise
                 path = os.path.join(self.path, name)
-                raise WorkerError(UNSAFE_PATH, "%s is a symbolic link" % path, "sudo rm %s" % path) from None
+                raise WorkerError(UNSAFE_PATH, "%s is a symbolic link" % path, "sudo rm %s" % quote(path)) from None
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             path = os.path.join(self.path, name)
-            raise WorkerError(UNSAFE_PATH, "%s is no file" % path, "sudo rm -r %s" % path)
+            raise WorkerError(UNSAFE_PATH, "%s is no file" % path, "sudo rm -r %s" % quote(path))
         return fd
 
     @staticmethod
