@@ -15,11 +15,11 @@ MOST_ROWS = 200
 
 def gc_view(outcome: GcOutcome) -> RenderableType:
     """Return a row for each item, biggest first on each host, and the sum."""
+    rows = [(host, item) for host, items in outcome.hosts.items() for item in sorted(items, key=lambda i: -i.bytes)]
     hosts = plural(len(outcome.hosts), "host")
-    if not any(outcome.hosts.values()):
+    if not rows:
         return Text(f"nothing to remove on {hosts}")
     table = columns("HOST", "KIND", "NAME", "SIZE", "AGE")
-    rows = [(host, item) for host, items in outcome.hosts.items() for item in sorted(items, key=lambda i: -i.bytes)]
     for host, item in rows[:MOST_ROWS]:
         table.add_row(Text(host), item.kind, Text(item.name), size(item.bytes), age(item.age_s))
     word = "would free" if outcome.dry_run else "freed"
