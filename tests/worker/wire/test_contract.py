@@ -1,4 +1,4 @@
-"""The words of the worker's contract are in contract.py and nowhere else; base_dir means the same to boot and verbs."""
+"""The words of the worker's contract are in contract.py and nowhere else."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl_worker.machine import fs
 from ddpctl_worker.wire import contract
-from ddpctl_worker.wire.channel import WorkerError
 from tests.worker.node import WORKER
 
 PACKAGE = Path(WORKER, "ddpctl_worker")
@@ -38,12 +36,3 @@ def test_no_kind_of_error_is_spelt_out() -> None:
     assert len(files) > 100
     found = {path: sorted(literals(path, "WorkerError")) for path in files}
     assert {str(path.relative_to(PACKAGE)): words for path, words in found.items() if words} == {}
-
-
-def test_a_base_dir_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
-    """boot.py refuses it before any verb runs; a verb that is asked in another way says the same."""
-    (tmp_path / "disk").mkdir(mode=0o700)
-    (tmp_path / "base").symlink_to(tmp_path / "disk")
-    with pytest.raises(WorkerError, match="symbolic link") as caught:
-        fs.own_folder(str(tmp_path / "base"), "store")
-    assert caught.value.kind == contract.UNSAFE_PATH
