@@ -111,7 +111,14 @@ class Site:
     def wait_for_copy(self, host: Host, job: str, writer: Host, name: str) -> None:
         """Wait until this host has a copy of another host's checkpoint, with the manifest."""
         path = f"{self.checkpoints(job)}/{writer.name}/.ddpctl/{name}.json"
-        until(lambda: host.exists(path), 240, f"{host.name} has no copy of {name}", pause=0.2)
+
+        def trouble() -> str:
+            status = self.status(job)
+            log = f"/root/.local/state/ddpctl/runs/{status['run']}/{{}}/supervisor.log"
+            logs = (one.run(["cat", log.format(one.name)], check=False).stdout for one in (writer, host))
+            return "\n".join((f"{host.name} has no copy of {name}", json.dumps(status), *logs))
+
+        until(lambda: host.exists(path), 150, trouble, pause=0.2)  # over before the test's own time is
 
     def wait_for_state(self, job: str, *states: str, timeout: float = 120) -> dict[str, Any]:
         """Return the status once the run is in any of these terminal states.
