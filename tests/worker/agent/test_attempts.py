@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +17,7 @@ from ddpctl.spec.origin import Origin
 from ddpctl.spec.plan import Facts, NodeFacts, Plan, RunIdentity
 from ddpctl.spec.planning import make_plan
 from ddpctl.spec.script import Start
-from ddpctl_worker.agent.part import attempt_argv, attempt_record
+from ddpctl_worker.agent.part import LocalPart, attempt_argv, attempt_record
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.runrecord import RunRecord
 from ddpctl_worker.run.launcher import environment
@@ -113,3 +115,20 @@ def test_a_rank_finds_the_hosts_of_its_attempt(own: dict[str, str], told: str, t
     request = {"run": run, "env": {"DDPCTL_HOSTS": "n0:1,n1:1"}}
     env = environment(request, {"DDPCTL_HOSTS": "login's"}, RunPaths(str(tmp_path / "n1")), "", "cookie")
     assert env["DDPCTL_HOSTS"] == told
+
+
+def test_a_part_whose_records_cannot_be_read_is_not_taken_for_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent tries the stop again. Only a part that never began needs no stop."""
+    part = LocalPart(str(tmp_path), 1)
+    part.stop(0.0, "ddpctl")
+
+    def away(*_: object, **__: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", away)
+        patch.setattr(os, "open", away)
+        with pytest.raises(OSError, match="Stale"):
+            part.stop(0.0, "ddpctl")

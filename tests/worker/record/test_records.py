@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddpctl_worker.machine import fs
 from ddpctl_worker.record import limits, record
+from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.wire.channel import WorkerError
 from tests.worker.deadlines import shorten
 from tests.worker.node import WORKER, Node, eventually
@@ -121,6 +125,56 @@ def test_a_record_that_changes_on_a_full_disk(tmp_path: Path, monkeypatch: pytes
     assert fs.read_json(path) == {"n": 4}
     assert os.stat(reserve).st_size == limits.RESERVE_BYTES
     assert sorted(os.listdir(tmp_path)) == ["agreed.json", "agreed.reserve"]
+
+
+@pytest.mark.parametrize("fault", [errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_folder_that_cannot_be_read_was_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: int
+) -> None:
+    """The end is recorded once the disk is back. Only a folder that is really gone needs no record."""
+    paths, end = RunPaths(str(tmp_path / "run")), {"state": "failed"}
+    os.mkdir(paths.node)
+    writer = record.ExitWriter(paths)
+    writer.gone = 0.0
+    with monkeypatch.context() as patch:
+        for name in ("stat", "open"):
+            patch.setattr(os, name, _failing(getattr(os, name), paths.node, fault))
+        assert not writer.wrote(lambda: end)
+        assert not writer.wrote(lambda: end)
+    assert writer.wrote(lambda: end)
+    assert fs.read_json(paths.exit) == end
+    shutil.rmtree(paths.node)
+    assert writer.wrote(lambda: end)
+    assert not os.path.exists(paths.node)
+
+
+def test_a_folder_must_be_away_without_a_break_to_count_as_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that answers with an error says nothing about the folder, so the time begins again."""
+    paths = RunPaths(str(tmp_path / "run"))
+    writer = record.ExitWriter(paths)
+    writer.gone = 0.5
+    assert not writer.wrote(dict)
+    time.sleep(0.6)
+    with monkeypatch.context() as patch:
+        for name in ("stat", "open"):
+            patch.setattr(os, name, _failing(getattr(os, name), paths.node, errno.ESTALE))
+        assert not writer.wrote(dict)
+    assert not writer.wrote(dict)
+    time.sleep(0.6)
+    assert writer.wrote(dict)
+
+
+def _failing(call: Callable[..., Any], folder: str, fault: int) -> Callable[..., Any]:
+    """``call`` fails for every path in ``folder``."""
+
+    def fail(path: Any, *args: Any, **options: Any) -> Any:
+        if str(path).startswith(folder):
+            raise OSError(fault, os.strerror(fault))
+        return call(path, *args, **options)
+
+    return fail
 
 
 def test_status_fields(node: Node) -> None:

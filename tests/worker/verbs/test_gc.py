@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import fcntl
 import hashlib
 import json
@@ -19,6 +20,7 @@ import pytest
 
 from ddpctl.environment.lock import Lock
 from ddpctl_worker.store.install import MARKER
+from ddpctl_worker.verbs.gc import Finder
 from tests.environment.support import make_wheel
 from tests.worker.store.test_install import HERE, WORKER, Node, call, sha
 
@@ -285,6 +287,31 @@ def test_hosts_that_share_a_base_dir_take_turns(node: Node) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         threading.Timer(0.5, fcntl.flock, (file, fcntl.LOCK_UN)).start()
         assert call(node.base, "gc")["ok"]
+
+
+def test_files_that_cannot_be_read_just_now_stay(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the disk proves neither that an environment is half made nor that a host has no part of a run."""
+    folder = add_run(node, "shared", over=True)
+    other = add_run(node, "shared", over=False, host="other")
+    version = node.base / "data" / "exp" / ".set" / "0123"
+    version.mkdir(parents=True)
+    version.with_suffix(".json").write_text("[]")
+    age(node.base)
+    alpha = environment(node, "alpha")
+    unreadable = {str(other), str(alpha / MARKER), f"{version}.json"}
+    os.utime(alpha / MARKER)
+    os.utime(f"{version}.json")
+    for name in ("stat", "lstat"):
+        look = getattr(os, name)
+
+        def fail(path: Any, *args: Any, look: Any = look, **options: Any) -> Any:
+            if str(path) in unreadable:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return look(path, *args, **options)
+
+        monkeypatch.setattr(os, name, fail)
+    going = {item.path for item in Finder(str(node.base), "n", 7 * DAY).items()}
+    assert not going & {str(folder.parent), str(alpha), str(version)}
 
 
 def test_a_symlink_is_removed_never_followed(node: Node, tmp_path: Path) -> None:

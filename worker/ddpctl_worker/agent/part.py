@@ -153,8 +153,8 @@ class LocalPart:
         self._close()
 
     def stop(self, grace: Optional[float], by: str) -> None:
-        """End the part, and prove that nothing is left."""
-        if os.path.exists(self.paths.run):
+        """End the part, and prove that nothing is left. Raises OSError: its records cannot be read now."""
+        if not fs.is_gone(self.paths.run):
             stop_here(self.paths, grace, by)
         self.look()
 

@@ -84,6 +84,15 @@ def discard(path: str) -> None:
         os.unlink(path)
 
 
+def is_gone(path: str) -> bool:
+    """Return whether there is no such file or folder. Any other error of the disk is no proof: it may pass."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return isinstance(error, (FileNotFoundError, NotADirectoryError))
+    return False
+
+
 def is_folder(path: str) -> bool:
     """Return whether ``path`` is a folder and no symlink."""
     return os.path.isdir(path) and not os.path.islink(path)

@@ -206,7 +206,7 @@ def write(paths: RunPaths, outcome: Outcome, *, patience: float = WRITE_PATIENCE
         try:
             return save(paths, body)
         except OSError:
-            if time.monotonic() >= deadline or not os.path.isdir(paths.node):
+            if time.monotonic() >= deadline or fs.is_gone(paths.node):
                 raise
             time.sleep(0.5)
 
@@ -233,7 +233,7 @@ class ExitWriter:
     def wrote(self, body: Callable[[], Dict[str, Any]]) -> bool:
         """Try once; return True once there is a record, or no folder for a record."""
         try:
-            if os.path.isdir(self._paths.node):
+            if not fs.is_gone(self._paths.node):
                 self._gone_since = None
                 return os.path.exists(self._paths.exit) or save(self._paths, body()) or True
             now = time.monotonic()

@@ -195,16 +195,12 @@ class FolderWatch:
         return Outcome(str(end["state"]), end.get("cause"), when=time.time()) if "state" in end else None
 
     def _removed(self, now: float) -> Optional[Outcome]:
-        """Return an outcome if the folder was removed: no command can see or stop such a run. Other errors may pass."""
-        try:
-            os.stat(self._paths.run)
-        except (FileNotFoundError, NotADirectoryError):
-            self._gone_since = self._gone_since or now
-            if now - self._gone_since < self._gone:
-                return None
-            text = "the run's folder %s was removed: nobody could see or stop the job without it" % self._paths.node
-            return outcomes.failed(outcomes.cause(self._host, SUPERVISOR_LOST, text))
-        except OSError:
-            pass
-        self._gone_since = None
-        return None
+        """Return an outcome if the folder was removed: no command can see or stop such a run."""
+        if not fs.is_gone(self._paths.run):
+            self._gone_since = None
+            return None
+        self._gone_since = self._gone_since or now
+        if now - self._gone_since < self._gone:
+            return None
+        text = "the run's folder %s was removed: nobody could see or stop the job without it" % self._paths.node
+        return outcomes.failed(outcomes.cause(self._host, SUPERVISOR_LOST, text))

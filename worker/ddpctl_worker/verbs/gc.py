@@ -63,8 +63,9 @@ def gc(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 
 def parts_of(run: str) -> List[RunPaths]:
-    """Return the parts of a run, a part for each host."""
-    return [RunPaths(path) for path in glob.glob(os.path.join(glob.escape(run), "*")) if fs.is_folder(path)]
+    """Return the parts of a run, a part for each host. A part that cannot be read now counts: it may be live."""
+    paths = glob.glob(os.path.join(glob.escape(run), "*"))
+    return [RunPaths(path) for path in paths if not (os.path.isfile(path) or os.path.islink(path))]
 
 
 class Finder:
@@ -148,7 +149,7 @@ class Finder:
         going = []
         for path in sorted(glob.glob(os.path.join(glob.escape(self._base), "envs", "[0-9a-f]*"))):
             marker = os.path.join(path, MARKER)
-            if path.endswith(".tmp") or not os.path.exists(marker):
+            if path.endswith(".tmp") or fs.is_gone(marker):
                 if self._age(path) > UNUSED_S:
                     going.append((path, self._age(path)))
                 continue
@@ -198,7 +199,7 @@ class Finder:
         """Yield versions of pushed data folders. Every push and every start touches the record of its version."""
         going: List[Tuple[str, float]] = []
         for tree in self._versions():
-            last = next((path for path in (tree + ".json", tree + ".part", tree) if os.path.exists(path)), tree)
+            last = next((path for path in (tree + ".json", tree + ".part", tree) if not fs.is_gone(path)), tree)
             if self._old(last) and not self._in_use(last):
                 going.append((tree, self._age(last)))
             else:
