@@ -139,6 +139,29 @@ def test_the_last_line_with_its_pieces(tmp_path: Path) -> None:
     assert numbers(read_all(tmp_path, tail.before_last(str(tmp_path), 3, lambda value: True))) == [1, 2, 2, 2, 3]
 
 
+FOREIGN = (
+    "train.jsonl",
+    ".jsonl",
+    "7.jsonl",
+    "-0000000000000000001.jsonl",
+    "0" * 20 + ".jsonl.gz",
+    "\u0663" * 20 + ".jsonl",
+)
+
+
+def test_files_of_the_script_in_the_folder_are_no_part_of_the_log(tmp_path: Path) -> None:
+    """The script knows the run's folder and may write there. A later attempt continues the log all the same."""
+    written(tmp_path, 5)
+    for name in FOREIGN:
+        (tmp_path / name).write_text('{"loss": 1.5}\n')
+    writer = logs.Writer(str(tmp_path), resume=True)
+    writer.start()
+    assert writer.submit(encode(1.0, 0, STDOUT, b"5 later", b"\n"), 1)
+    end(writer)
+    assert numbers(read_all(tmp_path)) == [0, 1, 2, 3, 4, 5]
+    assert all((tmp_path / name).read_text() == '{"loss": 1.5}\n' for name in FOREIGN)
+
+
 def test_half_a_record_is_never_shown(tmp_path: Path) -> None:
     written(tmp_path, 5)
     path = logs.segments(str(tmp_path))[0].path

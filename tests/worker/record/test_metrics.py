@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpctl_worker.record import status
+from ddpctl_worker.record import metrics, status
 from ddpctl_worker.record.limits import METRICS_CALL_BYTES
 from ddpctl_worker.record.metrics import read_new_values
+from ddpctl_worker.record.paths import RunPaths
 from tests.worker.checkpoints import JOB, OF_JOB
 from tests.worker.node import Node
 
@@ -98,6 +99,14 @@ def test_what_is_no_plain_file_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name in ("fifo", "link", "folder", "none"):
         assert read_new_values(str(tmp_path / name), 0, METRICS_CALL_BYTES) == (0, [])
+
+
+def test_only_files_with_the_names_of_ranks_count(tmp_path: Path) -> None:
+    paths = RunPaths(str(tmp_path))
+    os.mkdir(paths.metrics)
+    for name in ("rank-0.jsonl", "rank-12.jsonl", "rank-\u0664.jsonl", "rank-5.jsonl.gz", "mine.jsonl"):
+        Path(paths.metrics, name).touch()
+    assert set(metrics.files_of(paths)) == {"0", "12"}
 
 
 def test_a_line_without_end_does_not_stop_the_reader(tmp_path: Path) -> None:

@@ -177,6 +177,12 @@ def _failing(call: Callable[..., Any], folder: str, fault: int) -> Callable[...,
     return fail
 
 
+def test_folders_of_the_script_are_no_attempts(tmp_path: Path) -> None:
+    for name in ("1", "2", "10", "0", "03", "\u00b2", "\u0664", "best", "5.old"):
+        (tmp_path / "attempts" / name).mkdir(parents=True)
+    assert [paths.attempt for paths in RunPaths(str(tmp_path)).attempts()] == [1, 2, 10]
+
+
 def test_status_fields(node: Node) -> None:
     run = node.start(SLEEP)
     status = node.wait_state(run, "running")

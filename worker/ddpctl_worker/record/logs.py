@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from ddpctl_worker.record.limits import LOG_BYTES, QUEUE_BYTES, SEGMENT_BYTES
 from ddpctl_worker.record.lines import STDERR, encode
 
 _SUFFIX = ".jsonl"
+_NAME = re.compile(r"[0-9]{20}\.jsonl\Z")
 
 
 class Segment(NamedTuple):
@@ -27,12 +29,12 @@ class Segment(NamedTuple):
 
 
 def segments(folder: str) -> List[Segment]:
-    """Return the segments on disk, in order."""
+    """Return the segments on disk, in order. The script knows the folder too, and may have files of its own there."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
-    found = [Segment(int(one[: -len(_SUFFIX)]), os.path.join(folder, one)) for one in names if one.endswith(_SUFFIX)]
+    found = [Segment(int(one[: -len(_SUFFIX)]), os.path.join(folder, one)) for one in names if _NAME.match(one)]
     return sorted(found)
 
 

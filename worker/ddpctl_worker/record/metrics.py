@@ -33,7 +33,7 @@ from ddpctl_worker.record.record import named_by
 from ddpctl_worker.rules.progress import NAMES, find_progress
 from ddpctl_worker.wire.channel import Channel
 
-_RANK = re.compile(r"rank-(\d{1,9})\.jsonl\Z")
+_RANK = re.compile(r"rank-([0-9]{1,9})\.jsonl\Z")
 
 Values = Dict[str, float]
 

@@ -48,6 +48,7 @@ from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+_ATTEMPT = re.compile(r"[1-9][0-9]{0,8}\Z")
 
 
 class RunPaths:
@@ -103,7 +104,7 @@ class RunPaths:
             names = os.listdir(os.path.join(self.top, "attempts"))
         except OSError:
             return []
-        return [self.of_attempt(number) for number in sorted(int(name) for name in names if name.isdigit())]
+        return [self.of_attempt(number) for number in sorted(int(name) for name in names if _ATTEMPT.match(name))]
 
     def strangers(self, process: str) -> str:
         """Return the file that counts connections by strangers to ``process`` (machine/strangers.py)."""
