@@ -77,6 +77,45 @@ def test_the_exit_record_without_hard_links(tmp_path: Path, monkeypatch: pytest.
     assert fs.read_json(path) == {"n": 1}
 
 
+def test_an_exit_record_is_there_though_its_first_writer_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without hard links. The writer dies just before the record gets its name."""
+    paths = RunPaths(str(tmp_path))
+    code = f"""
+import os, sys
+sys.path.insert(0, {WORKER!r})
+from ddpctl_worker.machine import fs
+from ddpctl_worker.record import record
+from ddpctl_worker.record.paths import RunPaths
+rename = os.rename
+
+def refuse(*_):
+    raise PermissionError(1, "no hard links here")
+
+def die(old, new):
+    if new.endswith("/exit.json"):
+        os.kill(os.getpid(), 9)
+    rename(old, new)
+
+os.link, os.rename = refuse, die
+record.save(RunPaths({paths.top!r}), {{"state": "failed"}})
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert not os.path.exists(paths.exit)
+    assert record.ExitWriter(paths).wrote(lambda: {"state": "lost"})
+    first = fs.read_json(paths.exit)
+    assert first is not None
+    assert first["state"] in ("failed", "lost")
+    assert record.ExitWriter(paths).wrote(lambda: {"state": "killed"})
+    assert fs.read_json(paths.exit) == first
+
+
 def test_unreadable_records_are_told(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     assert fs.read_json(str(path)) is None

@@ -153,26 +153,57 @@ def write_once(path: str, value: Dict[str, Any], *, durable: bool = True) -> boo
     """Create ``path`` with ``value``; return False if it exists already."""
     draft = _write_draft(path, value, durable)
     try:
+        first = _publish_once(draft, path)
+    finally:
+        discard(draft)
+    if durable:
+        sync_folder(os.path.dirname(path))
+    return first
+
+
+def _publish_once(draft: str, path: str) -> bool:
+    """Give the file ``draft`` the name ``path``; return False if ``path`` exists already. ``draft`` may stay."""
+    try:
         os.link(draft, path)
     except FileExistsError:
         return False
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
             raise
-        # A filesystem without hard links: the claim is an empty file, the rename fills it.
-        try:
-            os.close(os.open(path + ".claim", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        except FileExistsError:
-            return False
-        os.rename(draft, path)
-        sync_folder(os.path.dirname(path))
-        return True
-    finally:
-        if os.path.exists(draft):
-            os.unlink(draft)
-    if durable:
-        sync_folder(os.path.dirname(path))
+        return _publish_by_claim(draft, path)
     return True
+
+
+def _publish_by_claim(draft: str, path: str) -> bool:
+    """Publish a file on a file system without hard links.
+
+    The claim is a folder with the file in it. A rename never replaces a folder that is not empty, so the first claim
+    stays, and ``path`` can only become its file. The next writer finishes the work of a writer that was killed. This
+    needs no lock: such a file system may have none either.
+    """
+    claim, mine = path + ".claim", draft + ".claim"
+    if os.path.lexists(path):
+        return False
+    os.mkdir(mine, 0o700)
+    try:
+        os.close(os.open(os.path.join(mine, "taken"), os.O_CREAT | os.O_WRONLY, 0o600))  # stays: never an empty folder
+        os.rename(draft, os.path.join(mine, "file"))
+        first = True
+        try:
+            os.rename(mine, claim)
+        except OSError:
+            if not os.path.isdir(claim):
+                raise
+            first = False
+        try:
+            os.rename(os.path.join(claim, "file"), path)
+        except FileNotFoundError:
+            os.lstat(path)  # another writer has done it, or the folder was removed, which is an error
+        return first
+    finally:
+        with contextlib.suppress(OSError):  # the caller's again, if it was not published
+            os.rename(os.path.join(mine, "file"), draft)
+        shutil.rmtree(mine, ignore_errors=True)
 
 
 def _write_draft(path: str, value: Mapping[str, Any], durable: bool) -> str:

@@ -6,6 +6,7 @@
         state.json      the present state, and the identities of guardian, supervisor and launcher
         exit.json       the end; written once
         claim.json      the supervisor of the run, or {} where a stop came first; written once
+        NAME.claim/     of a file that is written once, on a file system without hard links (machine/fs.py)
         stop.json       a user asked for a stop
         heartbeat       36 bytes, rewritten in place every second
         processes.json  the ranks and the process tree as last seen
