@@ -166,6 +166,37 @@ def test_a_record_that_changes_on_a_full_disk(tmp_path: Path, monkeypatch: pytes
     assert sorted(os.listdir(tmp_path)) == ["agreed.json", "agreed.reserve"]
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_the_reserve_takes_the_exit_record_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """With and without hard links. The first record stays, and a disk that takes no name keeps the reserve."""
+    paths = RunPaths(str(tmp_path))
+    record.make_reserve(paths.reserve)
+    size = os.stat(paths.reserve).st_size
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "no hard links here")
+
+    monkeypatch.setattr(fs, "_write_draft", full)
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link" if links else "mkdir", full)
+        with pytest.raises(OSError, match="No space"):
+            record.save(paths, {"state": "failed"})
+    assert os.listdir(tmp_path) == ["reserve"]
+    assert record.save(paths, {"state": "failed"})
+    assert fs.read_json(paths.exit) == {"state": "failed"}
+    record.make_reserve(paths.reserve, size)
+    record.save(paths, {"state": "lost"})
+    assert fs.read_json(paths.exit) == {"state": "failed"}
+    assert sorted(os.listdir(tmp_path)) == ["exit.json", *([] if links else ["exit.json.claim"])]
+
+
 @pytest.mark.parametrize("fault", [errno.ESTALE, errno.EIO, errno.EACCES])
 def test_a_folder_that_cannot_be_read_was_not_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: int

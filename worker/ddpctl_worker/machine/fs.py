@@ -153,7 +153,7 @@ def write_once(path: str, value: Dict[str, Any], *, durable: bool = True) -> boo
     """Create ``path`` with ``value``; return False if it exists already."""
     draft = _write_draft(path, value, durable)
     try:
-        first = _publish_once(draft, path)
+        first = publish_once(draft, path)
     finally:
         discard(draft)
     if durable:
@@ -161,7 +161,7 @@ def write_once(path: str, value: Dict[str, Any], *, durable: bool = True) -> boo
     return first
 
 
-def _publish_once(draft: str, path: str) -> bool:
+def publish_once(draft: str, path: str) -> bool:
     """Give the file ``draft`` the name ``path``; return False if ``path`` exists already. ``draft`` may stay."""
     try:
         os.link(draft, path)

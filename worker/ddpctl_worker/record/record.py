@@ -60,7 +60,7 @@ def make_reserve(path: str, size: int = RESERVE_BYTES) -> None:
 def write_reserved(reserve: str, path: str, value: Dict[str, Any], *, once: bool = False) -> bool:
     """Turn a reserve into the record ``path``. The record is written into the allocated bytes themselves: a full disk
     does not prevent it, and no other writer can take the bytes. Return False if there is no reserve, or (``once``) if
-    there is a record.
+    there is a record. Without hard links ``once`` makes a folder too, in the bytes that the record does not need.
 
     Raises:
         OSError: the disk takes nothing at all; the reserve is as it was.
@@ -72,12 +72,10 @@ def write_reserved(reserve: str, path: str, value: Dict[str, Any], *, once: bool
         return False
     try:
         _overwrite(mine, value)
-        if once:
-            os.link(mine, path)
-        else:
+        if not once:
             os.rename(mine, path)
-    except FileExistsError:
-        return False
+        elif not fs.publish_once(mine, path):
+            return False
     except OSError:
         with contextlib.suppress(OSError):
             os.rename(mine, reserve)
