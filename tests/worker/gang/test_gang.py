@@ -227,6 +227,9 @@ def test_nodes_that_cannot_watch_each_other_are_named_though_their_ranks_run(tri
     assert f"port {trio.port} of node0 within 12 s" in said
     assert "node2" in said
     assert ("cannot listen" in said) is (fault == "the hub cannot listen")
+    why = "no answer" if fault == "the hub cannot listen" else "[Errno 111] Connection refused"
+    logged = (trio.nodes[2].folder(trio.run) / "supervisor.log").read_text()
+    assert logged.count(f"gang: no connection to node0 port {trio.port}: {why}") == 1
     trio.supervisors_end()
 
 

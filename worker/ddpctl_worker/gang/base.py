@@ -79,7 +79,7 @@ class Gang:
         self.verdict: Optional[Outcome] = None
         self.asked = False  # a node has failed: this node reports its findings, even if nothing has failed here
         self.unanswered = False  # this node has never joined, and the hub's host gives no sign at all
-        self.trouble = ""  # why no node can join at the moment, if this node knows
+        self.trouble = ""  # why this node, or on the hub every node, cannot join at the moment, if this node knows
         self._thread = clock.thread(self._guarded, "gang")
 
     def start(self) -> None:

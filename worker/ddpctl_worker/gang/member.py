@@ -22,6 +22,7 @@ from ddpctl_worker.gang.limits import (
     SILENT_S,
 )
 from ddpctl_worker.gang.wire import MemberWire, from_wire, to_wire
+from ddpctl_worker.machine.notes import note
 from ddpctl_worker.machine.strangers import Stranger
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
@@ -120,11 +121,13 @@ class MemberGang(Gang):
     def _connect(self) -> None:
         try:
             sock = self._sockets.connect(self.address, CONNECT_S)
-        except ConnectionRefusedError:
+        except ConnectionRefusedError as error:
             self._refused_since, self.unanswered = self._refused_since or self._clock.now(), False
+            self._note_trouble(error)
             return
         except OSError as error:
             self._refused_since = None
+            self._note_trouble(error)
             silent = isinstance(error, socket.timeout) or error.errno in SILENT
             self.unanswered = silent and not self._joined
             return
@@ -148,14 +151,15 @@ class MemberGang(Gang):
         try:
             data = self._sock.recv(1 << 16)
             fresh = not self._wire.open
-            messages = self._wire.feed(data) if data else None
-        except (OSError, Stranger):
-            messages = None
-        if messages is None:
+            if not data:
+                raise Stranger("the other side closed it")
+            messages = self._wire.feed(data)
+        except (OSError, Stranger) as error:
+            self._note_trouble(error)
             self._close()
             return
         if self._wire.open:
-            self._joined = True
+            self._joined, self.trouble = True, ""
             self._heard, self._refused_since = self._clock.now(), None
             if fresh:
                 self._unpark()
@@ -165,6 +169,13 @@ class MemberGang(Gang):
                     self._farewell()
         for message in messages:
             self._hear(message)
+
+    def _note_trouble(self, why: object) -> None:
+        """Keep the reason why this node cannot join. Each new reason goes to the log."""
+        trouble = "no connection to %s port %d: %s" % (self.hub_host, self.address[1], why)
+        if not self._joined and trouble != self.trouble:
+            self.trouble = trouble
+            note("gang: %s" % trouble)
 
     def _introduce(self) -> None:
         self._said_serves = self._serves
@@ -229,6 +240,7 @@ class MemberGang(Gang):
         After the end of a cut a new connection works at once, the old connection only when TCP tries again. The end of
         the old connection would mean to the hub that this supervisor is gone.
         """
+        self._note_trouble("no answer within %g s" % RECONNECT_S)
         if self._sock is not None:
             self._parked.append(self._sock)
         self._sock = None
