@@ -64,10 +64,20 @@ def named(result: dict[str, Any], kind: str) -> set[str]:
     return {item["name"] for item in result["items"] if item["kind"] == kind}
 
 
-def add_run(node: Node, name: str, *, over: bool, code: str | None = None, ago: float = OLD, host: str = "n") -> Path:
+def add_run(
+    node: Node,
+    name: str,
+    *,
+    over: bool,
+    code: str | None = None,
+    ago: float = OLD,
+    host: str = "n",
+    ahead: float = 0.0,
+) -> Path:
+    """``ahead``: the seconds by which the clock of the controller is ahead of the node's clock."""
     folder = node.base / "runs" / name / host
     folder.mkdir(parents=True, mode=0o700)
-    created = datetime.datetime.fromtimestamp(time.time() - ago, datetime.timezone.utc).isoformat()
+    created = datetime.datetime.fromtimestamp(time.time() - ago + ahead, datetime.timezone.utc).isoformat()
     record = {
         "run": name,
         "job": "j",
@@ -252,6 +262,26 @@ def test_old_tools_go_unless_a_live_run_was_started_with_them(node: Node) -> Non
     (live / "exit.json").write_text(json.dumps({"state": "succeeded"}))
     assert named(gc(node, delete=True), "tool") == {path.name for path in paths} - gone
     assert [path for path in paths if path.exists()] == []
+
+
+def test_a_live_run_keeps_its_files_though_the_controllers_clock_is_ahead(node: Node) -> None:
+    """The run waited in line, and its record was written again with new ports when its turn came."""
+    data = node.base / "data" / "images" / ".images" / ("d" * 64)
+    tool = node.base / "tools" / f"py-spy-{'a' * 64}"
+    data.mkdir(parents=True)
+    tool.parent.mkdir(exist_ok=True)
+    (data / "image").write_bytes(b"x" * 5000)
+    used = [data.with_name(data.name + ".json"), tool]
+    for path in used:
+        path.write_text("{}")
+        age(path, 20 * DAY + 60)
+    age(data, 20 * DAY + 60)
+    run = add_run(node, "live", over=False, ago=20 * DAY, host="other", ahead=2 * 3600)
+    os.utime(run / "run.json", (time.time() - 19 * DAY,) * 2)
+    result = gc(node, delete=True)
+    assert (named(result, "data"), named(result, "tool")) == (set(), set())
+    assert (data / "image").exists()
+    assert all(path.exists() for path in used)
 
 
 def test_a_gc_does_not_take_the_worker_that_it_is(node: Node) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import fcntl
 import glob
 import os
 import stat
 import time
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import ddpctl_worker
 from ddpctl_worker.machine import fs, proc
@@ -76,7 +75,7 @@ class Finder:
         self._max_age = max(max_age, UNUSED_S)
         self._wheels: Set[str] = set()  # wheels of kept environments
         self._codes: Set[str] = set()  # code of kept runs
-        self._live_since: Optional[float] = None  # when the oldest live run was created
+        self._live_since: Optional[float] = None  # when the oldest live run began here
         self._staying: Set[int] = set()  # inodes of files in kept environments
         self._counted: Set[int] = set()
         self.kept_environments: Set[str] = set()
@@ -130,18 +129,18 @@ class Finder:
                 yield self._item("run", run, age)
                 continue
             for paths in parts:
-                self._keep(fs.read_optional(paths.run), over and not old)
+                self._keep(paths, over and not old)
             yield from self._broken_off(os.path.join("runs", glob.escape(os.path.basename(run)), ".*"))
             if _is_empty(run) and self._old(run):
                 yield self._item("part", run)
 
-    def _keep(self, run: Mapping[str, Any], over: bool) -> None:
-        code = run.get("code")
+    def _keep(self, paths: RunPaths, over: bool) -> None:
+        code = fs.read_optional(paths.run).get("code")
         if code:
             self._codes.add(code["hash"])
         if not over:
-            created = _seconds(run.get("created")) or 0.0
-            self._live_since = min(created, created if self._live_since is None else self._live_since)
+            begun = _begun(paths)
+            self._live_since = min(begun, begun if self._live_since is None else self._live_since)
 
     # --- environments -------------------------------------------------------------------------------------------------
     def _environments(self) -> Iterator[Unused]:
@@ -272,6 +271,18 @@ def files_of(path: str) -> Iterator[os.stat_result]:
                     yield info
 
 
+def _begun(paths: RunPaths) -> float:
+    """Return when the record of a run was made: the time of its oldest file, since some files are written again later.
+
+    The time in the record comes from the controller, whose clock may be wrong.
+    """
+    times = []
+    for path in glob.glob(os.path.join(glob.escape(paths.node), "*")):
+        with contextlib.suppress(OSError):  # removed just now
+            times.append(os.lstat(path).st_mtime)
+    return min(times, default=0.0)
+
+
 def _ended(paths: RunPaths) -> float:
     """Return the end of a run that is over. A lost run without a stop has no exit record; then its last sign counts."""
     try:
@@ -300,11 +311,3 @@ def _is_locked(path: str) -> bool:
     finally:
         os.close(fd)
     return False
-
-
-def _seconds(text: Any) -> Optional[float]:
-    """Return an ISO 8601 time as seconds since the epoch."""
-    try:
-        return datetime.datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return None
