@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,12 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from ddpctl_worker.machine import proc, processes
-from ddpctl_worker.run.cleanup import _note
+from ddpctl_worker.run.cleanup import GuardianPipe, ReplacementGuardian, _note
+from ddpctl_worker.run.lease import SUPERVISOR, Lease
+from ddpctl_worker.run.order import RunOrder
 from tests.worker.node import Node, eventually
 from tests.worker.programs import RUNAWAYS, SLEEP, STUBBORN, beats, here, noted, nothing_left, watchers_end
 
@@ -112,6 +115,29 @@ def test_a_standby_that_dies_at_once_is_replaced(node: Node) -> None:
     os.kill(node.pid(run, "supervisor"), signal.SIGKILL)
     assert node.wait_state(run)["cause"]["reason"] == "supervisor_lost"
     nothing_left(node, run)
+
+
+@pytest.mark.slow
+def test_nothing_is_written_to_a_file_that_has_the_number_of_a_dead_standbys_pipe(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    pipe = GuardianPipe(writer)
+    replacement = ReplacementGuardian(
+        cast(RunOrder, {"top": str(tmp_path), "slots": {"fds": []}}), pipe, Lease(None, SUPERVISOR)
+    )
+    replacement.take_over()
+    (pid,) = replacement.pids()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert replacement.ended(pid)
+    logs = [tmp_path / str(number) for number in range(8)]
+    with contextlib.ExitStack() as files:
+        for log in logs:
+            files.enter_context(log.open("wb"))
+        pipe.beat()
+        pipe.report(recorded=True)
+    os.close(reader)
+    os.close(writer)
+    assert [log.read_bytes() for log in logs] == [b""] * len(logs)
 
 
 @pytest.mark.slow

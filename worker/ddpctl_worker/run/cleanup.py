@@ -44,9 +44,14 @@ class GuardianPipe:
 
     def attach(self, fd: int) -> None:
         """Send all facts to the new guardian that reads from ``fd``."""
-        self._writer, self._beat_at = child.MessageWriter(fd), 0.0
+        self._writer: Optional[child.MessageWriter] = child.MessageWriter(fd)
+        self._beat_at = 0.0
         if self._facts:
             self._send(self._facts)
+
+    def detach(self) -> None:
+        """Send nothing until the next ``attach``: once ``fd`` is closed, another file may get its number."""
+        self._writer = None
 
     def report(self, **facts: Any) -> None:
         """Send these facts. The newest value of each fact counts."""
@@ -55,6 +60,8 @@ class GuardianPipe:
 
     def beat(self) -> None:
         """Send a heartbeat if its time has come, and the waiting messages."""
+        if self._writer is None:
+            return
         with contextlib.suppress(OSError):  # as in _send
             self._writer.flush()
             if time.monotonic() < self._beat_at:
@@ -64,6 +71,8 @@ class GuardianPipe:
                 self._writer.send({})
 
     def _send(self, facts: Dict[str, Any]) -> None:
+        if self._writer is None:  # the next guardian gets all facts
+            return
         with contextlib.suppress(OSError):  # the reader is gone, and a replacement will be attached
             self._writer.send(facts)
 
@@ -247,6 +256,9 @@ class ReplacementGuardian:
         """Forget the replacement if ``pid``, which was just reaped, is its pid; return whether it was."""
         if self._process is None or self._process.pid != pid:
             return False
+        self._guardian_pipe.detach()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         self._process = None
         return True
 
