@@ -10,13 +10,16 @@ import secrets
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from ddpctl_worker.machine import proc
+from ddpctl_worker.machine import child, proc
+from ddpctl_worker.run.start import start
+from ddpctl_worker.wire.channel import Channel
 from tests.worker.checkpoints import credentials
 from tests.worker.conftest import MakeNode
 from tests.worker.node import Node, eventually, processes_of
@@ -442,3 +445,36 @@ def _read(pid: int, file: str) -> list[bytes]:
         return Path(f"/proc/{pid}/{file}").read_bytes().split(b"\0")
     except OSError:
         return []
+
+
+@pytest.mark.parametrize("process", ["agent", "waiter"])
+def test_a_run_goes_on_when_its_starter_was_killed_before_the_answer(
+    node: Node, monkeypatch: pytest.MonkeyPatch, process: str
+) -> None:
+    def unheard(module: str, order: Mapping[str, Any], words: Sequence[str], fds: Sequence[int] = ()) -> dict[str, Any]:
+        """Start the process as ``child.launch`` does. No process reads its answer."""
+        reader, reply = os.pipe()
+        os.close(reader)
+        argv = child.command(module, str(reply), *words)
+        subprocess.run(argv, input=json.dumps(order).encode(), pass_fds=(reply, *fds), start_new_session=True, cwd="/")
+        os.close(reply)
+        return {"refused": None}
+
+    first = {"attempt": 1, "hosts": ["node0"], "master_port": free_port(), "gang_port": free_port()}
+    first.update(started="2026-01-02T03:04:05Z", ended=None, cause=None, set_aside=[])
+    members = [{"host": "node0", "address": "127.0.0.1", "nproc": 1}]
+    rules = {"hosts": members, "nodes": 1, "least": 1, "restarts": 1, "first": first}
+    how = {"restart": rules} if process == "agent" else {"master_port": free_port()}
+    record = node.record(nproc=1, ranks=[0], world_size=1, **how)
+    request = node.request("print('trained')", record, gang_key=secrets.token_hex(32))
+    request.update(host="node0", base_dir=str(node.base), argv=[*request["argv"], "--"])
+    node.started.append(record["run"])
+    monkeypatch.setattr(child, "launch", unheard)
+    if process == "agent":
+        start(request, cast(Channel, SimpleNamespace(login_umask=0o022)))
+        port = eventually(lambda: node.state(record["run"]).get("port"), "the agent has begun")
+        node.call("begin", run=record["run"], peers={"node0": ["127.0.0.1", port]})
+    else:
+        start({**request, "line": {"address": "127.0.0.1"}}, cast(Channel, SimpleNamespace(login_umask=0o022)))
+        node.call("line_up", run=record["run"], peers={}, order=["node0"])
+    node.wait_state(record["run"], "succeeded")

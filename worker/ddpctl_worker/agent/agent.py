@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
-import os
 import random
 import signal
 import threading
@@ -80,8 +78,7 @@ def main(reply_fd: str, *_: str) -> None:
             refused = "the start of this run took too long and was abandoned"
     except (OSError, WorkerError) as error:
         refused = str(error)
-    os.write(reply, json.dumps({"refused": refused, "port": None if refused else server.port}).encode("ascii"))
-    os.close(reply)
+    child.reply_to_starter(reply, {"refused": refused, "port": None if refused else server.port})
     peers = None if refused else _wait_for_peers(own)
     if peers is not None:
         HostAgent(order, own, server, peers, ballot).work()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
@@ -73,8 +72,7 @@ def main(reply_fd: str, *_: str) -> None:
             waiter = Waiter(order, paths, server)
     except OSError as error:
         refused = str(error)
-    os.write(reply, json.dumps({"refused": refused, "port": port}).encode("ascii"))
-    os.close(reply)
+    child.reply_to_starter(reply, {"refused": refused, "port": port})
     if refused is None:
         waiter.work()
 

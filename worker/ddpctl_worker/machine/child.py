@@ -1,12 +1,13 @@
 """Starts the helper processes of ddpctl and talks to them: agent, guardian, keeper, notifier and so on.
 
-``command`` is the command line of each of them. ``launch``, ``read_order`` and ``detach`` are for the processes that
-outlive the login that starts them: the guardian of a run, and the agent of a run with restarts. ``MessageWriter`` and
-``MessageReader`` are the two ends of a pipe between two such processes: one JSON object a line.
+``command`` is the command line of each of them. ``launch``, ``read_order``, ``reply_to_starter`` and ``detach`` are for
+the processes that outlive the login that starts them: the guardian of a run, and the agent of a run with restarts.
+``MessageWriter`` and ``MessageReader`` are the two ends of a pipe between two such processes: one JSON object a line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -73,6 +74,13 @@ def launch(module: str, order: Mapping[str, Any], words: Sequence[str], fds: Seq
         return {"refused": "the supervisor did not start; see supervisor.log in the run's folder"}
     reply: Dict[str, Any] = json.loads(answer)
     return reply
+
+
+def reply_to_starter(fd: int, reply: Mapping[str, Any]) -> None:
+    """Send the answer that ``launch`` returns, and close ``fd``."""
+    with contextlib.suppress(BrokenPipeError):  # the starter was killed; the run continues
+        os.write(fd, json.dumps(reply).encode("ascii"))
+    os.close(fd)
 
 
 def read_order() -> Dict[str, Any]:

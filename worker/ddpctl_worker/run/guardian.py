@@ -9,8 +9,6 @@ their lease.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import socket
 import time
@@ -53,7 +51,7 @@ def main(reply_fd: str, *_: str) -> None:
         refused = enter_scope(order["run"], order["outlive"])
         if refused is not None:
             record.write(paths, outcomes.failed(outcomes.cause(paths.host, SPAWN_FAILED, refused)))
-            os.write(reply, json.dumps({"refused": refused, "login": True}).encode("ascii"))
+            child.reply_to_starter(reply, {"refused": refused, "login": True})
             return
     syslog.log_line("run %(run)s of job %(job)s starts" % order["run"])
     processes.become_subreaper()
@@ -91,9 +89,7 @@ def _supervise(order: RunOrder, guardian: processes.ProcessId, guard: int, reply
     supervisor: Optional[Supervisor] = None
 
     def answer(refused: Optional[str]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the starter was killed; the run continues
-            os.write(reply, json.dumps({"refused": refused}).encode("ascii"))
-        os.close(reply)
+        child.reply_to_starter(reply, {"refused": refused})
 
     try:
         processes.set_name("ddpctl-super")
