@@ -52,6 +52,21 @@ def test_what_is_written_right_before_the_end_is_known(node: Node) -> None:
     assert (one["entry"], one["host"], one["files"][""]["sha256"]) == ("model.bin", node.host, digest)
 
 
+def test_those_of_a_live_run_are_not_set_aside(node: Node) -> None:
+    """Another controller has started it since ``up --fresh`` looked for live runs."""
+    run = start(node, SAVE + "time.sleep(600)\n")
+    eventually(lambda: known(node) == ["model.bin"], "a manifest is written")
+    assert node.call("set_aside", job_id="lab/exp/other", when="20260102T030405Z") == {"name": None}
+    refused = node.open("set_aside", job_id=JOB, when="20260102T030405Z").last()["error"]
+    assert (refused["kind"], refused["message"]) == (contract.LIVE, f"run {run} is live here")
+    assert refused["hint"] == f"ddpctl kill {run}, or start without --fresh"
+    assert known(node) == ["model.bin"]
+    node.call("stop", run=run, grace=1, by="me")
+    assert node.wait_state(run)["state"] == "killed"
+    assert node.call("set_aside", job_id=JOB, when="20260102T030405Z") == {"name": "job@20260102T030405Z"}
+    assert known(node) == []
+
+
 def test_it_is_known_while_the_ranks_run_on(node: Node) -> None:
     run = start(node, SAVE + "time.sleep(600)\n")
     eventually(lambda: known(node) == ["model.bin"], "a manifest is written")

@@ -13,12 +13,13 @@ from ddpctl_worker.checkpoint.jobfolder import read_valid_manifests
 from ddpctl_worker.machine import fs
 from ddpctl_worker.machine.notes import iso
 from ddpctl_worker.record import paths
+from ddpctl_worker.record.status import live_runs
 from ddpctl_worker.rules.attempts import BEFORE_ANY, attempt_of
 from ddpctl_worker.rules.choice import latest, newest_of_series
 from ddpctl_worker.rules.complete import Manifest, is_whole, sort_by_time
 from ddpctl_worker.rules.entries import Files, step_of
 from ddpctl_worker.wire.channel import Channel, WorkerError
-from ddpctl_worker.wire.contract import BAD_REQUEST
+from ddpctl_worker.wire.contract import BAD_REQUEST, LIVE
 
 _WHEN = re.compile(r"[0-9]{8}T[0-9]{6}Z\Z")
 
@@ -33,11 +34,19 @@ def checkpoints(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
 
 def set_aside(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """Rename the folder of the job's checkpoints to a name that no job can have; return {"name": the new name, or null
-    if there is no folder}. ``when`` is equal on every host, so hosts that share a base_dir ask for the same rename."""
-    top = paths.checkpoints_dir(paths.base_of(request), str(request.get("job_id") or ""))
+    if there is no folder}. ``when`` is equal on every host, so hosts that share a base_dir ask for the same rename.
+
+    Raises:
+        WorkerError: LIVE, a run of the job is live here: another controller may have started it just now.
+    """
+    base, job = paths.base_of(request), str(request.get("job_id") or "")
+    top = paths.checkpoints_dir(base, job)
     when = str(request.get("when") or "")
     if not _WHEN.match(when):
         raise WorkerError(BAD_REQUEST, "%r is no time" % when)
+    live = live_runs(base, request["host"], job)
+    if live:
+        raise WorkerError(LIVE, "run %s is live here" % live[-1], "ddpctl kill %s, or start without --fresh" % live[-1])
     aside = "%s@%s" % (top, when)
     try:
         os.rename(top, aside)

@@ -98,6 +98,11 @@ def unfinished(base: str, host: str) -> Iterator[Dict[str, Any]]:
             yield found
 
 
+def live_runs(base: str, host: str, job: str) -> List[str]:
+    """Return the ids of the live runs of ``job`` (a ``job_id``) on this host."""
+    return sorted(str(found["run"]) for found in unfinished(base, host) if job_id(found["record"]) == job)
+
+
 def _within(states: List[Dict[str, Any]], limit: int) -> List[Dict[str, Any]]:
     """Return the states that fit into ``limit`` bytes, in their order. Live runs come before ended runs."""
     keep: Set[int] = set()

@@ -24,7 +24,7 @@ from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record import paths, record
 from ddpctl_worker.record.paths import RunPaths, job_id
 from ddpctl_worker.record.runrecord import REQUIRED, RunRecord
-from ddpctl_worker.record.status import node_status, unfinished
+from ddpctl_worker.record.status import live_runs, node_status
 from ddpctl_worker.rules.attempts import AttemptId
 from ddpctl_worker.run import guardian, launcher
 from ddpctl_worker.run.limits import FAILED_START_S, OTHER_START_S, PY_SPY_S, STOP_BYTES
@@ -141,8 +141,7 @@ def _refuse_beside(base: str, run: RunRecord) -> None:
 
 
 def _beside(base: str, run: RunRecord) -> List[str]:
-    found = (status for status in unfinished(base, run["host"]) if job_id(status["record"]) == job_id(run))
-    return sorted(str(status["run"]) for status in found if status["run"] != run["run"])
+    return [one for one in live_runs(base, run["host"], job_id(run)) if one != run["run"]]
 
 
 def start_attempt(request: Dict[str, Any], base: str, found: RunPaths, umask: int, lease: Dict[str, Any]) -> None:
