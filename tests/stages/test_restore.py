@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
+import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ from tests.environment.support import Heard, fleet_of, local_inventory
 from tests.transport.dry import DryTransport
 from tests.worker.checkpoint.test_metadata import index
 from tests.worker.checkpoints import NOW, Disk
+from tests.worker.node import Node
+from tests.worker.programs import SLEEP
 
 BIG = bytes(range(256)) * 4000
 HERE = {f"n{number}": ("127.0.0.1",) for number in range(3)}
@@ -108,6 +112,41 @@ def test_what_one_host_has_comes_to_all_and_then_nobody_is_asked(site: Site, req
     held = site.ask()
     request.getfixturevalue("no_call")
     assert site.restore(held) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("queued", [False, True], ids=["live", "queued"])
+def test_a_live_run_keeps_what_it_writes_and_a_run_in_line_writes_nothing(
+    site: Site, tmp_path: Path, request: pytest.FixtureRequest, queued: bool
+) -> None:
+    first, second, third = site.disks
+    first.save("epoch_1.pt", {"": BIG}, age=50)
+    first.save("snapshot.pt", {"": b"complete"}, age=50)
+    first.save("best.pt", {"": b"newer"}, age=50)
+    second.save("best.pt", {"": b"older"}, age=90)
+    for name in ("epoch_2.pt", "snapshot.pt"):
+        (second.own / name).write_bytes(b"half of a save")
+    (tmp_path / "scratch").mkdir()
+    node = Node(second.base, tmp_path / "scratch", "n1")
+    request.addfinalizer(node.clean_up)
+    how: dict[str, Any] = {"line": {"address": "127.0.0.1"}, "gang_key": "00"} if queued else {}
+    run = node.start(SLEEP, **how)
+    assert site.restore() == {}
+    assert (second.content("epoch_1.pt"), second.content("best.pt")) == ({"": BIG}, {"": b"newer"})
+    assert third.content("snapshot.pt") == {"": b"complete"}
+    if not queued:
+        for name in ("epoch_2.pt", "snapshot.pt"):
+            assert (second.own / name).read_bytes() == b"half of a save"
+        assert site.warnings() == []
+        node.call("stop", run=run, grace=0, by="me")
+        assert site.restore() == {}
+    assert second.content("snapshot.pt") == {"": b"complete"}
+    assert sorted(path.name.split(".aside-")[0] for path in second.own.glob(".*.aside-*")) == [
+        ".epoch_2.pt",
+        ".snapshot.pt",
+    ]
+    if queued:
+        os.kill(node.pid(run, "starter"), signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -431,6 +431,20 @@ def test_what_has_the_same_name_and_is_no_older_checkpoint_is_set_aside(a: Disk,
     assert (others[".step_1"] / "torn.tmp").read_bytes() == b"?"
 
 
+def test_a_save_of_a_live_run_during_the_transfer_stays(a: Disk, b: Disk, server: CheckpointServer) -> None:
+    held = [Kept(disk.host, disk.save("snapshot.pt", {"": bytes(size)}, age=size)) for disk, size in ((a, 50), (b, 90))]
+    (order,) = plan_restore(held, ["a", "b"])
+    fetching = Fetching(b.folder, "b", {"a": b.client("a", server.port)})
+
+    def get(path: str, file: SavedFile) -> str:
+        (b.own / "snapshot.pt").write_bytes(b"new save")
+        return fetching.get("snapshot.pt", path, file, [("a", "a")])
+
+    assert not put_own(b.folder, order.chosen, get, live=True)
+    assert (b.own / "snapshot.pt").read_bytes() == b"new save"
+    assert (aside(b), [name for name in left_aside(b, "b") if name.startswith("new.")]) == ([], [])
+
+
 def test_what_is_there_already_stays_and_the_rest_is_added(a: Disk, b: Disk) -> None:
     a.save("step_1", {"model.bin": BIG, "rng_0": b"0"}, age=50)
     b.save("step_1", {"rng_1": b"1"}, age=50)

@@ -15,7 +15,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 from ddpctl_worker.checkpoint import manifest
 from ddpctl_worker.checkpoint.client import CheckpointClient
 from ddpctl_worker.checkpoint.fencing import read_begun
-from ddpctl_worker.checkpoint.folder import list_entries
+from ddpctl_worker.checkpoint.folder import files_in, list_entries
 from ddpctl_worker.checkpoint.jobfolder import INCOMING, JobFolder, inside
 from ddpctl_worker.checkpoint.limits import INCOMING_S
 from ddpctl_worker.checkpoint.pins import find_pin, pinned_path, unpin
@@ -149,13 +149,13 @@ def put_copy(folder: JobFolder, found: Manifest, gathered: str) -> None:
                 remove_path(path)
 
 
-def put_own(folder: JobFolder, chosen: Chosen, get: Get) -> None:
-    """Put a complete checkpoint into this host's own folder.
+def put_own(folder: JobFolder, chosen: Chosen, get: Get, *, live: bool = False) -> bool:
+    """Put a complete checkpoint into this host's own folder; return whether it is there now.
 
     - If the entry is there with a part of the same files, only the missing files are added.
     - If it is an older version with a valid manifest and no other files, it is removed: such versions would fill the
       disk.
-    - Anything else that has the name is set aside.
+    - Anything else that has the name is set aside. With ``live`` it stays: a live run may be writing it.
     """
     own, target = folder.of(folder.host), _target(folder, folder.host, chosen.entry)
     present = folder.manifests(folder.host).get(chosen.entry)
@@ -164,9 +164,14 @@ def put_own(folder: JobFolder, chosen: Chosen, get: Get) -> None:
     unknown = [path for path in missing if os.path.lexists(os.path.join(target, path))]
     adding = bool(have) and not unknown and have.items() <= content(chosen.files).items()
     older = present is not None and when_chosen(chosen).is_newer(when_of(present)) and _nothing_else(target, present)
+    kept = present if adding or older else None
+    if live and not _is_unchanged(folder, chosen.entry, kept):
+        return False
     gathered = fetch_entry(folder, folder.host, missing if adding else chosen.files, get)
     old = "%s.old" % gathered
     try:
+        if live and not _is_unchanged(folder, chosen.entry, kept):
+            return False
         if adding:
             _add(gathered, target, missing)
         else:
@@ -176,10 +181,18 @@ def put_own(folder: JobFolder, chosen: Chosen, get: Get) -> None:
                 _set_aside(target)
             _move(gathered, target, chosen.files)
         manifest.write(own, manifest.own_manifest(chosen, folder.host))
+        return True
     finally:
         for path in (gathered, old):
             if os.path.lexists(path):
                 remove_path(path)
+
+
+def _is_unchanged(folder: JobFolder, entry: str, found: Optional[Manifest]) -> bool:
+    """Whether the files of an own entry are those of the manifest ``found``. ``None``: whether nothing has its name."""
+    if found is None:
+        return not os.path.lexists(os.path.join(folder.of(folder.host), entry))
+    return manifest.fits(found, files_in(folder.of(folder.host), entry))
 
 
 def _nothing_else(target: str, present: Manifest) -> bool:

@@ -35,6 +35,7 @@ from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.machine import notes
 from ddpctl_worker.record import paths
+from ddpctl_worker.record.status import live_runs
 from ddpctl_worker.rules.choice import Kept
 from ddpctl_worker.rules.complete import Chosen, SavedFile
 from ddpctl_worker.store.relay import PeerGone, context, listen_on
@@ -66,7 +67,9 @@ def restore(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         before = find_set_aside(own)
         try:
             if go["orders"] is not None:
-                count = restore_entries(folder, peers, go["orders"], Throttle(None, progress.add))
+                live = live_runs(base, folder.host, folder.job, queued=False)
+                throttle = Throttle(None, progress.add)
+                count = restore_entries(folder, peers, go["orders"], throttle, live=bool(live))
         finally:
             for peer in peers.values():
                 peer.close()
@@ -117,16 +120,20 @@ def restore_entries(
     peers: Dict[str, CheckpointClient],
     orders: Sequence[Order],
     throttle: Optional[Throttle] = None,
+    *,
+    live: bool = False,
 ) -> int:
     """Put missing files in place, and set newer incomplete checkpoints aside; return the bytes that came from other
     hosts. ``throttle`` is called at every step, and may end the work there with an exception.
+
+    ``live``: a run of the job is live here. An incomplete checkpoint stays then, since that run may be writing it.
 
     Raises:
         WorkerError: no_space; corrupt, a file cannot be had; unsafe_path.
     """
     throttle = throttle or Throttle(None)
     remove_abandoned_transfers(folder)
-    for entry in put_back(folder):
+    for entry in () if live else put_back(folder):
         notes.note("%s is the version that was kept: the file that had replaced it is not complete" % entry)
     fetching = Fetching(folder, folder.host, peers, throttle)
     for order in orders:
@@ -137,9 +144,10 @@ def restore_entries(
             throttle.count(0)
             return fetching.get(entry, path, file, _in_turn(known[path], folder.host))
 
-        put_own(folder, chosen, get)
+        if not put_own(folder, chosen, get, live=live):
+            notes.note("left %s as it is: a live run of the job may be writing it" % chosen.entry)
     throttle.count(0)
-    for entry in set_newer_aside(folder):
+    for entry in () if live else set_newer_aside(folder):
         notes.note("set aside %s: it is newer than the checkpoint to resume from, and not complete" % entry)
     return fetching.bytes
 

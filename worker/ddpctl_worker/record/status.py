@@ -98,9 +98,10 @@ def unfinished(base: str, host: str) -> Iterator[Dict[str, Any]]:
             yield found
 
 
-def live_runs(base: str, host: str, job: str) -> List[str]:
-    """Return the ids of the live runs of ``job`` (a ``job_id``) on this host."""
-    return sorted(str(found["run"]) for found in unfinished(base, host) if job_id(found["record"]) == job)
+def live_runs(base: str, host: str, job: str, *, queued: bool = True) -> List[str]:
+    """Return the ids of the live runs of ``job`` (a ``job_id``) on this host, ``queued``: with runs in line."""
+    found = [one for one in unfinished(base, host) if job_id(one["record"]) == job]
+    return sorted(str(one["run"]) for one in found if queued or one["state"] != contract.QUEUED)
 
 
 def _within(states: List[Dict[str, Any]], limit: int) -> List[Dict[str, Any]]:
