@@ -175,6 +175,30 @@ def test_words_do_not_put_a_look_off(supervised: Supervised) -> None:
     assert len(supervised.looks) >= 9
 
 
+def test_a_folder_that_other_users_can_write_to_stops_the_keeper_for_as_long_as_they_can(
+    supervised: Supervised, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hidden = supervised.folder / ".ddpctl"
+    hidden.mkdir()
+    hidden.chmod(0o770)
+    supervised.write("step_1.pt", saved_by_torch())
+    supervised.write("model.bin")
+    known: list[str] = []
+    supervised.script = [
+        (8, {"died": 0.0, "since": supervised.begun}),
+        (10, {"died": None, "since": supervised.begun}),
+        (20, lambda: known.extend(supervised.known)),
+        (20, lambda: hidden.chmod(0o700)),
+        (30, None),
+    ]
+    supervised.keep()
+    assert known == []
+    assert supervised.known == ["model.bin", "step_1.pt"]
+    said = [line for line in capfd.readouterr().err.splitlines() if "writable by others" in line]
+    assert len(said) == 1, "once, not at every look"
+    assert f"chmod go-w {hidden}" in said[0]
+
+
 class KilledKeeper(BaseException):
     """Ends the keeper as SIGKILL would: no code of the keeper runs afterwards."""
 

@@ -21,7 +21,7 @@ NAME = "believed"
 class AcceptedEntries:
     """The noted versions of one folder. They hold for this process even if the disk does not take them.
 
-    Every method that writes raises OSError if the disk does not take the notes.
+    Every method that writes raises OSError or WorkerError if the disk or its folder does not take the notes.
     """
 
     def __init__(self, folder: str) -> None:

@@ -116,7 +116,11 @@ class Keeper:
         """Take note of the first death among the ranks that were started at ``since`` (wall clock; ``None``: all live).
 
         Files accepted after the death are withdrawn.
+
+        Raises:
+            OSError, WorkerError: the disk does not take it. It holds for this process all the same.
         """
+        late: List[str] = []
         if died is not None and self._died is None:
             late = [entry for entry, at in self._guessed.items() if at >= died - DEATH_CLOCK_S]
             for entry in late:
@@ -124,15 +128,9 @@ class Keeper:
                 manifest.discard(self._folder, entry)
                 self._known.pop(entry, None)
             self._withdrawn.update(late)
-            self._drop(late)
         self._died, self._since = died, max(since, self._since)
         self._refused.clear()
-
-    def _drop(self, late: List[str]) -> None:
-        try:
-            self._accepted.withdraw(late)
-        except OSError as error:
-            notes.note("checkpoints: %s" % error)
+        self._accepted.withdraw(late)
 
     def look(self, ended: Optional[bool] = None) -> List[Manifest]:
         """Write the missing manifests and return them.

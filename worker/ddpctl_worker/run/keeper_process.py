@@ -28,6 +28,7 @@ from ddpctl_worker.rules.attempts import attempt_of
 from ddpctl_worker.rules.entries import FOLDER
 from ddpctl_worker.run.keeping import ASKED
 from ddpctl_worker.run.limits import KEEPER_LINGER_S, LAST_KEEPER_LOOK_S
+from ddpctl_worker.wire.channel import WorkerError
 
 
 def main() -> None:
@@ -107,7 +108,8 @@ class _Looks:
         elif "ended" in word:
             self._end = word
         elif "died" in word:
-            self._keeper.note_death(word["died"], word["since"])
+            died, since = word["died"], word["since"]
+            self._try(lambda: self._keeper.note_death(died, since))
         elif "servers" in word and self._replication is not None:
             self._replication.meet(word["servers"])
 
@@ -146,9 +148,14 @@ class _Looks:
         try:
             what()
         except OSError as error:  # the disk is full or away, which may pass
-            if str(error) != self._trouble:
-                notes.note("checkpoints: %s" % error)
-            self._trouble = str(error)
+            self._note_trouble(str(error))
+        except WorkerError as error:  # a folder that is not safe, until a user corrects it
+            self._note_trouble("%s: %s" % (error.message, error.hint) if error.hint else error.message)
+
+    def _note_trouble(self, why: str) -> None:
+        if why != self._trouble:
+            notes.note("checkpoints: %s" % why)
+        self._trouble = why
 
 
 class _Pace:
