@@ -155,17 +155,39 @@ def test_what_was_known_is_so_in_the_next_run_too(node: Node) -> None:
     assert node.complete == ["model.bin"]
 
 
-def test_a_manifest_that_cannot_be_written_is_tried_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
+def test_a_manifest_that_cannot_be_written_is_tried_again_and_stops_no_other(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write = manifest.write
+
+    def full(folder: str, found: Any) -> None:
+        if found["entry"] == "model.bin":
+            raise OSError(28, "No space left on device")
+        write(folder, found)
 
     node.write("model.bin")
+    os.utime(node.write("newer.bin"), (time.time(), time.time() + 1))
     node.looks(1)
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "write", full)
-        with pytest.raises(OSError, match="No space"):
-            node.looks(1)
+        assert node.looks(3) == ["newer.bin"]
+    assert noted(capfd, "model.bin") == 1, "once, not at every look"
     assert node.looks(1) == ["model.bin"]
+
+
+@pytest.mark.parametrize("name", ["x" * 247 + ".pt", "%" * 100 + ".pt", "saved/" + "x" * 230 + ".pt"])
+def test_a_long_name_has_a_manifest_and_a_pin_too(node: Node, name: str) -> None:
+    node.write(name, saved_by_torch())
+    os.utime(node.write("newer.bin"), (time.time(), time.time() + 1))
+    (entry,) = (found for found in list_entries(str(node.folder)) if found != "newer.bin")
+    assert node.looks() == [entry, "newer.bin"]
+    node.write(f"{name}.tmp" if len(name) < 250 else "tmp", b"torn").replace(node.folder / name)
+    node.begin()
+    assert sorted(node.complete) == sorted([entry, "newer.bin"]), "the version before is pinned"
+    (node.folder / name).unlink()
+    node.looks(1)
+    assert node.keeper.gone == [entry]
+    assert [pinned.name for pinned in (node.folder / ".ddpctl" / "pinned").iterdir()] == ["newer.bin"]
 
 
 def cut(content: bytes) -> bytes:

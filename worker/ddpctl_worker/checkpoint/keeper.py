@@ -32,7 +32,7 @@ from ddpctl_worker.checkpoint.folder import files_below, list_entries
 from ddpctl_worker.checkpoint.keep import list_too_old
 from ddpctl_worker.checkpoint.limits import DEATH_CLOCK_S, KEEPER_LOOK_S, MOST_UNFINISHED, SET_BACK_S
 from ddpctl_worker.checkpoint.listing import read_checkpoints
-from ddpctl_worker.checkpoint.pins import entries_pinned, find_pin, pin, pinned_path, read_pin, unpin
+from ddpctl_worker.checkpoint.pins import find_pin, pin, pinned_path, read_pin, unpin, unpin_unknown
 from ddpctl_worker.checkpoint.whole import is_complete, is_damaged
 from ddpctl_worker.machine import notes
 from ddpctl_worker.machine.proc import bytes_written
@@ -310,7 +310,12 @@ class Keeper:
             return None
         if entry in self._withdrawn or self._is_fenced():
             return None
-        manifest.write(self._folder, made)
+        try:
+            manifest.write(self._folder, made)
+        except OSError as error:  # retried at every look: the disk is full or away, which may pass
+            cause = error.strerror or str(error)  # without the name of the draft, which is another at each try
+            self._tell_once(entry, "checkpoint %s is not complete: its manifest cannot be written: %s" % (entry, cause))
+            return None
         self._known[entry] = made
         self._pins.pop(entry, None)
         unpin(self._folder, entry, [version.place])
@@ -414,12 +419,12 @@ class Keeper:
 
     def _sweep(self) -> None:
         """Remove the pins of an earlier keeper, except pins of versions with a manifest."""
-        for entry in entries_pinned(self._folder):
-            known = self._known.get(entry)
-            try:
-                unpin(self._folder, entry, [find_pin(self._folder, known)] if known is not None else [])
-            except OSError as error:
-                notes.note("pinned versions of the checkpoint %s cannot be removed: %s" % (entry, error))
+        try:
+            unpin_unknown(self._folder, self._known)
+            for entry, known in self._known.items():
+                unpin(self._folder, entry, [find_pin(self._folder, known)])
+        except OSError as error:
+            notes.note("pinned versions of checkpoints cannot be removed: %s" % error)
 
 
 def _age(files: Files) -> int:

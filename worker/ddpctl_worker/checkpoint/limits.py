@@ -5,6 +5,7 @@ from __future__ import annotations
 # --- files on the disk (folder.py, jobfolder.py, manifest.py, whole.py)
 MOST_DEPTH = 8  # folders in folders; a deeper tree is no checkpoint
 MOST_NAME_BYTES = 250  # of a file's name; file systems allow 255, and a suffix of ddpctl must fit too
+MOST_ESCAPED_BYTES = 200  # of an entry's name in the name of its manifest; a draft of it adds 25, and 255 are allowed
 BLOCK_BYTES = 1 << 20  # read at a time, to hash a file or to compare its checksums
 MOST_INDEX_BYTES = 1 << 30  # of a .metadata file; the largest models have some hundred MB
 MOST_SAFETENSORS_HEADER_BYTES = 100_000_000  # the limit of safetensors itself

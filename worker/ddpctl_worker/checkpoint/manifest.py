@@ -16,8 +16,8 @@ without a manifest is not known to be complete. A copy on another host has the s
 - ``time``: the time of the newest file by the clock of the host ``clock``. It may be later: in a series the entry that
   was written later has the later time, also if the clock was set back in between.
 
-``/`` in an entry's name is ``%2F`` in the name of its manifest. A manifest is stale once the size or time of a file is
-another, unless the hashed version is pinned (pins.py).
+``/`` in an entry's name is ``%2F`` in the name of its manifest; a hash replaces a long name. A manifest is stale
+once the size or time of a file is another, unless the hashed version is pinned (pins.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import re
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set
 
 from ddpctl_worker.checkpoint import metadata
-from ddpctl_worker.checkpoint.limits import BLOCK_BYTES, MOST_INDEX_BYTES
+from ddpctl_worker.checkpoint.limits import BLOCK_BYTES, MOST_ESCAPED_BYTES, MOST_INDEX_BYTES
 from ddpctl_worker.machine import fs
 from ddpctl_worker.machine.notes import iso
 from ddpctl_worker.rules.attempts import BEFORE_ANY, AttemptId, attempt_of
@@ -53,8 +53,10 @@ def path_of(folder: str, entry: str) -> str:
 
 
 def file_name(entry: str) -> str:
-    """Return the entry's name with ``/`` escaped, for a file name."""
-    return entry.replace("%", "%25").replace("/", "%2F")
+    """Return the entry's name with ``/`` escaped, for a file name; ``%=`` and a hash if that name is too long."""
+    escaped = entry.replace("%", "%25").replace("/", "%2F")
+    written = escaped.encode("utf-8", "surrogatepass")
+    return escaped if len(written) <= MOST_ESCAPED_BYTES else "%=" + hashlib.sha256(written).hexdigest()
 
 
 def file_of(folder: str, entry: str, name: str) -> str:
@@ -110,7 +112,7 @@ def write(folder: str, manifest: Manifest) -> None:
 
 def read(folder: str, entry: str) -> Optional[Manifest]:
     """Return the manifest of an entry, or ``None`` if it is missing or damaged."""
-    return _read(path_of(folder, entry), entry)
+    return _read(path_of(folder, entry))
 
 
 def read_all(folder: str) -> List[Manifest]:
@@ -119,10 +121,7 @@ def read_all(folder: str) -> List[Manifest]:
         names = sorted(os.listdir(os.path.join(folder, FOLDER)))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    entries = [
-        name[: -len(".json")].replace("%2F", "/").replace("%25", "%") for name in names if name.endswith(".json")
-    ]
-    found = [read(folder, entry) for entry in entries]
+    found = [_read(os.path.join(folder, FOLDER, name)) for name in names if name.endswith(".json")]
     return [one for one in found if one is not None]
 
 
@@ -204,12 +203,13 @@ def _references(paths: Mapping[str, str], files: Files) -> Optional[Dict[str, in
     return found
 
 
-def _read(path: str, entry: str) -> Optional[Manifest]:
+def _read(path: str) -> Optional[Manifest]:
     try:
         found: Any = fs.read_json(path)
     except (WorkerError, OSError):
         return None
-    return found if is_well_formed(found) and found["entry"] == entry else None
+    named = is_well_formed(found) and "%s.json" % file_name(found["entry"]) == os.path.basename(path)
+    return found if named else None
 
 
 def is_well_formed(found: Any) -> bool:

@@ -85,13 +85,20 @@ def unpin(folder: str, entry: str, but: Iterable[Optional[str]] = ()) -> None:
         fs.remove_tree(_folder(folder, entry))
 
 
-def entries_pinned(folder: str) -> List[str]:
-    """Return the entries with pins."""
+def unpin_unknown(folder: str, entries: Iterable[str]) -> None:
+    """Remove the pinned versions of all entries, except for ``entries``.
+
+    Raises:
+        OSError: a part stays.
+    """
+    top, known = os.path.join(folder, FOLDER, PINNED), {file_name(entry) for entry in entries}
     try:
-        names = sorted(os.listdir(os.path.join(folder, FOLDER, PINNED)))
+        names = sorted(os.listdir(top))
     except (FileNotFoundError, NotADirectoryError):
-        return []
-    return [name.replace("%2F", "/").replace("%25", "%") for name in names]
+        return
+    for name in names:
+        if name not in known:
+            fs.remove_tree(os.path.join(top, name))
 
 
 def _folder(folder: str, entry: str) -> str:
