@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -185,6 +186,23 @@ def test_a_writer_knows_which_copies_of_a_version_there_are(ring: Ring) -> None:
     second = a.save("latest.pt", {"": b"second"})["version"]
     assert not ring.running["a"].copied("latest.pt", second)
     assert ring.running["a"].copying("latest.pt", second), "b may still ask"
+
+
+def test_a_host_that_reports_its_copies_meanwhile_does_no_harm(ring: Ring) -> None:
+    """The threads of the server note the reports, and the keeper's thread reads them."""
+    ring.disk("a")
+    ring.serve("a", 0, replicas=2)
+    copies = ring.running["a"]._server.copies
+
+    class Report(tuple[Mapping[str, str], float]):
+        def __iter__(self) -> Iterator[Any]:
+            copies[f"other{len(copies)}"] = {}, time.monotonic()
+            return super().__iter__()
+
+    copies["b"] = Report(({"step_1": "v"}, time.monotonic()))
+    copies["c"] = Report(({"step_1": "v"}, time.monotonic()))
+    assert ring.running["a"].copied("step_1", "v")
+    assert not ring.running["a"].copying("step_1", "v")
 
 
 def test_a_replication_ends_once_a_newer_attempt_has_begun(ring: Ring) -> None:

@@ -130,8 +130,8 @@ class Replication:
     def copies_elsewhere(self) -> Dict[str, List[Manifest]]:
         """Return the manifests of every other host of the run that can be reached."""
         manifests: Dict[str, List[Manifest]] = {}
-        for host in self._places:
-            peer = CheckpointClient(host, self._places[host], self._client)
+        for host, places in list(self._places.items()):  # ``meet`` may add to it meanwhile
+            peer = CheckpointClient(host, places, self._client)
             with contextlib.suppress(PeerGone, OSError):
                 rows = peer.list()["entries"]
                 manifests[host] = [self._manifest(peer, row) for row in rows]
@@ -142,9 +142,10 @@ class Replication:
         if len(self._manifests) > MOST_MANIFESTS:
             self._manifests.clear()
         key = (row["writer"], row["entry"], row["version"])
-        if key not in self._manifests:
-            self._manifests[key] = peer.manifest(row["writer"], row["entry"])
-        return self._manifests[key]
+        found = self._manifests.get(key)  # two threads use this: the other thread may clear it at any time
+        if found is None:
+            found = self._manifests[key] = peer.manifest(row["writer"], row["entry"])
+        return found
 
     def copied(self, entry: str, version: str) -> bool:
         """Return whether all copies of this version of an own entry have been made."""
@@ -159,8 +160,8 @@ class Replication:
         return time.monotonic() - max([self._server.moved, *asked]) < HOLD_S
 
     def _without(self, entry: str, version: str) -> List[str]:
-        have = {host: copies for host, (copies, _) in self._server.copies.items()}
-        return [host for host in self._after if have.get(host, {}).get(entry) != version]
+        reports = self._server.copies.copy()  # the server's threads add to it meanwhile
+        return [host for host in self._after if host not in reports or reports[host][0].get(entry) != version]
 
     def removed(self, entries: List[str]) -> None:
         """Record own entries that were removed for good. Call this after every look, also with an empty list."""
