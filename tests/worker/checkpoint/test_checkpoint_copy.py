@@ -87,6 +87,30 @@ def test_a_copy_has_the_same_content_times_and_manifest(a: Disk, b: Disk, server
     assert left_aside(b, "a") == []
 
 
+def test_all_files_of_a_copy_are_on_the_disk_before_its_manifest(
+    a: Disk, b: Disk, server: CheckpointServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, missed, write, fsync = set[tuple[int, int]](), list[str](), manifest.write, os.fsync
+
+    def sync(fd: int) -> None:
+        fsync(fd)
+        synced.add((os.fstat(fd).st_ino, os.fstat(fd).st_mtime_ns))
+
+    def check(folder: str, found: Any) -> None:
+        for path in found["files"]:
+            about = os.stat(manifest.file_of(folder, found["entry"], path))
+            if (about.st_ino, about.st_mtime_ns) not in synced:
+                missed.append(path)
+        write(folder, found)
+
+    a.save("step_1", {"one": BIG, "two": BIG, "three": b"3"}, age=500)
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(manifest, "write", check)
+    pull(b, b.client("a", server.port), "a", "step_1")
+    assert b.content("step_1", "a") == {"one": BIG, "two": BIG, "three": b"3"}
+    assert missed == []
+
+
 def test_the_next_version_of_a_name_takes_the_place_of_the_last(a: Disk, b: Disk, server: CheckpointServer) -> None:
     peer = b.client("a", server.port)
     for files in ({"one": BIG, "two": b"2"}, {"one": b"new"}):

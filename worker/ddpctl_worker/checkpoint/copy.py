@@ -125,12 +125,21 @@ def fetch_entry(folder: JobFolder, writer: str, files: Dict[str, SavedFile], get
                 os.rename(fetched[file["sha256"]], target)
             placed[file["sha256"]] = target
             os.utime(target, ns=(file["mtime_ns"], file["mtime_ns"]))
+            _sync(target)  # the time too: the manifest of a file with another time is stale
         for place, _, _ in os.walk(made):
             fs.sync_folder(place)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
     return made
+
+
+def _sync(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def put_copy(folder: JobFolder, found: Manifest, gathered: str) -> None:
