@@ -563,6 +563,19 @@ def test_what_is_saved_after_the_clock_was_set_back_is_the_newest(node: Node) ->
     assert node.complete[0] == "step_1.bin", "a training from the start in the same folder"
 
 
+@pytest.mark.parametrize("hours", [-1, 1])
+@pytest.mark.parametrize(("ago", "stays"), [(KEEPER_LOOK_S / 2, True), (10 * KEEPER_LOOK_S, False)])
+def test_a_clock_that_was_set_does_not_change_what_came_before_a_death(
+    node: Node, monkeypatch: pytest.MonkeyPatch, hours: int, ago: float, stays: bool
+) -> None:
+    node.write("model.bin")
+    assert node.looks() == ["model.bin"]
+    now = time.time() + hours * 3600
+    monkeypatch.setattr(time, "time", lambda: now)
+    node.keeper.note_death(now - ago, 0.0)
+    assert node.complete == (["model.bin"] if stays else [])
+
+
 def test_a_clock_that_is_right_decides_what_is_older(node: Node) -> None:
     node.write("step_2.pt", saved_by_torch())
     node.looks()

@@ -90,7 +90,7 @@ class Keeper:
         self._links = True  # whether the file system has hard links
         self._told_clock = False
         self._died: Optional[float] = None  # wall-clock time of the first death
-        self._guessed: Dict[str, float] = {}  # accepted because unchanged, and when (wall clock)
+        self._guessed: Dict[str, float] = {}  # accepted because unchanged, and when (monotonic)
         self._accepted = AcceptedEntries(folder)
         self._silent: Set[str] = set()  # entries whose format does not say whether they are whole
         self._withdrawn: Set[str] = set()  # withdrawn since this look began
@@ -122,7 +122,9 @@ class Keeper:
         """
         late: List[str] = []
         if died is not None and self._died is None:
-            late = [entry for entry, at in self._guessed.items() if at >= died - DEATH_CLOCK_S]
+            # The clock may have been set since an entry was accepted, but hardly since the death.
+            until = time.monotonic() - (time.time() - died) - DEATH_CLOCK_S
+            late = [entry for entry, at in self._guessed.items() if at >= until]
             for entry in late:
                 notes.note("checkpoint %s is not complete: it was being written when a rank ended" % entry)
                 manifest.discard(self._folder, entry)
@@ -390,7 +392,7 @@ class Keeper:
             return bool(ended)
         if bytes_written([paths[name] for name in unsaid]):
             return None
-        self._guessed[entry] = time.time()
+        self._guessed[entry] = time.monotonic()
         return True
 
     def tidy(self, keep: int, outputs: List[str], elsewhere: Mapping[str, List[Manifest]], holders: int = 1) -> None:
