@@ -265,6 +265,20 @@ def test_a_full_disk_beside_another_resource_is_a_full_disk() -> None:
     assert explained(launcher=REPORT.format(code=1), ranks={1: text}).reason == "disk_full"
 
 
+def test_a_full_disk_below_a_call_that_names_shared_memory_is_a_full_disk() -> None:
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 30, in <module>\n'
+        '    save(model, cache="/dev/shm/cache")\n'
+        '  File "train.py", line 9, in save\n'
+        "    file.write(data)\n"
+        "    ~~~~~~~~~~^^^^^^\n"
+        "OSError: [Errno 28] No space left on device\n"
+    )
+    found = explained(launcher=REPORT.format(code=1), ranks={1: text}, limits=LIMITS)
+    assert (found.reason, "not the disk" in found.message) == ("disk_full", False)
+
+
 def test_source_code_about_a_full_disk_is_no_full_disk() -> None:
     text = (
         "Traceback (most recent call last):\n"

@@ -9,6 +9,7 @@ from typing import Dict, Mapping, Optional
 from ddpctl_worker.run.last_output import TRACEBACK
 
 DISK = "disk"
+_CALL = '  File "'  # begins each call in a traceback; its source code follows
 _NO_SPACE = re.compile(
     r"No space left on device|Disk quota exceeded|\[Errno 28\]|\[Errno 122\]|PytorchStreamWriter failed writing file"
 )
@@ -40,14 +41,16 @@ _FILES = {
 def find_full(text: str) -> Optional[str]:
     """Return the resource that an exception and its traceback name as full: DISK, or another one.
 
-    ``None``: nothing is full. Of a chain of exceptions a full disk counts first. A line of source code tells only which
-    resource an error is about.
+    ``None``: nothing is full. Of a chain of exceptions a full disk counts first. The source code of the innermost call
+    tells which resource an error is about, but no source code is an error.
     """
     found = set()
     for block in text.split(TRACEBACK):
+        call = ""
         for line in block.split("\n"):
+            call = line if line.startswith(_CALL) else "%s\n%s" % (call, line)
             if _NO_SPACE.search(line) and not line.startswith("    "):
-                about = line if "/" in line else block  # a line with a path says itself what is full
+                about = line if "/" in line else call  # a line with a path says itself what is full
                 named = [name for name, words in _RESOURCES.items() if words.search(about)]
                 found.add(named[0] if named else DISK)
     found = found or {name for name, words in _REACHED.items() if words.search(text)}
