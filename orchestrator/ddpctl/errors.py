@@ -245,3 +245,12 @@ class Interrupted(DdpctlError):
     """Ctrl-C."""
 
     exit_code = 130
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether Ctrl-C, or a signal that counts as Ctrl-C, caused this exception.
+
+    pydantic catches a KeyboardInterrupt while it builds or runs a serializer, and names it in an exception of its own.
+    """
+    named = type(error).__module__.startswith("pydantic_core") and KeyboardInterrupt.__name__ in str(error)
+    return named or isinstance(error, KeyboardInterrupt | Interrupted)

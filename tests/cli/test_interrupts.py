@@ -6,10 +6,14 @@ import os
 import signal
 import sys
 import threading
+from typing import Annotated, Any
 
 import pytest
+from pydantic import PlainSerializer, TypeAdapter
 
+from ddpctl.cli import program
 from ddpctl.cli.interrupts import Interrupts
+from tests.cli.conftest import InProcess
 
 
 class Finalized:
@@ -40,3 +44,16 @@ def test_a_signal_that_python_ignores_counts(number: int, capsys: pytest.Capture
         assert interrupts.must_end == (number == signal.SIGTERM)
     assert sys.unraisablehook is hook
     assert "ignored" not in capsys.readouterr().err
+
+
+def press_ctrl_c(_value: int) -> int:
+    raise KeyboardInterrupt
+
+
+def test_a_signal_that_pydantic_catches_counts(monkeypatch: pytest.MonkeyPatch, run_command: InProcess) -> None:
+    def app(*_args: Any, **_options: Any) -> None:
+        TypeAdapter(Annotated[int, PlainSerializer(press_ctrl_c)]).dump_python(1)
+
+    monkeypatch.setattr(program, "make_app", lambda _names: app)
+    done = run_command("ps")
+    assert (done.rc, done.stderr) == (130, "interrupted\n")

@@ -16,7 +16,7 @@ from ddpctl.cli.follow import LineLook, conclude, follow_run, print_lines, tell_
 from ddpctl.cli.interrupts import Interrupts
 from ddpctl.cli.limits import MOST_LINES, RANK_SPAN, TAIL_LINES
 from ddpctl.code import RUNS_FOLDER
-from ddpctl.errors import HostsFailed, Interrupted, NoSuchJob, UsageError
+from ddpctl.errors import HostsFailed, Interrupted, NoSuchJob, UsageError, is_interrupt
 from ddpctl.render.status import untracked_lines
 from ddpctl.spec.event import Note, Tell
 from ddpctl.spec.inventory import Inventory, suggestion
@@ -181,8 +181,8 @@ def attach(
             job = job or run.run
             with wait_for_ranks(run, fleet, tell_beside):
                 end = follow_run(run, fleet)
-        except (KeyboardInterrupt, Interrupted):
-            if job is None:
+        except BaseException as error:
+            if job is None or not is_interrupt(error):
                 raise
             queued = run is not None and is_in_line(fleet, run)
             raise Interrupted(f"detached; {job} was not changed", hint=how_to_go_on(job, queued=queued)) from None

@@ -25,7 +25,7 @@ import typer.core
 
 from ddpctl import __version__
 from ddpctl.cli.state import GLOBAL, show_debug_log
-from ddpctl.errors import DdpctlError, Interrupted, UsageError, to_ddpctl_error
+from ddpctl.errors import DdpctlError, Interrupted, UsageError, is_interrupt, to_ddpctl_error
 from ddpctl.render.clean import clean
 from ddpctl.render.errors import error_lines
 from ddpctl.spec.command import name_inventory
@@ -217,7 +217,7 @@ def run(argv: list[str]) -> int:
         _drop_stdout()
         return 128 + signal.SIGPIPE
     except Exception as error:
-        return _fault(error)
+        return _report(Interrupted("interrupted")) if is_interrupt(error) else _fault(error)
     return int(code or 0)
 
 

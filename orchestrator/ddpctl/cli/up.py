@@ -15,7 +15,7 @@ from ddpctl.cli.follow import conclude, follow_run, tell_beside
 from ddpctl.cli.interrupts import Interrupts
 from ddpctl.cli.prompt import TERMINAL, can_ask, choose
 from ddpctl.cli.state import GLOBAL
-from ddpctl.errors import DdpctlError, Interrupted, PreflightFailed, UsageError
+from ddpctl.errors import DdpctlError, Interrupted, PreflightFailed, UsageError, is_interrupt
 from ddpctl.files.inventory import load_inventory, load_script
 from ddpctl.files.records import save_run
 from ddpctl.render.preflight import report_view
@@ -185,7 +185,7 @@ def bring_up(
                 session.print_json(up.report.to_json())
         raise
     except BaseException as error:
-        _undo(up, interrupted=isinstance(error, (KeyboardInterrupt, Interrupted)))
+        _undo(up, interrupted=is_interrupt(error))
         raise
 
 
