@@ -172,6 +172,22 @@ def test_a_later_time_out_begins_a_new_search() -> None:
     assert ranks.searching
 
 
+def test_a_rank_that_goes_on_after_its_time_out_ends_the_evidence() -> None:
+    """The program has handled the time-out. Hours later another rank is missing."""
+    ranks = printed()
+    ranks.take_looks([behind(0)], (), None, NOW + 1.0)
+    assert ranks.found
+    later = {"waits": list(SIXTH._replace(seq=7)), "timeouts": 1}
+    ranks.note_glances("node0", {1: later}, NOW + 5.0)
+    assert not ranks.found
+    assert not ranks.searching
+    ranks.note_failures({0: "node0"}, NOW + 9000.0)
+    assert ranks.searching
+    ranks.take_looks([behind(1)], (), None, NOW + 9000.0 + SEARCH_AFTER_S)
+    assert ranks.found is not None
+    assert ranks.found.rank == 1
+
+
 HOSTS = {0: "node0", 1: "node0", 2: "node1", 3: "node1"}
 
 

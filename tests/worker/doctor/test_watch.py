@@ -486,6 +486,21 @@ def test_the_missing_rank_is_named_once_every_host_shows_its_ranks(
     assert (found.host, found.rank) == ("node1", 1)
 
 
+def test_a_search_that_fails_is_over(nodes: list[Node], monkeypatch: pytest.MonkeyPatch, notes: list[str]) -> None:
+    """The doctor of the run goes on, and its watch can end."""
+    monkeypatch.setattr(hung, "SEARCH_AFTER_S", 0.1)
+    watch = nodes[0].watch
+
+    def fail(*_args: Any, **_how: Any) -> list[dict[str, Any]]:
+        raise RuntimeError("no look")
+
+    monkeypatch.setattr(watch, "look", fail)
+    watch.start()
+    watch.search({0: "node0"})
+    until(lambda: not watch._waited.searching)
+    assert any("no look" in note for note in notes)
+
+
 def test_the_missing_rank_is_found_while_a_printed_time_out_is_no_failure_yet(
     records: Records, nodes: list[Node]
 ) -> None:

@@ -78,6 +78,8 @@ class WaitedRanks:
 
         A new time-out among the glances begins a search. The entry of a rank that has ended or timed out stays. Any
         other rank that has left its collective keeps its entry for one more glance: the rank may be about to end.
+
+        A rank that is in another collective after its time-out goes on: the program has handled the time-out.
         """
         for rank, glance in glances.items():
             printed, before = int(glance.get("timeouts") or 0), self._printed.get(rank, 0)
@@ -88,7 +90,12 @@ class WaitedRanks:
             waits = glance.get("waits")
             self._host_of[rank] = host
             if waits:
-                self._waits[rank] = Waits(str(waits[0]), int(waits[1]), str(waits[2]), int(waits[3]))
+                present = Waits(str(waits[0]), int(waits[1]), str(waits[2]), int(waits[3]))
+                if rank in self._late and printed == before and self._waits.get(rank, present) != present:
+                    self._late.discard(rank)
+                    self.found = self.found if self._stacks_at is not None else None
+                    self._read_records = True
+                self._waits[rank] = present
                 self._left.discard(rank)
             elif rank in self._left and rank not in self._late:
                 self._waits.pop(rank, None)
@@ -134,6 +141,10 @@ class WaitedRanks:
         over = searched_s >= SEARCH_S or (not silent and sees_all(living, by_stack=stacks))
         self._read_records = over or stacks
         self._read_stacks = over and stacks
+
+    def end_search(self, now: float) -> None:
+        """End the search: it cannot be completed."""
+        self._read_records, self._read_stacks = True, self.counts_stacks(now)
 
     def _find_killed(self, looks: Sequence[Mapping[str, Any]], searched_s: float) -> Set[str]:
         """Return the hosts of ranks that have ended since the search began: the end of the run may have killed them."""

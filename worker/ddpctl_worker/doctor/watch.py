@@ -189,6 +189,9 @@ class RunWatch:
         if self._waited.is_due(now):
             try:
                 self._search()
+            except Exception:
+                self._waited.end_search(now)
+                raise
             finally:
                 self._over = self._last
         if self._decides and self._stall.is_due(self._clock.now(), diagnosed=self.diagnosis is not None):
