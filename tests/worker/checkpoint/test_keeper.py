@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from ddpctl_worker.checkpoint import manifest
+from ddpctl_worker.checkpoint.fencing import begin
 from ddpctl_worker.checkpoint.folder import list_entries
 from ddpctl_worker.checkpoint.keeper import Keeper
 from ddpctl_worker.checkpoint.limits import KEEPER_LOOK_S, MOST_UNFINISHED
 from ddpctl_worker.checkpoint.listing import read_checkpoints
-from ddpctl_worker.rules.attempts import BEFORE_ANY
+from ddpctl_worker.rules.attempts import BEFORE_ANY, AttemptId
 from ddpctl_worker.rules.unite import Saved, unite
 from tests.worker.checkpoint.test_metadata import index
 from tests.worker.checkpoint.test_whole import safetensors, saved_by_torch
@@ -574,6 +575,32 @@ def test_a_clock_that_was_set_does_not_change_what_came_before_a_death(
     monkeypatch.setattr(time, "time", lambda: now)
     node.keeper.note_death(now - ago, 0.0)
     assert node.complete == (["model.bin"] if stays else [])
+
+
+def test_what_is_saved_after_the_clock_was_set_back_is_of_this_run(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = time.time() - 1800
+    os.utime(node.write("torn.bin"), (earlier, earlier))
+    begin(str(node.folder), AttemptId(1, "r", 1))
+    node.begin()
+    now = time.time() - 3600
+    monkeypatch.setattr(time, "time", lambda: now)
+    os.utime(node.write("model.bin"), (now, now))
+    assert node.looks() == ["model.bin"]
+    assert [file["path"] for file in node.keeper.list_unfinished()] == []
+    os.utime(node.write("cut-off.bin"), (now, now))
+    assert [file["path"] for file in node.keeper.list_unfinished()] == ["cut-off.bin"]
+    node.keeper.note_death(None, now + 1)
+    assert [file["path"] for file in node.keeper.list_unfinished()] == [], "the ranks were restarted after it"
+
+
+def test_a_clock_that_was_set_back_after_a_restart_changes_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    restarted = time.time() - 1
+    node.keeper.note_death(None, restarted)
+    now = time.time() - 3600
+    monkeypatch.setattr(time, "time", lambda: now)
+    os.utime(node.write("model.bin"), (now, now))
+    node.keeper.note_death(None, restarted)
+    assert node.looks() == ["model.bin"]
 
 
 def test_a_clock_that_is_right_decides_what_is_older(node: Node) -> None:

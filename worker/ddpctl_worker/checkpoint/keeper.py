@@ -38,7 +38,7 @@ from ddpctl_worker.machine import notes
 from ddpctl_worker.machine.proc import bytes_written
 from ddpctl_worker.rules.attempts import BEFORE_ANY, AttemptId, attempt_of
 from ddpctl_worker.rules.complete import Manifest
-from ddpctl_worker.rules.entries import FOLDER, Files, is_hidden, is_log, is_of_torch, series_of, step_of
+from ddpctl_worker.rules.entries import FOLDER, Files, Stamp, is_hidden, is_log, is_of_torch, series_of, step_of
 from ddpctl_worker.rules.order import moment_of
 from ddpctl_worker.rules.saves import SaveCounter, find_left_behind
 from ddpctl_worker.rules.unite import unite
@@ -78,9 +78,14 @@ class Keeper:
         copying: Callable[[str, str], bool] = lambda entry, version: False,
     ) -> None:
         self._read_on, self._copying = read_on, copying
-        self._folder, self._host, self._since = folder, host, since
+        self._folder, self._host = folder, host
+        self._since = _boot_time(since)
+        self._restarted = 0.0  # the last restart of ranks (wall clock)
         self._known = {one["entry"]: one for one in manifest.read_all(folder)}
         self._begun = read_begun(folder)
+        self._before = {
+            _path(entry, name): one for entry, files in self._begun.files.items() for name, one in files.items()
+        }
         self._attempt = self._begun.attempt if attempt is None else attempt
         self._saves = SaveCounter(self._begun, self._known_saves())
         self._seen: Dict[str, Tuple[Files, float]] = {}  # files, and since when they are unchanged
@@ -130,7 +135,9 @@ class Keeper:
                 manifest.discard(self._folder, entry)
                 self._known.pop(entry, None)
             self._withdrawn.update(late)
-        self._died, self._since = died, max(since, self._since)
+        if since != self._restarted:  # the clock may have been set since a restart that is known
+            self._restarted, self._since = since, max(_boot_time(since), self._since)
+        self._died = died
         self._refused.clear()
         self._accepted.withdraw(late)
 
@@ -150,7 +157,7 @@ class Keeper:
         """
         died = time.time() if self._died is None else self._died
         done = {
-            os.path.join(entry, name) if name else entry
+            _path(entry, name)
             for entry, files in list_entries(self._folder).items()
             for name in files
             if self._has(entry, files) or self._accepted.contains(entry, files)
@@ -158,7 +165,7 @@ class Keeper:
         found = []
         for path, stamp in files_below(self._folder).items():
             own = path.startswith(FOLDER + os.sep) or is_of_torch(path) or is_log(path) or path in done
-            if own or stamp.mtime_ns / 1e9 < self._since:
+            if own or self._is_older(path, stamp):
                 continue
             whole = is_complete(os.path.join(self._folder, path))
             if whole is False or (whole is None and stamp.mtime_ns / 1e9 >= died - KEEPER_LOOK_S):
@@ -374,7 +381,7 @@ class Keeper:
         said = {name: is_complete(paths[name]) for name in plain}
         if False in said.values():
             return False
-        before = [name for name in plain if said[name] and files[name].mtime_ns < self._since * 1e9]
+        before = [name for name in plain if said[name] and self._is_older(_path(entry, name), files[name])]
         if any(is_damaged(paths[name], self._read_on) for name in before):
             notes.note("checkpoint %s is not complete: it has other bytes than its own checksums say" % entry)
             return False
@@ -386,7 +393,7 @@ class Keeper:
         self._silent.add(entry)
         if self._accepted.contains(entry, files):
             return True
-        if max(files[name].mtime_ns for name in unsaid) < self._since * 1e9:
+        if all(self._is_older(_path(entry, name), files[name]) for name in unsaid):
             return False
         if ended is not None or self._died is not None:
             return bool(ended)
@@ -394,6 +401,11 @@ class Keeper:
             return None
         self._guessed[entry] = time.monotonic()
         return True
+
+    def _is_older(self, path: str, stamp: Stamp) -> bool:
+        """Return whether a file is older than the present ranks. ``path``: below the folder."""
+        started = time.time() - (notes.boottime() - self._since)  # by the wall clock as it is now
+        return stamp.mtime_ns / 1e9 < started or self._before.get(path) == stamp
 
     def tidy(self, keep: int, outputs: List[str], elsewhere: Mapping[str, List[Manifest]], holders: int = 1) -> None:
         """Remove old checkpoints beyond ``keep``.
@@ -427,6 +439,16 @@ class Keeper:
                 unpin(self._folder, entry, [find_pin(self._folder, known)])
         except OSError as error:
             notes.note("pinned versions of checkpoints cannot be removed: %s" % error)
+
+
+def _path(entry: str, name: str) -> str:
+    """Return the path of an entry's file below the folder."""
+    return os.path.join(entry, name) if name else entry
+
+
+def _boot_time(moment: float) -> float:
+    """Return a recent moment of the wall clock as seconds since boot, which stay right if the clock is set later."""
+    return notes.boottime() - (time.time() - moment)
 
 
 def _age(files: Files) -> int:
