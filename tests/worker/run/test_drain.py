@@ -58,6 +58,10 @@ def test_it_counts_the_time_outs_that_a_rank_prints(tmp_path: Path) -> None:
     os.write(ends[0, STDERR], b"[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)\n")
     drain.catch_up(10)
     assert drain.count_timeouts() == {0: 2}
+    for part in (b"[rank0]: Watchdog caught collective oper", b"ation timeout: WorkNCCL(SeqNum=8)\n"):
+        os.write(ends[0, STDERR], part)
+        drain.catch_up(10)
+    assert drain.count_timeouts() == {0: 3}
     drain.close()
     for end in ends.values():
         os.close(end)

@@ -45,9 +45,10 @@ class OutputPipe:
 
     def remember(self, data: bytes) -> None:
         self.said_at = time.time()
-        if _TRACEBACK in data:
+        before = self._tail[-1] if self._tail else b""
+        if _says(_TRACEBACK, before, data):
             self.traceback_at = self.said_at
-        if any(words in data for words in _TIMEOUTS):
+        if any(_says(words, before, data) for words in _TIMEOUTS):
             self.timeouts += 1
         self._tail.append(data)
         self._tail_size += len(data)
@@ -57,6 +58,12 @@ class OutputPipe:
     def tail(self) -> str:
         """Return the last ``TAIL_BYTES`` as text."""
         return b"".join(self._tail)[-TAIL_BYTES:].decode("utf-8", "replace")
+
+
+def _says(words: bytes, before: bytes, data: bytes) -> bool:
+    """Return whether ``data`` has these words, or completes them: two reads may share them."""
+    edge = len(words) - 1
+    return words in data or words in before[-edge:] + data[:edge]
 
 
 class Drain:
