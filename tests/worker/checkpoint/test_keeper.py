@@ -161,19 +161,24 @@ def test_a_manifest_that_cannot_be_written_is_tried_again_and_stops_no_other(
 ) -> None:
     write = manifest.write
 
+    def full_disk(*_args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
     def full(folder: str, found: Any) -> None:
-        if found["entry"] == "model.bin":
-            raise OSError(28, "No space left on device")
+        if found["entry"] == "step_1":
+            full_disk()
         write(folder, found)
 
-    node.write("model.bin")
+    node.write("step_1/model.bin")
     os.utime(node.write("newer.bin"), (time.time(), time.time() + 1))
     node.looks(1)
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "write", full)
+        patch.setattr("ddpctl_worker.checkpoint.keeper.pin", full_disk)
         assert node.looks(3) == ["newer.bin"]
-    assert noted(capfd, "model.bin") == 1, "once, not at every look"
-    assert node.looks(1) == ["model.bin"]
+    said = capfd.readouterr().err
+    assert [said.count(f"checkpoint step_1 {what}") for what in ("cannot be pinned", "is not complete")] == [1, 1]
+    assert node.looks(1) == ["step_1"]
 
 
 @pytest.mark.parametrize("name", ["x" * 247 + ".pt", "%" * 100 + ".pt", "saved/" + "x" * 230 + ".pt"])
@@ -577,7 +582,7 @@ def test_a_clock_that_was_set_does_not_change_what_came_before_a_death(
     assert node.complete == (["model.bin"] if stays else [])
 
 
-def test_what_is_saved_after_the_clock_was_set_back_is_of_this_run(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_after_the_clock_was_set_back_is_of_this_run(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     earlier = time.time() - 1800
     os.utime(node.write("torn.bin"), (earlier, earlier))
     begin(str(node.folder), AttemptId(1, "r", 1))
@@ -591,6 +596,14 @@ def test_what_is_saved_after_the_clock_was_set_back_is_of_this_run(node: Node, m
     assert [file["path"] for file in node.keeper.list_unfinished()] == ["cut-off.bin"]
     node.keeper.note_death(None, now + 1)
     assert [file["path"] for file in node.keeper.list_unfinished()] == [], "the ranks were restarted after it"
+
+
+def test_a_save_before_the_clock_was_set_forward_is_of_this_run(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.write("model.bin")
+    node.looks(1)
+    now = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert node.looks(1) == ["model.bin"]
 
 
 def test_a_clock_that_was_set_back_after_a_restart_changes_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,8 +177,12 @@ def test_a_rank_that_goes_on_after_its_time_out_ends_the_evidence() -> None:
     ranks = printed()
     ranks.take_looks([behind(0)], (), None, NOW + 1.0)
     assert ranks.found
+    ranks.note_glances("node1", {2: PRINTED}, NOW + 2.0)
     later = {"waits": list(SIXTH._replace(seq=7)), "timeouts": 1}
     ranks.note_glances("node0", {1: later}, NOW + 5.0)
+    assert ranks.found, "rank 2 may still fail"
+    ranks.note_glances("node1", {2: dict(later, waits=list(SIXTH))}, NOW + 6.0)
+    ranks.note_glances("node1", {2: later}, NOW + 7.0)
     assert not ranks.found
     assert not ranks.searching
     ranks.note_failures({0: "node0"}, NOW + 9000.0)

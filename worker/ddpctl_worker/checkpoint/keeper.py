@@ -23,6 +23,7 @@ import errno
 import os
 import shutil
 import time
+from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ddpctl_worker.checkpoint import manifest
@@ -79,8 +80,7 @@ class Keeper:
     ) -> None:
         self._read_on, self._copying = read_on, copying
         self._folder, self._host = folder, host
-        self._since = _boot_time(since)
-        self._restarted = 0.0  # the last restart of ranks (wall clock)
+        self._since, self._since_boot = since, _boot_time(since)
         self._known = {one["entry"]: one for one in manifest.read_all(folder)}
         self._begun = read_begun(folder)
         self._before = {
@@ -118,8 +118,9 @@ class Keeper:
         return found
 
     def note_death(self, died: Optional[float], since: float) -> None:
-        """Take note of the first death among the ranks that were started at ``since`` (wall clock; ``None``: all live).
+        """Take note of the first death among the ranks (wall clock; ``None``: all live).
 
+        ``since``: the last restart of a rank by the launcher (wall clock), 0.0 if there was no restart.
         Files accepted after the death are withdrawn.
 
         Raises:
@@ -135,8 +136,8 @@ class Keeper:
                 manifest.discard(self._folder, entry)
                 self._known.pop(entry, None)
             self._withdrawn.update(late)
-        if since != self._restarted:  # the clock may have been set since a restart that is known
-            self._restarted, self._since = since, max(_boot_time(since), self._since)
+        if since not in (0.0, self._since):  # the clock may have been set since a restart that is known
+            self._since, self._since_boot = since, _boot_time(since)
         self._died = died
         self._refused.clear()
         self._accepted.withdraw(late)
@@ -267,7 +268,8 @@ class Keeper:
                 self._links = False
                 self._tell_once("links", "no hard links in %s: a replaced checkpoint does not count" % self._folder)
             else:  # a full disk: the version is judged under its own name
-                self._tell_once(version.entry, "the checkpoint %s cannot be pinned: %s" % (version.entry, error))
+                why = "the checkpoint %s cannot be pinned: %s" % (version.entry, error)
+                self._tell_once("pin " + version.entry, why)
             return version
         return None if place is None else version._replace(place=place)
 
@@ -404,8 +406,8 @@ class Keeper:
 
     def _is_older(self, path: str, stamp: Stamp) -> bool:
         """Return whether a file is older than the present ranks. ``path``: below the folder."""
-        started = time.time() - (notes.boottime() - self._since)  # by the wall clock as it is now
-        return stamp.mtime_ns / 1e9 < started or self._before.get(path) == stamp
+        started = time.time() - (notes.boottime() - self._since_boot)  # by the wall clock as it is now
+        return stamp.mtime_ns / 1e9 < min(started, self._since) or self._before.get(path) == stamp
 
     def tidy(self, keep: int, outputs: List[str], elsewhere: Mapping[str, List[Manifest]], holders: int = 1) -> None:
         """Remove old checkpoints beyond ``keep``.
@@ -433,12 +435,16 @@ class Keeper:
 
     def _sweep(self) -> None:
         """Remove the pins of an earlier keeper, except pins of versions with a manifest."""
-        try:
-            unpin_unknown(self._folder, self._known)
-            for entry, known in self._known.items():
-                unpin(self._folder, entry, [find_pin(self._folder, known)])
-        except OSError as error:
-            notes.note("pinned versions of checkpoints cannot be removed: %s" % error)
+        removals = [partial(unpin_unknown, self._folder, self._known)]
+        removals += [partial(self._unpin_older, one) for one in self._known.values()]
+        for remove in removals:
+            try:
+                remove()
+            except OSError as error:
+                notes.note("pinned versions of checkpoints cannot be removed: %s" % error)
+
+    def _unpin_older(self, known: Manifest) -> None:
+        unpin(self._folder, known["entry"], [find_pin(self._folder, known)])
 
 
 def _path(entry: str, name: str) -> str:

@@ -89,16 +89,22 @@ def unpin_unknown(folder: str, entries: Iterable[str]) -> None:
     """Remove the pinned versions of all entries, except for ``entries``.
 
     Raises:
-        OSError: a part stays.
+        OSError: a part stays; everything else was removed.
     """
     top, known = os.path.join(folder, FOLDER, PINNED), {file_name(entry) for entry in entries}
+    trouble: Optional[OSError] = None
     try:
         names = sorted(os.listdir(top))
     except (FileNotFoundError, NotADirectoryError):
         return
     for name in names:
-        if name not in known:
-            fs.remove_tree(os.path.join(top, name))
+        try:
+            if name not in known:
+                fs.remove_tree(os.path.join(top, name))
+        except OSError as error:
+            trouble = error
+    if trouble is not None:
+        raise trouble
 
 
 def _folder(folder: str, entry: str) -> str:

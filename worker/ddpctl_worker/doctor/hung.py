@@ -92,15 +92,19 @@ class WaitedRanks:
             if waits:
                 present = Waits(str(waits[0]), int(waits[1]), str(waits[2]), int(waits[3]))
                 if rank in self._late and printed == before and self._waits.get(rank, present) != present:
-                    self._late.discard(rank)
-                    self.found = self.found if self._stacks_at is not None else None
-                    self._read_records = True
+                    self._forget_late(rank)
                 self._waits[rank] = present
                 self._left.discard(rank)
             elif rank in self._left and rank not in self._late:
                 self._waits.pop(rank, None)
             else:
                 self._left.add(rank)
+
+    def _forget_late(self, rank: int) -> None:
+        """Forget a time-out that the program has handled. Once no other is left, the evidence is worth nothing."""
+        self._late.discard(rank)
+        if not self._late and self._stacks_at is None:
+            self.found, self._read_records = None, True
 
     def _begin(self, now: float) -> None:
         """Begin a search, unless this time-out belongs to the last search: ranks that wait time out together."""
@@ -128,8 +132,7 @@ class WaitedRanks:
         ``silent``: hosts that did not show all their ranks. A host with a failed rank need not: its launcher ends its
         other ranks. ``diagnosis``: from before the time-out; it counts if no rank stands out now.
         """
-        stacks, began = self.counts_stacks(now), self._stacks_at if self.counts_stacks(now) else self._began
-        searched_s = now - (began or now)
+        stacks, searched_s = self.counts_stacks(now), self._searched_s(now)
         silent = ({*silent} | self._find_killed(looks, searched_s)) - set(self.failed.values())
         living = [one for one in looks if one.get("rank") not in {*self.failed, *self._late}]
         found = find_mismatch(looks, self._waits, self._host_of)
@@ -142,9 +145,14 @@ class WaitedRanks:
         self._read_records = over or stacks
         self._read_stacks = over and stacks
 
-    def end_search(self, now: float) -> None:
-        """End the search: it cannot be completed."""
-        self._read_records, self._read_stacks = True, self.counts_stacks(now)
+    def note_fault(self, now: float) -> None:
+        """Note that the ranks could not be looked at: the search ends once its time is over."""
+        if self._searched_s(now) >= SEARCH_S:
+            self._read_records, self._read_stacks = True, self.counts_stacks(now)
+
+    def _searched_s(self, now: float) -> float:
+        began = self._stacks_at if self.counts_stacks(now) else self._began
+        return now - (began or now)
 
     def _find_killed(self, looks: Sequence[Mapping[str, Any]], searched_s: float) -> Set[str]:
         """Return the hosts of ranks that have ended since the search began: the end of the run may have killed them."""

@@ -190,7 +190,7 @@ class RunWatch:
             try:
                 self._search()
             except Exception:
-                self._waited.end_search(now)
+                self._waited.note_fault(self._clock.now())
                 raise
             finally:
                 self._over = self._last
