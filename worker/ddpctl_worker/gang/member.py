@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ddpctl_worker.gang.base import Gang, Wake
 from ddpctl_worker.gang.cutwatch import SILENT
@@ -42,6 +42,7 @@ class MemberGang(Gang):
         self._heard = self._since = self._clock.now()  # the hub's last message; the start of this connection
         self._parked: List[socket.socket] = []
         self._refused_since: Optional[float] = None
+        self._troubles: Set[str] = set()  # reasons in the log
         self._hub_done = False
         self._left = False  # the hub has acknowledged our goodbye
         self._hub_clock: Optional[Tuple[float, float]] = None  # its last message: sent (its clock), received (ours)
@@ -138,7 +139,8 @@ class MemberGang(Gang):
         self._sock, self._wire = sock, MemberWire(self.key, self.run_id, self.host, self.hub_host)
         try:
             sock.sendall(self._wire.hello())
-        except OSError:
+        except OSError as error:
+            self._note_trouble(error)
             self._close()
 
     def _receive(self, timeout: float) -> None:
@@ -172,10 +174,10 @@ class MemberGang(Gang):
 
     def _note_trouble(self, why: object) -> None:
         """Keep the reason why this node cannot join. Each new reason goes to the log."""
-        trouble = "no connection to %s port %d: %s" % (self.hub_host, self.address[1], why)
-        if not self._joined and trouble != self.trouble:
-            self.trouble = trouble
-            note("gang: %s" % trouble)
+        self.trouble = "" if self._joined else str(why)
+        if self.trouble and self.trouble not in self._troubles:
+            self._troubles.add(self.trouble)
+            note("gang: no connection to %s port %d: %s" % (self.hub_host, self.address[1], why))
 
     def _introduce(self) -> None:
         self._said_serves = self._serves

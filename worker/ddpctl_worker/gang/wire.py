@@ -110,7 +110,7 @@ class MemberWire(Wire):
     def _meet(self, greeting: Dict[str, Any]) -> None:
         nonce = str(greeting.get("nonce"))
         if not _same(greeting.get("mac"), self._mac("hub", self._host, self._nonce, nonce)):
-            raise Stranger("what listens there does not hold the run's key")
+            raise Stranger("the program that listens there does not hold the run's key")
         self._agree(self._host, self._nonce, nonce, True)
         self.peer = self._hub
 
