@@ -5,12 +5,14 @@ Files that are written once, on a file system without hard links.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,33 +50,48 @@ def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", refuse)
 
 
-# Ends at its call number argv[3] of os.rename, as if it were killed there.
+DISK_CALLS = ("rename", "mkdir", "open", "listdir", "lstat", "unlink", "rmdir")
+
+# Ends before its call number argv[2] of the disk, as if it were killed there.
 KILLED_WRITER = f"""
 import os, sys
 sys.path.insert(0, {WORKER!r})
 from ddpctl_worker.machine import fs
-rename, calls = os.rename, int(sys.argv[2])
+left = int(sys.argv[2])
 
 def refuse(*_):
     raise PermissionError(1, "no hard links here")
 
-def count(*args):
-    global calls
-    calls -= 1
-    if not calls:
-        os.kill(os.getpid(), 9)
-    rename(*args)
+def counted(call):
+    def count(*args, **options):
+        global left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), 9)
+        return call(*args, **options)
+    return count
 
-os.link, os.rename = refuse, count
+os.link = refuse
+for name in {DISK_CALLS!r}:
+    setattr(os, name, counted(getattr(os, name)))
 sys.exit(not fs.write_once(sys.argv[1], {{"writer": "killed"}}))
 """
 
 
+def destroy_claim(path: str) -> None:
+    """Leave what a power cut may leave of a claim: the folder with its mark, without the file."""
+    os.mkdir(path + ".claim")
+    Path(path + ".claim", "taken").touch()
+
+
 @pytest.mark.usefixtures("no_links")
-def test_a_writer_that_is_killed_at_any_point_leaves_a_file_to_the_next_writer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("destroyed", [False, True])
+def test_a_writer_that_is_killed_at_any_point_leaves_a_file_to_the_next_writer(tmp_path: Path, destroyed: bool) -> None:
     for step in itertools.count(1):
         path = str(tmp_path / f"{step}.json")
-        died = subprocess.run([sys.executable, "-c", KILLED_WRITER, path, str(step)]).returncode
+        if destroyed:
+            destroy_claim(path)
+        died = subprocess.run([sys.executable, "-S", "-c", KILLED_WRITER, path, str(step)]).returncode
         if died == 0:
             break
         assert died == -signal.SIGKILL
@@ -82,11 +99,11 @@ def test_a_writer_that_is_killed_at_any_point_leaves_a_file_to_the_next_writer(t
         assert fs.read_json(path) == {"writer": "next" if own else "killed"}
         assert not fs.write_once(path, {"writer": "third"})
         assert fs.read_json(path) == {"writer": "next" if own else "killed"}
-    assert step > 1
+    assert step > 10
 
 
 class SlowWriter(threading.Thread):
-    """Writes ``path`` once, and waits at its call number ``step`` of os.rename."""
+    """Writes ``path`` once, and waits before its call number ``step`` of the disk."""
 
     def __init__(self, path: str, step: int) -> None:
         super().__init__()
@@ -98,7 +115,7 @@ class SlowWriter(threading.Thread):
         self.answer = fs.write_once(self.path, {"writer": "slow"})
         self.hangs.set()
 
-    def wait_at_rename(self) -> None:
+    def wait_at_call(self) -> None:
         self.left -= 1
         if not self.left:
             self.hangs.set()
@@ -106,36 +123,46 @@ class SlowWriter(threading.Thread):
 
 
 @pytest.mark.usefixtures("no_links")
-def test_a_writer_that_hangs_at_any_point_replaces_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rename = os.rename
+@pytest.mark.parametrize("destroyed", [False, True])
+def test_a_writer_that_hangs_at_any_point_replaces_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, destroyed: bool
+) -> None:
+    def slow(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(*args: Any, **options: Any) -> Any:
+            thread = threading.current_thread()
+            if isinstance(thread, SlowWriter):
+                thread.wait_at_call()
+            return call(*args, **options)
 
-    def slow_rename(*args: Any) -> None:
-        thread = threading.current_thread()
-        if isinstance(thread, SlowWriter):
-            thread.wait_at_rename()
-        rename(*args)
+        return wait
 
-    monkeypatch.setattr(os, "rename", slow_rename)
+    for name in DISK_CALLS:
+        monkeypatch.setattr(os, name, slow(getattr(os, name)))
     for step in itertools.count(1):
         path = str(tmp_path / f"{step}.json")
-        slow = SlowWriter(path, step)
-        slow.start()
-        assert slow.hangs.wait(20)
-        if slow.answer is not None:
+        if destroyed:
+            destroy_claim(path)
+        writer = SlowWriter(path, step)
+        writer.start()
+        assert writer.hangs.wait(20)
+        if writer.answer is not None:
             break
         own = fs.write_once(path, {"writer": "quick"})
         first = fs.read_json(path)
-        slow.goes_on.set()
-        slow.join()
+        writer.goes_on.set()
+        writer.join()
         assert first == {"writer": "quick" if own else "slow"}
-        assert slow.answer is not own
+        assert writer.answer is not own
         assert fs.read_json(path) == first
-    assert step > 1
+    assert step > 10
 
 
 @pytest.mark.usefixtures("no_links")
-def test_many_writers_at_once_without_hard_links(tmp_path: Path) -> None:
+@pytest.mark.parametrize("destroyed", [False, True])
+def test_many_writers_at_once_without_hard_links(tmp_path: Path, destroyed: bool) -> None:
     path, won = str(tmp_path / "exit.json"), []
+    if destroyed:
+        destroy_claim(path)
     writers = [
         threading.Thread(target=lambda n=n: won.append(n) if fs.write_once(path, {"n": n}) else None) for n in range(16)
     ]
@@ -145,3 +172,43 @@ def test_many_writers_at_once_without_hard_links(tmp_path: Path) -> None:
         writer.join()
     assert [fs.read_json(path)] == [{"n": n} for n in won]
     assert sorted(os.listdir(tmp_path)) == ["exit.json", "exit.json.claim"]
+
+
+@pytest.mark.usefixtures("no_links")
+def test_the_file_in_a_claim_is_durable_before_the_claim_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, rename, sync, synced, taken = str(tmp_path / "exit.json"), os.rename, fs.sync_folder, [], []
+
+    def sync_and_note(folder: str) -> None:
+        sync(folder)
+        synced.append((folder, os.path.exists(os.path.join(folder, "file"))))
+
+    def look_and_rename(old: str, new: str) -> None:
+        if new == path + ".claim":
+            taken.append((old, True) in synced)
+        rename(old, new)
+
+    monkeypatch.setattr(fs, "sync_folder", sync_and_note)
+    monkeypatch.setattr(os, "rename", look_and_rename)
+    assert fs.write_once(path, {"n": 1})
+    assert taken == [True]
+
+
+@pytest.mark.usefixtures("no_links")
+def test_a_disk_that_cannot_tell_whether_a_file_exists_lets_nothing_replace_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, lstat = str(tmp_path / "exit.json"), os.lstat
+    assert fs.write_once(path, {"n": 1})
+
+    def fail(name: Any, **options: Any) -> os.stat_result:
+        if name == path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return lstat(name, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", fail)
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            fs.write_once(path, {"n": 2})
+    assert fs.read_json(path) == {"n": 1}

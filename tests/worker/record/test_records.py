@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 import signal
@@ -195,6 +196,103 @@ def test_the_reserve_takes_the_exit_record_on_a_full_disk(
     record.save(paths, {"state": "lost"})
     assert fs.read_json(paths.exit) == {"state": "failed"}
     assert sorted(os.listdir(tmp_path)) == ["exit.json", *([] if links else ["exit.json.claim"])]
+
+
+# Its disk is full. It ends before its call number argv[2] of the disk, as if it were killed there.
+KILLED_ON_A_FULL_DISK = f"""
+import errno, os, sys
+sys.path.insert(0, {WORKER!r})
+from ddpctl_worker.machine import fs
+from ddpctl_worker.record import record
+from ddpctl_worker.record.paths import RunPaths
+left = int(sys.argv[2])
+
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+def refuse(*_):
+    raise PermissionError(1, "no hard links here")
+
+def counted(call):
+    def count(*args, **options):
+        global left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), 9)
+        return call(*args, **options)
+    return count
+
+fs._write_draft, os.link = full, refuse
+for name in ("rename", "mkdir", "open"):
+    setattr(os, name, counted(getattr(os, name)))
+record.save(RunPaths(sys.argv[1]), {{"state": "failed"}})
+"""
+
+
+def test_a_writer_that_is_killed_on_a_full_disk_leaves_the_record_to_the_next_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without hard links. A record in a claim needs no room. Any other record waits for the disk."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    found = set()
+    for step in itertools.count(1):
+        paths = RunPaths(str(tmp_path / str(step)))
+        os.mkdir(paths.top)
+        record.make_reserve(paths.reserve)
+        command = [sys.executable, "-S", "-c", KILLED_ON_A_FULL_DISK, paths.top, str(step)]
+        died = subprocess.run(command).returncode
+        if died == 0:
+            break
+        assert died == -signal.SIGKILL
+        writer = record.ExitWriter(paths)
+        with monkeypatch.context() as patch:
+            patch.setattr(fs, "_write_draft", full)
+            left = [name for name in ("reserve", "exit.json.claim") if (Path(paths.top) / name).exists()]
+            if left or os.path.exists(paths.exit):
+                assert writer.wrote(lambda: {"state": "lost"}), (step, os.listdir(paths.top))
+        assert writer.wrote(lambda: {"state": "lost"})
+        first = fs.read_json(paths.exit)
+        assert first in ({"state": "failed"}, {"state": "lost"})
+        found.add(first["state"])
+        assert record.ExitWriter(paths).wrote(lambda: {"state": "killed"})
+        assert fs.read_json(paths.exit) == first
+    assert found == {"failed", "lost"}
+
+
+def test_an_error_of_the_disk_at_the_last_rename_leaves_the_record_to_the_next_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without hard links, on a full disk."""
+    paths, rename = RunPaths(str(tmp_path)), os.rename
+    record.make_reserve(paths.reserve)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "no hard links here")
+
+    def fail(old: str, new: str) -> None:
+        if new == paths.exit and os.path.exists(old):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(old, new)
+
+    monkeypatch.setattr(fs, "_write_draft", full)
+    monkeypatch.setattr(os, "link", refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", fail)
+        for _ in range(2):
+            with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                record.save(paths, {"state": "failed"})
+    assert not record.save(paths, {"state": "lost"})
+    assert fs.read_json(paths.exit) == {"state": "failed"}
 
 
 @pytest.mark.parametrize("fault", [errno.ESTALE, errno.EIO, errno.EACCES])

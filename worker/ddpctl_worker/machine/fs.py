@@ -151,17 +151,19 @@ def write_json(path: str, value: Mapping[str, Any], *, durable: bool = True) -> 
 
 def write_once(path: str, value: Dict[str, Any], *, durable: bool = True) -> bool:
     """Create ``path`` with ``value``; return False if it exists already."""
-    draft = _write_draft(path, value, durable)
-    try:
-        first = publish_once(draft, path)
-    finally:
-        discard(draft)
+    first = False
+    if not _is_published(path):
+        draft = _write_draft(path, value, durable)
+        try:
+            first = publish_once(draft, path, durable=durable)
+        finally:
+            discard(draft)
     if durable:
         sync_folder(os.path.dirname(path))
     return first
 
 
-def publish_once(draft: str, path: str) -> bool:
+def publish_once(draft: str, path: str, *, durable: bool = True) -> bool:
     """Give the file ``draft`` the name ``path``; return False if ``path`` exists already. ``draft`` may stay."""
     try:
         os.link(draft, path)
@@ -170,24 +172,30 @@ def publish_once(draft: str, path: str) -> bool:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
             raise
-        return _publish_by_claim(draft, path)
+        return _publish_by_claim(draft, path, durable)
     return True
 
 
-def _publish_by_claim(draft: str, path: str) -> bool:
-    """Publish a file on a file system without hard links.
+def _publish_by_claim(draft: str, path: str, durable: bool) -> bool:
+    """Publish a file on a file system without hard links, which may have no locks either.
 
-    The claim is a folder with the file in it. A rename never replaces a folder that is not empty, so the first claim
-    stays, and ``path`` can only become its file. The next writer finishes the work of a writer that was killed. This
-    needs no lock: such a file system may have none either.
+    The claim is a folder beside ``path``. A writer fills a folder of its own with the file and a mark, then renames it:
+    - No claim: the next rename takes it. A rename never replaces a folder with content, so the first claim stays.
+    - The claim has its file: only this file can become ``path``. Any writer moves it there (``_is_published``).
+    - ``path`` exists: published for ever. The mark stays in the claim, so a writer that hung cannot take it again.
+    - The claim has neither its file nor ``path``: a power cut has destroyed it, so the next writer removes it.
     """
-    claim, mine = path + ".claim", draft + ".claim"
-    if os.path.lexists(path):
+    if _is_published(path):
         return False
+    claim, mine = path + ".claim", draft + ".claim"
     os.mkdir(mine, 0o700)
     try:
-        os.close(os.open(os.path.join(mine, "taken"), os.O_CREAT | os.O_WRONLY, 0o600))  # stays: never an empty folder
+        mark = os.path.join(mine, os.path.basename(draft))  # no other claim has a mark of this name
+        os.close(os.open(mark, os.O_CREAT | os.O_WRONLY, 0o600))
         os.rename(draft, os.path.join(mine, "file"))
+        if durable:
+            sync_folder(mine)
+        _remove_destroyed(claim, path)
         first = True
         try:
             os.rename(mine, claim)
@@ -195,15 +203,51 @@ def _publish_by_claim(draft: str, path: str) -> bool:
             if not os.path.isdir(claim):
                 raise
             first = False
-        try:
-            os.rename(os.path.join(claim, "file"), path)
-        except FileNotFoundError:
-            os.lstat(path)  # another writer has done it, or the folder was removed, which is an error
+        if not _is_published(path):
+            raise FileNotFoundError(errno.ENOENT, "the folder was removed", path)
         return first
     finally:
         with contextlib.suppress(OSError):  # the caller's again, if it was not published
             os.rename(os.path.join(mine, "file"), draft)
         shutil.rmtree(mine, ignore_errors=True)
+
+
+def _is_published(path: str) -> bool:
+    """Return whether ``path`` exists. First finish the work of a writer that was killed: this needs no room."""
+    if _exists(path):
+        return True
+    try:
+        os.rename(os.path.join(path + ".claim", "file"), path)
+    except (FileNotFoundError, NotADirectoryError):
+        return _exists(path)  # another writer may just have moved the file
+    return True
+
+
+def _remove_destroyed(claim: str, path: str) -> None:
+    """Remove a claim without a file and without ``path``. Another writer may do the same, and take the claim anew."""
+    try:
+        names = os.listdir(claim)
+    except FileNotFoundError:
+        return
+    if "file" in names or _exists(path):  # in this order: a file that has left the claim is ``path``
+        return
+    for name in names:
+        discard(os.path.join(claim, name))
+    with contextlib.suppress(OSError):  # a new claim has content
+        os.rmdir(claim)
+
+
+def _exists(path: str) -> bool:
+    """Return whether ``path`` exists.
+
+    Raises:
+        OSError: the disk cannot tell now.
+    """
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _write_draft(path: str, value: Mapping[str, Any], durable: bool) -> str:

@@ -58,12 +58,14 @@ def make_reserve(path: str, size: int = RESERVE_BYTES) -> None:
 
 
 def write_reserved(reserve: str, path: str, value: Dict[str, Any], *, once: bool = False) -> bool:
-    """Turn a reserve into the record ``path``. The record is written into the allocated bytes themselves: a full disk
-    does not prevent it, and no other writer can take the bytes. Return False if there is no reserve, or (``once``) if
-    there is a record. Without hard links ``once`` makes a folder too, in the bytes that the record does not need.
+    """Turn a reserve into the record ``path``. Return False if there is no reserve, or (``once``) if there is a record.
+
+    The record is written into the allocated bytes themselves, so a full disk does not prevent it. Without hard links
+    ``once`` makes a folder too. This has room in the bytes that the record frees, unless another writer takes them.
 
     Raises:
-        OSError: the disk takes nothing at all; the reserve is as it was.
+        OSError: the disk takes nothing now. Either the reserve is back, with room for this record, or a claim holds the
+            record, and ``fs.write_once`` publishes it. A disk that refuses even the rename back loses the reserve.
     """
     mine = "%s.%d.%s" % (reserve, os.getpid(), os.urandom(4).hex())
     try:
@@ -252,8 +254,8 @@ def save(paths: RunPaths, body: Dict[str, Any]) -> bool:
     try:
         first = fs.write_once(paths.exit, body)
     except OSError:  # a full disk: the reserve is for this case
-        if not write_reserved(paths.reserve, paths.exit, body, once=True) and not os.path.exists(paths.exit):
-            raise
-        return True
+        if write_reserved(paths.reserve, paths.exit, body, once=True):
+            return True
+        first = fs.write_once(paths.exit, body)  # another writer had the reserve, so there may be a record
     fs.discard(paths.reserve)  # not needed any more
     return first
