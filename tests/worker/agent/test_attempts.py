@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.runrecord import RunRecord
 from ddpctl_worker.run.launcher import environment
 from tests.worker.checkpoints import OF_JOB
+from tests.worker.node import eventually
 
 NAMES = [f"n{i}" for i in range(4)]
 
@@ -132,3 +134,28 @@ def test_a_part_whose_records_cannot_be_read_is_not_taken_for_ended(
         patch.setattr(os, "open", away)
         with pytest.raises(OSError, match="Stale"):
             part.stop(0.0, "ddpctl")
+
+
+def test_a_part_that_is_called_off_while_its_disk_is_away_is_stopped_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent gives the order once more, but the leader waits for the end of the part."""
+    part, opened, refused = LocalPart(str(tmp_path), 1), os.open, threading.Event()
+    os.makedirs(part.paths.node)
+    Path(part.paths.run).write_text("{}")
+    part.started = True
+
+    def away(path: Any, *args: Any, **options: Any) -> int:
+        if str(path).startswith(part.paths.node):
+            refused.set()
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return opened(path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", away)
+        part.call_off()
+        assert refused.wait(20)
+    part.call_off()
+    eventually(lambda: part.end is not None, "the end of the part")
+    assert part.end is not None
+    assert part.end["state"] == "killed"

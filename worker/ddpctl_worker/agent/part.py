@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ddpctl_worker.agent.limits import MOST_TRACEBACK
 from ddpctl_worker.agent.state import PartProgress
-from ddpctl_worker.machine import fs
+from ddpctl_worker.machine import fs, notes
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record import record
 from ddpctl_worker.record.document import CheckpointChoice
@@ -161,8 +161,14 @@ class LocalPart:
     def call_off(self) -> None:
         """Start to end the part with the job's own grace, because the attempt is over on other hosts. Does not wait."""
         if not self.called_off:
-            threading.Thread(target=self.stop, args=(None, "ddpctl"), name="call-off", daemon=True).start()
+            threading.Thread(target=self._stop_patiently, name="call-off", daemon=True).start()
             self.called_off = True
+
+    def _stop_patiently(self) -> None:
+        """Stop the part, however long its disk is away."""
+        faults = notes.Faults(float("inf"))
+        while not faults.survive(lambda: self.stop(None, "ddpctl")):
+            pass
 
     def _close(self) -> None:
         with self._lock:

@@ -29,8 +29,11 @@ class Faults:
         self._since: Optional[float] = None
         self._noted = ""
 
-    def survive(self, turn: Callable[[], object]) -> None:
-        """Call ``turn``. Its error is noted, and raised only after failures without a break for the whole patience."""
+    def survive(self, turn: Callable[[], object]) -> bool:
+        """Call ``turn``; return whether it succeeded.
+
+        Its error is noted, and raised only after failures without a break for the whole patience.
+        """
         try:
             turn()
         except Exception as error:
@@ -42,8 +45,9 @@ class Faults:
             if now - self._since > self._patience:
                 raise
             self._clock.sleep(FAULT_PAUSE_S)
-        else:
-            self._since = None
+            return False
+        self._since = None
+        return True
 
 
 def now_iso() -> str:
