@@ -222,48 +222,65 @@ def counted(call):
         return call(*args, **options)
     return count
 
-fs._write_draft, os.link = full, refuse
-for name in ("rename", "mkdir", "open"):
+fs._write_draft = full
+if sys.argv[3] == "False":
+    os.link = refuse
+for name in ("rename", "mkdir", "open", "link", "unlink"):
     setattr(os, name, counted(getattr(os, name)))
 record.save(RunPaths(sys.argv[1]), {{"state": "failed"}})
 """
 
 
-def test_a_writer_that_is_killed_on_a_full_disk_leaves_the_record_to_the_next_writer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("links", [True, False])
+def test_a_writer_that_is_killed_on_a_full_disk_leaves_the_record_or_its_room_to_the_next_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
-    """Without hard links. A record in a claim needs no room. Any other record waits for the disk."""
+    """With and without hard links. The disk is full until a reserve is removed."""
+    draft, found = fs._write_draft, set()
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(path: str, *args: Any) -> str:
+        if any(name.startswith("reserve") for name in os.listdir(os.path.dirname(path))):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return draft(path, *args)
 
     def refuse(*_: object) -> None:
         raise PermissionError(1, "no hard links here")
 
-    monkeypatch.setattr(os, "link", refuse)
-    found = set()
+    monkeypatch.setattr(fs, "_write_draft", full)
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
     for step in itertools.count(1):
         paths = RunPaths(str(tmp_path / str(step)))
         os.mkdir(paths.top)
         record.make_reserve(paths.reserve)
-        command = [sys.executable, "-S", "-c", KILLED_ON_A_FULL_DISK, paths.top, str(step)]
+        command = [sys.executable, "-S", "-c", KILLED_ON_A_FULL_DISK, paths.top, str(step), str(links)]
         died = subprocess.run(command).returncode
         if died == 0:
             break
         assert died == -signal.SIGKILL
-        writer = record.ExitWriter(paths)
-        with monkeypatch.context() as patch:
-            patch.setattr(fs, "_write_draft", full)
-            left = [name for name in ("reserve", "exit.json.claim") if (Path(paths.top) / name).exists()]
-            if left or os.path.exists(paths.exit):
-                assert writer.wrote(lambda: {"state": "lost"}), (step, os.listdir(paths.top))
-        assert writer.wrote(lambda: {"state": "lost"})
+        assert record.ExitWriter(paths).wrote(lambda: {"state": "lost"})
         first = fs.read_json(paths.exit)
         assert first in ({"state": "failed"}, {"state": "lost"})
         found.add(first["state"])
         assert record.ExitWriter(paths).wrote(lambda: {"state": "killed"})
         assert fs.read_json(paths.exit) == first
     assert found == {"failed", "lost"}
+
+
+def test_the_reserve_of_a_living_writer_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes the record into these bytes now. Files of the script stay, too."""
+    paths = RunPaths(str(tmp_path))
+    names = {f"reserve.{os.getpid()}.0a1b2c3d", "reserve.txt", "reserve.\u00b2.0a1b2c3d"}
+    for name in names:
+        (tmp_path / name).touch()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fs, "_write_draft", full)
+    with pytest.raises(OSError, match="No space"):
+        record.save(paths, {"state": "lost"})
+    assert set(os.listdir(tmp_path)) == names
 
 
 def test_an_error_of_the_disk_at_the_last_rename_leaves_the_record_to_the_next_try(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import json
 import os
+import re
 import struct
 import time
 import zlib
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ddpctl_worker.machine import fs, notes
+from ddpctl_worker.machine import fs, notes, proc
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.limits import GONE_S, RESERVE_BYTES, WRITE_PATIENCE_S, WRITE_PAUSE_S
 from ddpctl_worker.record.outcome import Outcome
@@ -21,6 +23,7 @@ from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import LOST, NO_SUCH_RUN, SCHEMA, SUPERVISOR_LOST
 
 _HEARTBEAT = struct.Struct("<ddQIII")
+_TAKEN = re.compile(r"\.([0-9]+)\.[0-9a-f]{8}(\.claim)?\Z")  # the end of a name in write_reserved
 
 
 def named_by(request: Dict[str, Any]) -> Tuple[RunPaths, RunRecord]:
@@ -256,6 +259,17 @@ def save(paths: RunPaths, body: Dict[str, Any]) -> bool:
     except OSError:  # a full disk: the reserve is for this case
         if write_reserved(paths.reserve, paths.exit, body, once=True):
             return True
+        _free_abandoned(paths.reserve)
         first = fs.write_once(paths.exit, body)  # another writer had the reserve, so there may be a record
     fs.discard(paths.reserve)  # not needed any more
     return first
+
+
+def _free_abandoned(reserve: str) -> None:
+    """Remove what ``write_reserved`` has left in processes that were killed: the full disk has room there."""
+    for path in glob.glob(glob.escape(reserve) + ".*"):
+        named = _TAKEN.match(path[len(reserve) :])
+        found = proc.read_stat(int(named.group(1))) if named else None
+        if named and (found is None or not found.alive):
+            with contextlib.suppress(OSError):
+                fs.remove_tree(path)
