@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,13 @@ from ddpctl.stages.restore import ask_held, refuse_others, restore
 from ddpctl.transport.base import Fleet, FleetOutcome
 from ddpctl.transport.local import LocalTransport
 from ddpctl_worker.checkpoint.fencing import begin
+from ddpctl_worker.checkpoint.keeper import Keeper
 from ddpctl_worker.checkpoint.starts import note_start
 from tests.environment.support import Heard, fleet_of, local_inventory
 from tests.transport.dry import DryTransport
 from tests.worker.checkpoint.test_metadata import index
 from tests.worker.checkpoints import NOW, Disk
-from tests.worker.node import Node
+from tests.worker.node import Node, eventually
 from tests.worker.programs import SLEEP
 
 BIG = bytes(range(256)) * 4000
@@ -147,6 +149,27 @@ def test_a_live_run_keeps_what_it_writes_and_a_run_in_line_writes_nothing(
     ]
     if queued:
         os.kill(node.pid(run, "starter"), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_live_run_keeps_the_version_that_its_keeper_judges(
+    site: Site, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The script has replaced that version already, so only its pin is left."""
+    first, second, _ = site.disks
+    first.save("epoch_1.pt", {"": BIG}, age=50)
+    (tmp_path / "scratch").mkdir()
+    node = Node(second.base, tmp_path / "scratch", "n1")
+    request.addfinalizer(node.clean_up)
+    node.start(SLEEP)
+    keeper = Keeper(str(second.own), "n1", since=time.time() - 5.0)
+    (second.own / "state.bin").write_bytes(b"first")
+    assert keeper.look() == []
+    (second.own / "new.tmp").write_bytes(b"second one")
+    (second.own / "new.tmp").replace(second.own / "state.bin")
+    assert site.restore() == {}
+    written = eventually(keeper.look, "the version is hashed")
+    assert [(one["entry"], one["size"]) for one in written] == [("state.bin", len(b"first"))]
 
 
 @pytest.mark.slow

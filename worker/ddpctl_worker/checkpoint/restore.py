@@ -52,9 +52,11 @@ def restore(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     "name"}]}``: the entries that were set aside, with their new names."""
     base = paths.base_of(request)
     folder = JobFolder(base, request["job_id"], request["host"])
-    # A checkpoint from right before a power cut has no manifest yet.
-    progress = _Progress(channel)
-    Keeper(folder.make(folder.host), folder.host, since=time.time(), read_on=progress.add).look(ended=False)
+    own, progress = folder.make(folder.host), _Progress(channel)
+    # A checkpoint from right before a power cut has no manifest yet. A live run has a keeper of its own, and a second
+    # keeper would remove the versions that the first pins.
+    if not live_runs(base, folder.host, folder.job, queued=False):
+        Keeper(own, folder.host, since=time.time(), read_on=progress.add).look(ended=False)
     for one in list_kept(folder, {})[0]:
         channel.send({"manifest": one.manifest})
     pem = request["certificate"], request["key"], base
@@ -63,7 +65,7 @@ def restore(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         channel.send({"listening": server.port, "addresses": own_addresses()})
         go = _said(channel, "go")
         peers = clients(go["peers"], context(*pem, False))
-        count, own = 0, folder.of(folder.host)
+        count = 0
         before = find_set_aside(own)
         try:
             if go["orders"] is not None:
