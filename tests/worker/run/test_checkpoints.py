@@ -52,7 +52,7 @@ def test_what_is_written_right_before_the_end_is_known(node: Node) -> None:
     assert (one["entry"], one["host"], one["files"][""]["sha256"]) == ("model.bin", node.host, digest)
 
 
-def test_those_of_a_live_run_are_not_set_aside(node: Node) -> None:
+def test_checkpoints_of_a_live_run_are_not_set_aside(node: Node) -> None:
     """Another controller has started it since ``up --fresh`` looked for live runs."""
     run = start(node, SAVE + "time.sleep(600)\n")
     eventually(lambda: known(node) == ["model.bin"], "a manifest is written")
