@@ -32,6 +32,7 @@ from ddpctl_worker.rules.complete import Chosen, Manifest
 from ddpctl_worker.wire import contract
 
 STAGE = "checkpoints"
+LEFT = "stays as it is: a live run of the job may be writing it"
 FRESH = "`ddpctl up --fresh` starts without the checkpoints of earlier runs"
 
 
@@ -74,11 +75,14 @@ def restore(
     tell: Tell,
     addresses: Addresses,
     held: FleetOutcome[Holdings],
+    *,
+    wait: bool = False,
 ) -> Mapping[str, DdpctlError]:
     """Give every host the newest checkpoints; return the error of each host that could not get them.
 
     ``held``: the answers of all hosts of the inventory. Where these show that no host lacks a file, no host is asked.
-    A note says from which checkpoint the start resumes.
+    ``wait``: the start waits in line. Without it a checkpoint that a live run may be writing is an error of its host:
+    the hosts would resume from different checkpoints. A note says from which checkpoint the start resumes.
     """
     if launch.job is None or launch.own_checkpoints:
         return {}
@@ -95,7 +99,7 @@ def restore(
     if listed.keys() >= set(launch.names) and all_have({host: [*listed[host], *foreign] for host in launch.names}):
         _tell_resumed(newest_resumed(listed, _starts(held)), tell)
         return {}
-    restoring = Restoring(launch.job_id, launch.names, tell, addresses, tuple(having))
+    restoring = Restoring(launch.job_id, launch.names, tell, addresses, tuple(having), wait=wait)
     errors = restoring.run(fleet)
     if not errors:
         _tell_resumed(restoring.resumed(_starts(held)), tell)
@@ -142,8 +146,16 @@ class Restoring:
     """A restore on all ``hosts`` of a job; ``sources`` are further hosts, which only serve. An object is used once."""
 
     def __init__(
-        self, job: JobId, hosts: Sequence[str], tell: Tell, addresses: Addresses, sources: Sequence[str] = ()
+        self,
+        job: JobId,
+        hosts: Sequence[str],
+        tell: Tell,
+        addresses: Addresses,
+        sources: Sequence[str] = (),
+        *,
+        wait: bool = False,
     ) -> None:
+        self._wait = wait
         self._job, self._tell, self._addresses = job, tell, addresses
         self._hosts = tuple(hosts)
         self._nodes = {host: _Node() for host in (*hosts, *sources)}
@@ -162,6 +174,7 @@ class Restoring:
         self._tell(StageStarted(STAGE, len(self._nodes)))  # early: the hosts first hash their files without a manifest
         outcome = fleet.together(self._work, list(self._nodes))
         errors = {host: error for host, error in outcome.errors.items() if host in self._hosts}
+        errors |= self._refuse_left(outcome)
         names = ", ".join(step.chosen.entry for step in self._plan)
         count = sum(result["bytes"] for result in outcome.results.values())
         note = f"{names}: {count} bytes from host to host" if self._plan else "every host has the newest"
@@ -176,9 +189,22 @@ class Restoring:
             return None
         return Resumed(self._chosen.entry, self._chosen.time, start_of(self._chosen.run, starts))
 
+    def _refuse_left(self, outcome: FleetOutcome[dict[str, Any]]) -> dict[str, DdpctlError]:
+        """Return the error of each host that left a checkpoint as it is. A start in line only gets a warning."""
+        if self._wait:
+            return {}
+        hint = f"end it: ddpctl kill {self._job.job}; or choose another --name"
+        return {
+            host: ProvisionError(f"{', '.join(result['left'])} {LEFT}", hint=hint, host=host)
+            for host, result in outcome.results.items()
+            if host in self._hosts and result["left"]
+        }
+
     def _tell_rest(self, outcome: FleetOutcome[dict[str, Any]]) -> None:
-        """Warn of renamed checkpoints and of sources that failed: neither ends the restore."""
+        """Warn of renamed checkpoints, of checkpoints that stay, and of sources that failed. The restore goes on."""
         for host, result in outcome.results.items():
+            for entry in result["left"] if self._wait else ():
+                self._tell(Note(f"{entry} {LEFT}", "warning", host))
             for moved in result["aside"]:
                 text = f"{moved['entry']} is now {moved['name']}: it is not complete, or not what the run resumes from"
                 self._tell(Note(text, "warning", host))

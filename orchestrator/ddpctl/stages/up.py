@@ -199,7 +199,7 @@ class Up:
         """Put the newest checkpoints of earlier runs on every host."""
         preferred = {host: (node.fabric_address,) for host, node in self.facts.nodes.items() if node.fabric_address}
         addresses = Addresses(preferred, report.open_ports)
-        errors = restore(self._launch, self._fleet, self._tell, addresses, self._held)
+        errors = restore(self._launch, self._fleet, self._tell, addresses, self._held, wait=self._wait)
         self._raise_for(errors, "could not get the checkpoints of earlier runs")
 
     def start(self) -> RunStatus:

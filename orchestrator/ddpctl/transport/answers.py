@@ -122,6 +122,7 @@ RESULTS: Mapping[str, Any] = {
     "restore": shape_of(
         bytes=Count,
         aside=Annotated[list[shape_of(entry=Place, name=Place)], Field(max_length=100_000)],  # type: ignore[misc]
+        left=Annotated[list[Place], Field(max_length=100_000)],
     ),
     "install": shape_of(python=File, env=Name, versions=dict[Short, Short | None], seconds=Number),
     # A wheel, whose bytes came before; or the requirements that its build lacks.

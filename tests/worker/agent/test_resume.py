@@ -186,7 +186,7 @@ def test_a_preparation_that_was_called_off_does_not_work_beside_the_next_one(
     two.disks["a"].save("step_1.pt", {"": BIG}, age=50)
     beside, second = [], threading.Event()
 
-    def put_own(*args: Any, **options: Any) -> bool:
+    def put_own(*args: Any) -> None:
         beside.append(1)
         if len(beside) > 1:
             second.set()
@@ -194,11 +194,11 @@ def test_a_preparation_that_was_called_off_does_not_work_beside_the_next_one(
             first.wanted = False
             second.wait(2.0)
             assert not second.is_set(), "two are at work"
-        return copy.put_own(*args, **options)
+        copy.put_own(*args)
 
-    def set_newer_aside(folder: Any) -> list[str]:
+    def set_newer_aside(folder: Any, *args: Any) -> list[str]:
         asides.append(folder.host)
-        return copy.set_newer_aside(folder)
+        return copy.set_newer_aside(folder, *args)
 
     asides: list[str] = []
     monkeypatch.setattr(restore, "put_own", put_own)

@@ -37,6 +37,7 @@ from ddpctl_worker.wire.contract import CORRUPT, UNSAFE_PATH
 _FILE = "file"  # the name of an entry that is a file, before it is in place
 
 Get = Callable[[str, SavedFile], str]  # a file's path and description -> the path of the verified file
+Stays = Callable[[str], bool]  # whether an own entry must stay as it is, since a live run may be writing it
 
 
 class Fetching:
@@ -158,13 +159,13 @@ def put_copy(folder: JobFolder, found: Manifest, gathered: str) -> None:
                 remove_path(path)
 
 
-def put_own(folder: JobFolder, chosen: Chosen, get: Get, *, live: bool = False) -> bool:
-    """Put a complete checkpoint into this host's own folder; return whether it is there now.
+def put_own(folder: JobFolder, chosen: Chosen, get: Get, stays: Stays = lambda entry: False) -> None:
+    """Put a complete checkpoint into this host's own folder.
 
     - If the entry is there with a part of the same files, only the missing files are added.
     - If it is an older version with a valid manifest and no other files, it is removed: such versions would fill the
       disk.
-    - Anything else that has the name is set aside. With ``live`` it stays: a live run may be writing it.
+    - Anything else that has the name is set aside, unless it ``stays``.
     """
     own, target = folder.of(folder.host), _target(folder, folder.host, chosen.entry)
     present = folder.manifests(folder.host).get(chosen.entry)
@@ -174,13 +175,13 @@ def put_own(folder: JobFolder, chosen: Chosen, get: Get, *, live: bool = False) 
     adding = bool(have) and not unknown and have.items() <= content(chosen.files).items()
     older = present is not None and when_chosen(chosen).is_newer(when_of(present)) and _nothing_else(target, present)
     kept = present if adding or older else None
-    if live and not _is_unchanged(folder, chosen.entry, kept):
-        return False
+    if not _is_unchanged(folder, chosen.entry, kept) and stays(chosen.entry):
+        return
     gathered = fetch_entry(folder, folder.host, missing if adding else chosen.files, get)
     old = "%s.old" % gathered
     try:
-        if live and not _is_unchanged(folder, chosen.entry, kept):
-            return False
+        if not _is_unchanged(folder, chosen.entry, kept) and stays(chosen.entry):
+            return
         if adding:
             _add(gathered, target, missing)
         else:
@@ -190,7 +191,6 @@ def put_own(folder: JobFolder, chosen: Chosen, get: Get, *, live: bool = False) 
                 _set_aside(target)
             _move(gathered, target, chosen.files)
         manifest.write(own, manifest.own_manifest(chosen, folder.host))
-        return True
     finally:
         for path in (gathered, old):
             if os.path.lexists(path):
@@ -209,7 +209,7 @@ def _nothing_else(target: str, present: Manifest) -> bool:
     return found <= set(present["files"])
 
 
-def set_newer_aside(folder: JobFolder) -> List[str]:
+def set_newer_aside(folder: JobFolder, stays: Stays = lambda entry: False) -> List[str]:
     """Set aside each own entry that is newer than the newest complete entry of its series. Return their names.
 
     A script resumes from the newest name that it finds, and would fail on an incomplete entry in every attempt. Call
@@ -225,7 +225,7 @@ def set_newer_aside(folder: JobFolder) -> List[str]:
         series, made = series_of(entry), manifests.get(entry)
         if series not in chosen or not _newer(_when(folder.host, begun, entry, files, made), chosen[series]):
             continue
-        if not _usable(own, entry, files, made):
+        if not _usable(own, entry, files, made) and not stays(entry):
             os.rename(os.path.join(own, entry), _name_aside(os.path.join(own, entry)))
             manifest.discard(own, entry)
             renamed.append(entry)
@@ -252,7 +252,7 @@ def _newer(when: When, than: When) -> bool:
     return when.is_newer(than) or (same_clock and when.entry != than.entry and than.moment > time.time())
 
 
-def put_back(folder: JobFolder) -> List[str]:
+def put_back(folder: JobFolder, stays: Stays = lambda entry: False) -> List[str]:
     """Put the pinned version of own entries back under its own name. Return the names of these entries.
 
     An entry is concerned if its manifest is valid for the pinned version only. The files that replaced that version are
@@ -262,7 +262,7 @@ def put_back(folder: JobFolder) -> List[str]:
     entries = list_entries(own)
     for entry, made in folder.manifests(folder.host).items():
         place = find_pin(own, made)
-        if place is None or manifest.fits(made, entries.get(entry, {})):
+        if place is None or manifest.fits(made, entries.get(entry, {})) or stays(entry):
             continue
         target = _target(folder, folder.host, entry)
         if os.path.lexists(target):

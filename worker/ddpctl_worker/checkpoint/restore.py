@@ -18,11 +18,12 @@ import os
 import re
 import ssl
 import time
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ddpctl_worker.checkpoint.client import CheckpointClient
 from ddpctl_worker.checkpoint.copy import (
     Fetching,
+    Stays,
     put_back,
     put_own,
     remove_abandoned_transfers,
@@ -49,7 +50,11 @@ Order = Mapping[str, Any]  # of Restore.order
 
 def restore(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     """``{"job_id", "certificate", "key", "ports": [int]}`` -> ``{"bytes": from other hosts, "aside": [{"entry",
-    "name"}]}``: the entries that were set aside, with their new names."""
+    "name"}], "left": [entry]}``.
+
+    ``aside``: the entries that were set aside, with their new names. ``left``: the entries that were left as they are,
+    since a live run of the job may be writing them.
+    """
     base = paths.base_of(request)
     folder = JobFolder(base, request["job_id"], request["host"])
     own, progress = folder.make(folder.host), _Progress(channel)
@@ -65,20 +70,20 @@ def restore(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         channel.send({"listening": server.port, "addresses": own_addresses()})
         go = _said(channel, "go")
         peers = clients(go["peers"], context(*pem, False))
-        count = 0
+        count, writing = 0, _Writing(base, folder)
         before = find_set_aside(own)
         try:
             if go["orders"] is not None:
-                live = live_runs(base, folder.host, folder.job, queued=False)
                 throttle = Throttle(None, progress.add)
-                count = restore_entries(folder, peers, go["orders"], throttle, live=bool(live))
+                count = restore_entries(folder, peers, go["orders"], throttle, writing.stays)
         finally:
             for peer in peers.values():
                 peer.close()
         channel.send({"complete": True})
         _said(channel, "end")
         aside = {name: entry for name, entry in find_set_aside(own).items() if name not in before}
-        return {"bytes": count, "aside": [{"entry": aside[name], "name": name} for name in sorted(aside)]}
+        moved = [{"entry": aside[name], "name": name} for name in sorted(aside)]
+        return {"bytes": count, "aside": moved, "left": sorted(writing.left)}
     finally:
         server.close()
 
@@ -94,6 +99,22 @@ class _Progress:
         if time.monotonic() - self._at >= PROGRESS_S:
             self._at = time.monotonic()
             self._channel.send({"moved": self._bytes})
+
+
+class _Writing:
+    """Which own entries stay as they are, since a live run of the job may be writing them; ``left``: their names."""
+
+    def __init__(self, base: str, folder: JobFolder) -> None:
+        self._live = live_runs(base, folder.host, folder.job, queued=False)
+        self.left: Set[str] = set()
+
+    def stays(self, entry: str) -> bool:
+        if not self._live:
+            return False
+        if entry not in self.left:
+            notes.note("left %s as it is: a live run of the job may be writing it" % entry)
+        self.left.add(entry)
+        return True
 
 
 def find_set_aside(own: str) -> Dict[str, str]:
@@ -122,20 +143,19 @@ def restore_entries(
     peers: Dict[str, CheckpointClient],
     orders: Sequence[Order],
     throttle: Optional[Throttle] = None,
-    *,
-    live: bool = False,
+    stays: Stays = lambda entry: False,
 ) -> int:
     """Put missing files in place, and set newer incomplete checkpoints aside; return the bytes that came from other
     hosts. ``throttle`` is called at every step, and may end the work there with an exception.
 
-    ``live``: a run of the job is live here. An incomplete checkpoint stays then, since that run may be writing it.
+    ``stays`` is asked before an entry that is not a complete checkpoint is renamed.
 
     Raises:
         WorkerError: no_space; corrupt, a file cannot be had; unsafe_path.
     """
     throttle = throttle or Throttle(None)
     remove_abandoned_transfers(folder)
-    for entry in () if live else put_back(folder):
+    for entry in put_back(folder, stays):
         notes.note("%s is the version that was kept: the file that had replaced it is not complete" % entry)
     fetching = Fetching(folder, folder.host, peers, throttle)
     for order in orders:
@@ -146,10 +166,9 @@ def restore_entries(
             throttle.count(0)
             return fetching.get(entry, path, file, _in_turn(known[path], folder.host))
 
-        if not put_own(folder, chosen, get, live=live):
-            notes.note("left %s as it is: a live run of the job may be writing it" % chosen.entry)
+        put_own(folder, chosen, get, stays)
     throttle.count(0)
-    for entry in () if live else set_newer_aside(folder):
+    for entry in set_newer_aside(folder, stays):
         notes.note("set aside %s: it is newer than the checkpoint to resume from, and not complete" % entry)
     return fetching.bytes
 
