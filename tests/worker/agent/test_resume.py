@@ -21,6 +21,7 @@ from ddpctl_worker.agent.talk import AnswerServer, PeerLine
 from ddpctl_worker.checkpoint import copy, restore
 from ddpctl_worker.checkpoint.fencing import begin
 from ddpctl_worker.checkpoint.folder import list_entries
+from ddpctl_worker.checkpoint.pins import pin
 from ddpctl_worker.record.document import CheckpointChoice
 from ddpctl_worker.wire.channel import WorkerError
 from tests.worker.checkpoints import NOW, OF_JOB, Disk, credentials
@@ -49,7 +50,7 @@ class Party:
         self.resume: dict[str, Resume] = {}
         self.asked: list[str] = []
         for host in hosts:
-            run: Any = {"host": host, **OF_JOB, "restart": {"hosts": members}}
+            run: Any = {"host": host, **OF_JOB, "serial": NOW.serial, "run": NOW.run, "restart": {"hosts": members}}
             self.resume[host] = Resume(str(self.disks[host].base), run, pem, self.lines[host])
             self.resume[host].start()
             desks[host].start(self._answer(host))
@@ -176,6 +177,46 @@ def test_a_choice_that_the_first_host_has_not_made_is_refused(party: Any) -> Non
     two.choose()
     with pytest.raises(WorkerError, match="a does not know any more what attempt 2 resumes from"):
         two.begin("b", CheckpointChoice("0" * 64, ())).result()
+
+
+def newer_run(party: Party, host: str) -> None:
+    """A newer run of the job begins on ``host``, and its first save is not complete yet."""
+    begin(str(party.disks[host].own), NOW._replace(serial=NOW.serial + 1, run="newer"))
+    for name in ("step_1.pt", "step_2.pt"):
+        (party.disks[host].own / name).write_bytes(b"half of a save")
+
+
+@pytest.mark.parametrize("when", ["before", "during the transfer"])
+def test_an_attempt_beside_a_newer_run_renames_none_of_its_saves(
+    party: Any, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    two = party("ab", 2)
+    two.disks["a"].save("step_1.pt", {"": b"1"}, age=50)
+    two.disks["b"].save("step_0.pt", {"": b"0"}, age=90)
+    choice, real = two.choose(), copy.fetch_entry
+
+    def fetch_entry(*args: Any) -> str:
+        if when != "before":
+            newer_run(two, "b")
+        return real(*args)
+
+    monkeypatch.setattr(copy, "fetch_entry", fetch_entry)
+    if when == "before":
+        newer_run(two, "b")
+    with pytest.raises(WorkerError, match="a newer attempt has begun here: attempt 1 of run newer"):
+        two.begin("b", choice).result()
+    for name in ("step_1.pt", "step_2.pt"):
+        assert (two.disks["b"].own / name).read_bytes() == b"half of a save"
+
+
+def test_an_attempt_beside_a_newer_run_takes_no_version_from_its_keeper(party: Any) -> None:
+    two = party("ab", 2)
+    own = str(two.disks["b"].own)
+    newer_run(two, "b")
+    assert pin(own, "step_1.pt", list_entries(own)["step_1.pt"]) is not None
+    with pytest.raises(WorkerError, match="a newer attempt has begun here"):
+        two.resume["b"].collect(two.part("b"), two.hosts)
+    assert list(two.disks["b"].own.glob(".ddpctl/pinned/step_1.pt/*"))
 
 
 def test_a_preparation_that_was_called_off_does_not_work_beside_the_next_one(

@@ -15,6 +15,7 @@ import pytest
 
 from ddpctl.environment.spread import new_credentials
 from ddpctl_worker.checkpoint import copy, limits, manifest
+from ddpctl_worker.checkpoint import restore as verb
 from ddpctl_worker.checkpoint.client import CheckpointClient
 from ddpctl_worker.checkpoint.copy import Fetching, fetch_entry, put_copy, put_own
 from ddpctl_worker.checkpoint.fencing import begin
@@ -30,7 +31,7 @@ from ddpctl_worker.store.relay import PeerGone, Serving, read_line, send_chunk, 
 from ddpctl_worker.wire.channel import WorkerError
 from tests.worker.checkpoint.test_keeper import zeroed
 from tests.worker.checkpoint.test_whole import saved_by_torch
-from tests.worker.checkpoints import NOW, Disk, tls
+from tests.worker.checkpoints import JOB, NOW, Disk, credentials, tls
 from tests.worker.rights import no_override
 
 pytestmark = pytest.mark.slow
@@ -467,6 +468,44 @@ def test_a_save_of_a_live_run_during_the_transfer_stays(a: Disk, b: Disk, server
     put_own(b.folder, order.chosen, get, lambda entry: entry == "snapshot.pt")
     assert (b.own / "snapshot.pt").read_bytes() == b"new save"
     assert (aside(b), [name for name in left_aside(b, "b") if name.startswith("new.")]) == ([], [])
+
+
+class Controller:
+    """Plays ddpctl for the verb: ``said`` are its orders."""
+
+    def __init__(self, *said: dict[str, Any]) -> None:
+        self._said = [json.dumps(one).encode() for one in said]
+
+    def send(self, frame: dict[str, Any]) -> None:
+        pass
+
+    def read_line(self) -> bytes:
+        return self._said.pop(0)
+
+
+def test_saves_of_a_run_that_begins_during_the_transfer_stay(
+    a: Disk, b: Disk, server: CheckpointServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a.save("snapshot.pt", {"": BIG}, age=50)
+    b.save("snapshot.pt", {"": b"older"}, age=90)
+    b.save("epoch_1.pt", {"": b"1"}, age=90)
+    (order,) = plan_restore([Kept("a", a.folder.manifests("a")["snapshot.pt"])], ["b"])
+    live, real = list[str](), CheckpointClient.file
+
+    def file(*args: Any) -> None:
+        live.append("run")
+        for name in ("snapshot.pt", "epoch_2.pt"):
+            (b.own / name).write_bytes(b"new save")
+        real(*args)
+
+    monkeypatch.setattr(CheckpointClient, "file", file)
+    monkeypatch.setattr(verb, "live_runs", lambda *args, **options: list(live))
+    who, peer = credentials(), {"host": "a", "addresses": ["127.0.0.1"], "port": server.port}
+    request = {"base_dir": str(b.base), "host": "b", "job_id": JOB, "certificate": who.certificate, "key": who.key}
+    ddpctl = Controller({"cmd": "go", "peers": [peer], "orders": [order.order()]}, {"cmd": "end"})
+    answer = verb.restore({**request, "ports": []}, cast("Any", ddpctl))
+    assert (answer["aside"], answer["left"]) == ([], ["epoch_2.pt", "snapshot.pt"])
+    assert [(b.own / name).read_bytes() for name in ("snapshot.pt", "epoch_2.pt")] == [b"new save"] * 2
 
 
 def test_what_is_there_already_stays_and_the_rest_is_added(a: Disk, b: Disk) -> None:

@@ -62,7 +62,8 @@ def test_a_port_that_is_taken_is_no_reason_for_another_address() -> None:
 def test_the_agents_and_what_they_resume_from(tmp_path: Path, address: str, expected: list[str]) -> None:
     """The other hosts know both by the address in the run's record."""
     who = credentials()
-    run: Any = {"host": "a", **OF_JOB, "restart": {"hosts": [{"host": "a", "address": address}]}}
+    members = [{"host": "a", "address": address}]
+    run: Any = {"host": "a", **OF_JOB, "serial": NOW.serial, "run": NOW.run, "restart": {"hosts": members}}
     key = talk.key_of("ab" * 32)
     desk = talk.AnswerServer(key, "run", "a", ["a", "b"], address)
     resume = Resume(

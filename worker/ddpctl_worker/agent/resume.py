@@ -7,6 +7,9 @@ Each agent serves the checkpoints of its host while the run lasts. The steps (fo
 - ``choose``: the first host of the attempt chooses for all of its hosts (rules/choice.py). All agents agree on the
   digest of the choice, so all hosts resume from the same checkpoint.
 - ``restore``: every host asks the first host for its share of this choice, and puts the files in place.
+
+Once a newer run of the job has begun here, each step fails, as the start of the attempt would: the files that change
+now belong to that run.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from ddpctl_worker.agent.limits import PAUSE_S, SILENT_S, TRIES
 from ddpctl_worker.agent.part import LocalPart
 from ddpctl_worker.agent.talk import PeerLine, Unanswered
 from ddpctl_worker.checkpoint.client import CheckpointClient
+from ddpctl_worker.checkpoint.fencing import require_newest
 from ddpctl_worker.checkpoint.jobfolder import JobFolder
 from ddpctl_worker.checkpoint.keeper import Keeper
 from ddpctl_worker.checkpoint.restore import Order, clients, list_kept, restore_entries
@@ -32,6 +36,7 @@ from ddpctl_worker.machine import net, notes
 from ddpctl_worker.record.document import CheckpointChoice
 from ddpctl_worker.record.paths import job_id
 from ddpctl_worker.record.runrecord import RunRecord, require_restart
+from ddpctl_worker.rules.attempts import AttemptId
 from ddpctl_worker.rules.choice import plan_restore
 from ddpctl_worker.store.relay import PeerGone, context
 from ddpctl_worker.wire.channel import WorkerError
@@ -49,6 +54,7 @@ class Resume:
     def __init__(self, base: str, run: RunRecord, copying: Optional[Mapping[str, str]], line: PeerLine) -> None:
         self._line, self._host = line, str(run["host"])
         self._addresses = {member["host"]: member["address"] for member in require_restart(run)["hosts"]}
+        self._serial, self._run = int(run["serial"]), run["run"]
         self._folder = JobFolder(base, job_id(run), self._host)
         self._pem = None if copying is None else (copying["certificate"], copying["key"], base)
         self._server: Optional[CheckpointServer] = None
@@ -70,7 +76,8 @@ class Resume:
         if self._server is not None:
             self._server.close()
 
-    # Each step raises CalledOff: ``part`` is not wanted any more; WorkerError: a checkpoint or a host is missing.
+    # Each step raises CalledOff: ``part`` is not wanted any more; WorkerError: a checkpoint or a host is missing, or a
+    # newer run of the job has begun.
 
     def collect(self, part: LocalPart, hosts: Sequence[str]) -> None:
         """Hash this host's checkpoints, and set ``part.reaches``. ``hosts``: the hosts of the attempt."""
@@ -101,6 +108,11 @@ class Resume:
 
     def restore(self, part: LocalPart, hosts: Sequence[str], choice: CheckpointChoice) -> None:
         """Put the files of ``choice`` in place. Sets ``part.restored``."""
+
+        def fence(entry: str) -> bool:
+            self._require_newest(part)  # a newer run may begin during a transfer
+            return False
+
         with self._alone(part):
             first = hosts[0]
             others = [host for host in self._line.peers if host != self._host]
@@ -111,7 +123,7 @@ class Resume:
                 if orders is None:
                     text = "%s does not know any more what attempt %d resumes from" % (first, part.number)
                     raise WorkerError(TIMEOUT, text, NEXT)
-                count = restore_entries(self._folder, peers, orders, Throttle(None, part.move))
+                count = restore_entries(self._folder, peers, orders, Throttle(None, part.move), fence)
             if orders:
                 names = ", ".join(order["entry"] for order in orders)
                 notes.note("the attempt resumes from %s: %d bytes came from other hosts" % (names, count))
@@ -122,12 +134,16 @@ class Resume:
         chosen, orders = self._chosen
         return orders.get(host) if chosen == digest else None
 
+    def _require_newest(self, part: LocalPart) -> None:
+        require_newest(self._folder.of(self._host), AttemptId(self._serial, self._run, part.number))
+
     @contextlib.contextmanager
     def _alone(self, part: LocalPart) -> Iterator[None]:
         while not self._at_work.acquire(timeout=PAUSE_S):  # an attempt that was called off may not have ended yet
             part.move(0)
         try:
             part.move(0)
+            self._require_newest(part)
             yield
         finally:
             self._at_work.release()

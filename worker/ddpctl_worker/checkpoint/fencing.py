@@ -40,14 +40,24 @@ def begin(folder: str, attempt: AttemptId) -> None:
     Raises:
         WorkerError: a newer attempt has begun here. OSError: it cannot be written.
     """
-    known = read_begun(folder)
-    if known.attempt > attempt:
-        raise WorkerError(BAD_REQUEST, "a newer attempt has begun here: %s" % (known.attempt,), "start the job again")
+    known = require_newest(folder, attempt)
     if known.attempt == attempt:
         return
     value = {**attempt.to_json(), "before": known.attempt.to_json(), "files": list_entries(folder)}
     fs.private_dir(os.path.join(folder, FOLDER))
     fs.write_json(os.path.join(folder, FOLDER, _NAME), value)
+
+
+def require_newest(folder: str, attempt: AttemptId) -> BegunAttempt:
+    """Return the last attempt that began in ``folder``: ``attempt``, or an older attempt.
+
+    Raises:
+        WorkerError: a newer attempt has begun here.
+    """
+    known = read_begun(folder)
+    if known.attempt > attempt:
+        raise WorkerError(BAD_REQUEST, "a newer attempt has begun here: %s" % (known.attempt,), "start the job again")
+    return known
 
 
 def find_newer_attempt(folder: str, attempt: AttemptId) -> Optional[AttemptId]:

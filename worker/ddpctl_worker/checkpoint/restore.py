@@ -60,7 +60,7 @@ def restore(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     own, progress = folder.make(folder.host), _Progress(channel)
     # A checkpoint from right before a power cut has no manifest yet. A live run has a keeper of its own, and a second
     # keeper would remove the versions that the first pins.
-    if not live_runs(base, folder.host, folder.job, queued=False):
+    if not _is_live(folder):
         Keeper(own, folder.host, since=time.time(), read_on=progress.add).look(ended=False)
     for one in list_kept(folder, {})[0]:
         channel.send({"manifest": one.manifest})
@@ -70,7 +70,7 @@ def restore(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
         channel.send({"listening": server.port, "addresses": own_addresses()})
         go = _said(channel, "go")
         peers = clients(go["peers"], context(*pem, False))
-        count, writing = 0, _Writing(base, folder)
+        count, writing = 0, _Writing(folder)
         before = find_set_aside(own)
         try:
             if go["orders"] is not None:
@@ -104,17 +104,22 @@ class _Progress:
 class _Writing:
     """Which own entries stay as they are, since a live run of the job may be writing them; ``left``: their names."""
 
-    def __init__(self, base: str, folder: JobFolder) -> None:
-        self._live = live_runs(base, folder.host, folder.job, queued=False)
+    def __init__(self, folder: JobFolder) -> None:
+        self._folder = folder
         self.left: Set[str] = set()
 
     def stays(self, entry: str) -> bool:
-        if not self._live:
+        if not _is_live(self._folder):  # asked for each entry: a run may begin during a transfer
             return False
         if entry not in self.left:
             notes.note("left %s as it is: a live run of the job may be writing it" % entry)
         self.left.add(entry)
         return True
+
+
+def _is_live(folder: JobFolder) -> bool:
+    """Whether a run of the job is live here. A run in line writes nothing, so it does not count."""
+    return bool(live_runs(folder.base, folder.host, folder.job, queued=False))
 
 
 def find_set_aside(own: str) -> Dict[str, str]:
@@ -148,7 +153,7 @@ def restore_entries(
     """Put missing files in place, and set newer incomplete checkpoints aside; return the bytes that came from other
     hosts. ``throttle`` is called at every step, and may end the work there with an exception.
 
-    ``stays`` is asked before an entry that is not a complete checkpoint is renamed.
+    ``stays`` is asked right before an entry that is not a complete checkpoint is renamed.
 
     Raises:
         WorkerError: no_space; corrupt, a file cannot be had; unsafe_path.
