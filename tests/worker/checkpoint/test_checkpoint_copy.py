@@ -538,6 +538,29 @@ def test_a_newer_torn_one_of_the_series_is_set_aside(a: Disk, b: Disk) -> None:
         assert sorted(list_entries(str(disk.own))) == ["best.pt", "epoch_1.pt", "step_2.pt"]
 
 
+@pytest.mark.parametrize("letter", ["x", "\N{SNOWMAN}"], ids=["ascii", "three bytes"])
+def test_entries_with_long_names_are_set_aside(b: Disk, letter: str) -> None:
+    """A file system takes names of 255 bytes. These names differ only in the part that is cut."""
+    names = [f"{first}{letter * (230 // len(letter.encode()))}_epoch_2.pt" for first in "ab"]
+    assert all(240 <= len(name.encode()) <= 250 for name in names)
+    for name in names:
+        b.save(name.replace("_2", "_1"), {"": b"1"}, age=50)
+        (b.own / name).write_bytes(name[:1].encode())
+    assert sorted(copy.set_newer_aside(b.folder)) == names
+    assert sorted(path.read_bytes() for path in b.own.glob(".*.aside-*")) == [b"a", b"b"]
+    found = verb.find_set_aside(str(b.own)).values()
+    assert [names[0].endswith(cut) for cut in found] == [True, True]
+
+
+def test_a_file_with_a_long_name_is_set_aside_before_its_replacement(a: Disk, b: Disk) -> None:
+    name = "x" * 238 + ".pt"
+    a.save(name, {"": b"new"}, age=50)
+    (b.own / name).write_bytes(b"torn")
+    restore(a, b)
+    assert b.content(name) == {"": b"new"}
+    assert [path.read_bytes() for path in b.own.glob(".*.aside-*")] == [b"torn"]
+
+
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_a_newer_one_that_cannot_be_read_is_set_aside(a: Disk, what: str) -> None:
     a.save("epoch_1.pt", {"": b"1"}, age=50)

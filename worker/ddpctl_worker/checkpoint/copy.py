@@ -17,7 +17,7 @@ from ddpctl_worker.checkpoint.client import CheckpointClient
 from ddpctl_worker.checkpoint.fencing import read_begun
 from ddpctl_worker.checkpoint.folder import files_in, list_entries
 from ddpctl_worker.checkpoint.jobfolder import INCOMING, JobFolder, inside
-from ddpctl_worker.checkpoint.limits import INCOMING_S
+from ddpctl_worker.checkpoint.limits import INCOMING_S, MOST_NAME_BYTES
 from ddpctl_worker.checkpoint.pins import find_pin, pinned_path, unpin
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.checkpoint.whole import is_complete, is_damaged
@@ -347,13 +347,20 @@ def _set_aside(target: str) -> None:
 
 
 def _name_aside(target: str) -> str:
-    """Return a free name in the same folder that is not the name of a checkpoint."""
+    """Return a free name in the same folder that is not the name of a checkpoint.
+
+    A long name loses its first characters: its end has the step and the rank.
+    """
     parent, name = os.path.split(target)
-    other = os.path.join(parent, ".%s.aside-%s" % (name, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())))
-    number = 1
-    while os.path.lexists(other if number == 1 else "%s.%d" % (other, number)):
+    when, number = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()), 1
+    while True:
+        end = ".aside-%s" % when if number == 1 else ".aside-%s.%d" % (when, number)
+        while len(os.fsencode(".%s%s" % (name, end))) > MOST_NAME_BYTES:
+            name = name[1:]  # whole characters
+        other = os.path.join(parent, ".%s%s" % (name, end))
+        if not os.path.lexists(other):
+            return other
         number += 1
-    return other if number == 1 else "%s.%d" % (other, number)
 
 
 def _is_file(path: str) -> bool:
