@@ -185,7 +185,11 @@ def bring_up(
                 session.print_json(up.report.to_json())
         raise
     except BaseException as error:
-        _undo(up, interrupted=is_interrupt(error))
+        try:
+            _undo(up, interrupted=is_interrupt(error))
+        except KeyboardInterrupt:  # the first Ctrl-C; a second one raises nothing
+            session.warn(f"warning: {error}")  # why the run is being ended
+            _undo(up, interrupted=True)
         raise
 
 

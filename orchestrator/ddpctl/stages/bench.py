@@ -120,12 +120,21 @@ def running(launch: Launch, fleet: Fleet, tell: Tell, by: str) -> Iterator[RunSt
     try:
         yield up.run()
     finally:
-        outcome = up.undo(by=by, grace=BENCH_GRACE_S)
-        if outcome is not None and outcome.survivors:
-            left = ", ".join(f"{host} pid {pid}" for host, pid, _ in outcome.survivors)
-            raise Survivors(f"processes of {outcome.run} survived: {left}", hint=f"ddpctl kill {outcome.run}")
-        if outcome is not None and outcome.errors:
-            raise HostsFailed(f"{outcome.run} may still be running: ddpctl kill {outcome.run}", outcome.errors)
+        try:
+            _end(up, by)
+        except KeyboardInterrupt:  # the first Ctrl-C; a second one raises nothing
+            _end(up, by)
+            raise
+
+
+def _end(up: Up, by: str) -> None:
+    """End all processes of the run. Raises Survivors, HostsFailed: as ``running``."""
+    outcome = up.undo(by=by, grace=BENCH_GRACE_S)
+    if outcome is not None and outcome.survivors:
+        left = ", ".join(f"{host} pid {pid}" for host, pid, _ in outcome.survivors)
+        raise Survivors(f"processes of {outcome.run} survived: {left}", hint=f"ddpctl kill {outcome.run}")
+    if outcome is not None and outcome.errors:
+        raise HostsFailed(f"{outcome.run} may still be running: ddpctl kill {outcome.run}", outcome.errors)
 
 
 def _warnings_only(tell: Tell) -> Tell:
