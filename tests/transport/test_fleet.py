@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from ddpctl.errors import DdpctlError, InternalFault, RemoteError, Unreachable, UsageError
+from ddpctl.errors import DdpctlError, InternalFault, Interrupted, RemoteError, Unreachable, UsageError
+from ddpctl.spec.command import Ran
 from ddpctl.transport import fleet as fleet_module
 from ddpctl.transport.base import Frame, Transport
 from ddpctl.transport.fleet import SSHFleet
@@ -151,3 +152,32 @@ def test_nothing_begins_after_ctrl_c() -> None:
         time.sleep(0.01)
     assert len(begun) == WORKERS
     assert hosts.map(lambda transport: transport.call("echo")["n"]).ok
+
+
+def test_work_that_has_begun_makes_no_further_call_after_ctrl_c() -> None:
+    """Not even on a new connection, although the fleet can be used again."""
+    hung_up, left = threading.Event(), queue.SimpleQueue[type[BaseException]]()
+
+    class Busy(DryTransport):
+        def close(self) -> None:
+            hung_up.set()
+
+    def answer(_argv: object, _password: object) -> Ran:
+        os.kill(os.getpid(), signal.SIGINT)
+        hung_up.wait(20)
+        return Ran(None, error="the connection was lost")
+
+    def work(transport: Transport) -> None:
+        transport.run(["first"])
+        for further in (lambda: transport.run(["second"]), lambda: transport.call("echo"), transport.prepare):
+            with pytest.raises(Interrupted) as error:
+                further()
+            left.put(error.type)
+
+    host = Busy("n0", {"echo": {"n": 0}}, runs=answer)
+    hosts = SSHFleet({"n0": host})
+    with pytest.raises(KeyboardInterrupt):
+        hosts.map(work)
+    assert [left.get(timeout=20) for _ in range(3)] == [Interrupted] * 3
+    assert (host.ran, host.calls) == ([(("first",), None)], [])
+    assert hosts.map(lambda transport: transport.call("echo")["n"]).results == {"n0": 0}

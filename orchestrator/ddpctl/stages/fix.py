@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from ddpctl.checks.firewall import is_readable
-from ddpctl.errors import DdpctlError
+from ddpctl.errors import ConnectError, DdpctlError, RemoteError
 from ddpctl.spec.autofix import Applied, Fix
 from ddpctl.spec.command import Ran
 from ddpctl.spec.event import StageEnded, StageStarted, Tell, counting
@@ -53,7 +53,7 @@ def _applied(fix: Fix, transport: Transport, sudo: Sudo) -> Applied:
         if fix.wants_root:
             return Applied(fix, sudo.run(transport, argv, FIX_S))
         return Applied(fix, transport.run(argv, timeout=FIX_S))
-    except DdpctlError as error:  # the host's next fixes are tried all the same
+    except (ConnectError, RemoteError) as error:  # the host's next fixes are tried all the same, but not after Ctrl-C
         return Applied(fix, Ran(None, error=str(error)))
 
 

@@ -126,7 +126,10 @@ class Fleet(Protocol):
         *,
         on_done: Callable[[str, T | DdpctlError], None] | None = None,
     ) -> FleetOutcome[T]:
-        """Run ``work`` for every host, then report every host. An exception of ``work`` is its host's error."""
+        """Run ``work`` for every host, then report every host. An exception of ``work`` is its host's error.
+
+        After Ctrl-C each further call of ``work`` raises Interrupted.
+        """
         ...
 
     def together(self, work: Callable[[Transport], T], hosts: Iterable[str] | None = None) -> FleetOutcome[T]:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpctl.errors import DdpctlError, InternalFault, Interrupted, UsageError, to_ddpctl_error
+from ddpctl.spec.command import Ran
 from ddpctl.spec.ranges import fold_names
 from ddpctl.transport import ssh_config
 from ddpctl.transport.asked_config import AskedConfig
@@ -45,6 +46,40 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 OnDone = Callable[[str, T | DdpctlError], None]
 _Done = tuple[str, T | None, DdpctlError | None]
+
+
+class _UntilInterrupt:
+    """A host for one work. After Ctrl-C its calls fail, or the work would do the rest on a new connection."""
+
+    def __init__(self, transport: Transport, interrupted: threading.Event) -> None:
+        self._transport, self._interrupted = transport, interrupted
+
+    @property
+    def host(self) -> str:
+        return self._transport.host
+
+    @property
+    def user(self) -> str:
+        return self._transport.user
+
+    def check(self) -> None:
+        if self._interrupted.is_set():
+            raise Interrupted("interrupted")
+
+    def prepare(self) -> None:
+        self.check()
+        self._transport.prepare()
+
+    def call(self, *args: Any, **how: Any) -> Any:
+        self.check()
+        return self._transport.call(*args, **how)
+
+    def run(self, *args: Any, **how: Any) -> Ran:
+        self.check()
+        return self._transport.run(*args, **how)
+
+    def close(self) -> None:
+        self._transport.close()
 
 
 class SSHFleet:
@@ -107,9 +142,9 @@ class SSHFleet:
             finally:
                 connecting.discard(transport.host)
             with turn:
-                if interrupted.is_set():  # after Ctrl-C no work starts
-                    raise Interrupted("interrupted")
-                return work(transport)
+                host = _UntilInterrupt(transport, interrupted)
+                host.check()  # no work starts after Ctrl-C
+                return work(host)
 
         jobs = {transport.host: partial(job, transport) for transport in chosen}
         news = threading.Timer(CONNECT_NEWS_S, say_who_is_awaited)
