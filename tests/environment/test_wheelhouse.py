@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from ddpctl.environment.lock import Wheel
 from ddpctl.environment.origins import Origins
@@ -23,7 +25,10 @@ HASH = hashlib.sha256(DATA).hexdigest()
 
 
 class Index(ThreadingHTTPServer):
-    """Serves DATA; ``cut`` breaks this many answers off half-way, ``fail`` answers this many with 503."""
+    """Serves DATA; ``cut`` breaks this many answers off half-way, ``fail`` answers this many with 503.
+
+    With ``pieces`` it presses Ctrl-C at the first request. Then it sends so many pieces, slowly, and falls silent.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -32,6 +37,8 @@ class Index(ThreadingHTTPServer):
         self.body = DATA
         self.ranges: list[str | None] = []
         self.sent = 0
+        self.pieces: int | None = None
+        self.over, self.hung_up = threading.Event(), threading.Event()
 
     def wheel(self, login: str = "") -> Wheel:
         address = f"http://{login}127.0.0.1:{self.server_address[1]}/a-1-py3-none-any.whl"
@@ -57,12 +64,27 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if asked else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        if index.pieces is not None:
+            self._trickle(index.pieces)
+            return
         if index.cut:
             index.cut -= 1
             body = body[: len(body) // 2]
         index.sent += len(body)  # before the client can have the whole body and look at the count
         self.wfile.write(body)
         self.close_connection = True
+
+    def _trickle(self, pieces: int) -> None:
+        self.wfile.write(b"x")
+        if len(self.server.ranges) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        try:
+            for _ in range(pieces):
+                self.server.over.wait(0.01)
+                self.wfile.write(b"x")
+        except OSError:
+            self.server.hung_up.set()
+        self.server.over.wait(20)
 
     def log_message(self, *_: object) -> None:
         """Not on the test's output."""
@@ -75,6 +97,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield server
+    server.over.set()
     server.shutdown()
     thread.join()
     server.server_close()
@@ -154,3 +177,28 @@ def test_a_file_of_this_machine_is_used_where_it_is(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(ProvisionError, match="no longer at"):
         house.fetch([wheel])
+
+
+@pytest.mark.parametrize("pieces", [0, 1500])
+def test_ctrl_c_ends_a_download_that_does_not_end(pieces: int, index: Index, tmp_path: Path) -> None:
+    """From an index that falls silent, and from an index that sends a little all the time."""
+    index.pieces = pieces
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        Wheelhouse(tmp_path / "w", Origins()).fetch([index.wheel()])
+    assert time.monotonic() - begun < 10
+    assert not pieces or index.hung_up.wait(10)
+    assert len(index.ranges) == 1
+
+
+def test_ctrl_c_ends_the_wait_for_another_download(index: Index, tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir()
+    house = Wheelhouse(tmp_path / "w", Origins())
+    with FileLock(tmp_path / "w" / f"{HASH}.lock"):
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            house.fetch([index.wheel()])
+    for thread in threading.enumerate():
+        if thread.name == "ddpctl-0":
+            thread.join(20)
+    assert index.ranges == []

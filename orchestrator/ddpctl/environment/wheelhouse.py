@@ -7,7 +7,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -18,7 +18,8 @@ from ddpctl.environment.direct import FileSource, hash_file
 from ddpctl.environment.limits import DOWNLOADS, HTTP_CONNECT_S, HTTP_S
 from ddpctl.environment.lock import Wheel
 from ddpctl.environment.origins import Origins
-from ddpctl.errors import FileDamaged, ProvisionError
+from ddpctl.errors import DdpctlError, FileDamaged, Interrupted, ProvisionError
+from ddpctl.transport.fleet import fan_out
 from ddpctl.transport.limits import DOWNLOAD_PAUSE_S, DOWNLOAD_TRIES
 
 TIMEOUT = httpx.Timeout(HTTP_S, connect=HTTP_CONNECT_S)
@@ -42,14 +43,15 @@ class Wheelhouse:
             FileDamaged: the hash differs.
         """
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._client() as client, ThreadPoolExecutor(DOWNLOADS) as pool:
-            jobs = [pool.submit(self._one, client, wheel, on_bytes) for wheel in wheels]
-            try:
-                return {wheel.sha256: job.result() for wheel, job in zip(wheels, jobs, strict=True)}
-            except BaseException:
-                for job in jobs:
-                    job.cancel()
-                raise
+        client, stop = self._client(), threading.Event()
+        jobs = {wheel.sha256: partial(self._one, client, wheel, on_bytes, stop) for wheel in wheels}
+        try:
+            found = fan_out(jobs, DOWNLOADS, _raise_error).results
+        except BaseException:
+            stop.set()  # no thread is awaited, as an index may be silent for long; the client stays open for them
+            raise
+        client.close()
+        return dict(found)
 
     def keep(self, path: Path) -> FileSource:
         """Copy a file that was built on this machine into the wheelhouse."""
@@ -85,7 +87,7 @@ class Wheelhouse:
             headers={"Accept-Encoding": "identity"},  # offsets and hashes count the file's own bytes
         )
 
-    def _one(self, client: httpx.Client, wheel: Wheel, on_bytes: OnBytes) -> FileSource:
+    def _one(self, client: httpx.Client, wheel: Wheel, on_bytes: OnBytes, stop: threading.Event) -> FileSource:
         local = self._local(wheel)
         if local is not None:
             if not local.is_file():
@@ -94,7 +96,7 @@ class Wheelhouse:
         path = self._folder / wheel.sha256
         with FileLock(f"{path}.lock"):  # another ddpctl may be downloading the same wheel
             if not path.exists():
-                self._download(client, wheel, path, on_bytes)
+                self._download(client, wheel, path, on_bytes, stop)
         return FileSource(path, wheel.sha256, path.stat().st_size, wheel.filename)
 
     def _local(self, wheel: Wheel) -> Path | None:
@@ -104,12 +106,14 @@ class Wheelhouse:
             return Path(unquote(parts.path))
         return None if parts.scheme else Path(wheel.address)
 
-    def _download(self, client: httpx.Client, wheel: Wheel, path: Path, on_bytes: OnBytes) -> None:
+    def _download(
+        self, client: httpx.Client, wheel: Wheel, path: Path, on_bytes: OnBytes, stop: threading.Event
+    ) -> None:
         part = path.with_name(f"{path.name}.part")
         resumed = part.exists()
         for attempt in range(DOWNLOAD_TRIES):
             try:
-                self._continue(client, wheel, part, on_bytes)
+                self._continue(client, wheel, part, on_bytes, stop)
                 break
             except httpx.TransportError as error:
                 if attempt == DOWNLOAD_TRIES - 1:
@@ -121,7 +125,7 @@ class Wheelhouse:
         if hash_file(part) != wheel.sha256:
             part.unlink()
             if resumed:  # the part from an earlier try may have been wrong
-                self._download(client, wheel, path, on_bytes)
+                self._download(client, wheel, path, on_bytes, stop)
                 return
             raise FileDamaged(
                 f"{wheel.filename} came from the package index with another SHA-256 than the lock says",
@@ -129,8 +133,15 @@ class Wheelhouse:
             )
         part.rename(path)
 
-    def _continue(self, client: httpx.Client, wheel: Wheel, part: Path, on_bytes: OnBytes) -> None:
-        """Continue the download at the end of the part."""
+    def _continue(
+        self, client: httpx.Client, wheel: Wheel, part: Path, on_bytes: OnBytes, stop: threading.Event
+    ) -> None:
+        """Continue the download at the end of the part, until ``stop`` is set.
+
+        Raises:
+            Interrupted: it is set.
+        """
+        _check(stop)
         have = part.stat().st_size if part.exists() else 0
         headers = {"Range": f"bytes={have}-"} if have else {}
         login = self._origins.login(wheel.address)
@@ -149,8 +160,20 @@ class Wheelhouse:
             with part.open("ab" if answer.status_code == httpx.codes.PARTIAL_CONTENT else "wb") as file:
                 part.chmod(0o600)
                 for data in answer.iter_raw():  # unbuffered, so that a broken connection loses nothing
+                    _check(stop)
                     file.write(data)
                     on_bytes(len(data))
+
+
+def _check(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise Interrupted("interrupted")
+
+
+def _raise_error(_sha256: str, found: FileSource | DdpctlError) -> None:
+    if isinstance(found, DdpctlError):
+        found.host = None  # it is this machine
+        raise found
 
 
 class Counter:
