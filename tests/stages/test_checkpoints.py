@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -292,6 +293,58 @@ def test_nothing_appears_unless_all_of_it_is_right(tmp_path: Path, damaged: tupl
         fetched(tmp_path, host("a", "a", damaged=damaged), host("b", "b", damaged=damaged))
     assert "other bytes than its hash says" in str(failed.value)
     assert content(tmp_path / "to") == {}
+
+
+EARLIER = {"step_1/__0_0.distcp": b"old", "step_1/__2_0.distcp": b"shard", "step_1/.metadata": b"old index"}
+
+
+def lay(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+def test_a_later_save_leaves_no_file_of_an_earlier_copy(tmp_path: Path) -> None:
+    lay(tmp_path / "to", EARLIER | {"step_0/a": b"another entry"})
+    fetched(tmp_path, host("a", "a"), host("b", "b"))
+    assert content(tmp_path / "to") == WHOLE | {"step_0/a": b"another entry"}
+
+
+def test_a_folder_takes_the_place_of_a_file(tmp_path: Path) -> None:
+    lay(tmp_path / "to", {"step_1": b"a file"})
+    fetched(tmp_path, host("a", "a"), host("b", "b"))
+    assert content(tmp_path / "to") == WHOLE
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, PermissionError])
+@pytest.mark.parametrize("done", [True, False])
+@pytest.mark.parametrize("step", range(1, 9))
+def test_an_interruption_leaves_the_old_entry_or_the_new_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], done: bool, step: int
+) -> None:
+    """``step``: the renaming before which, or (``done``) after which, the interruption comes."""
+    lay(tmp_path / "to", EARLIER)
+    renamings = 0
+
+    def interrupted(how: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+        def call(path: Path, target: Path) -> Path:
+            nonlocal renamings
+            renamings += 1
+            if renamings == step and not done:
+                raise error
+            moved = how(path, target)
+            if renamings == step:
+                raise error
+            return moved
+
+        return call
+
+    monkeypatch.setattr(Path, "rename", interrupted(Path.rename))
+    monkeypatch.setattr(Path, "replace", interrupted(Path.replace))
+    with contextlib.suppress(KeyboardInterrupt, DdpctlError):
+        fetched(tmp_path, host("a", "a"), host("b", "b"))
+    there = {name: data for name, data in content(tmp_path / "to").items() if name.startswith("step_1/")}
+    assert there in (EARLIER, WHOLE)
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

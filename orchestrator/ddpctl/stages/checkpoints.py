@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import secrets
 import shutil
 import time
@@ -24,7 +25,6 @@ from ddpctl.stages.fetch import Receiver
 from ddpctl.stages.limits import CHECKPOINTS_S, COPY_LATE_S, FETCH_S, HASH_BLOCK_BYTES
 from ddpctl.stages.status import ask_runs, hint_for_name, live_runs_of, merge_statuses, only_other_projects
 from ddpctl.transport.base import Fleet, Transport
-from ddpctl_worker.rules.entries import METADATA
 from ddpctl_worker.rules.order import moment_of
 from ddpctl_worker.rules.unite import Saved, SavedPart
 from ddpctl_worker.wire import contract
@@ -87,21 +87,19 @@ def read_checkpoints(fleet: Fleet, job: JobId, hosts: Collection[str] | None = N
 def fetch_checkpoint(job: JobId, saved: Saved, dest: Path, fleet: Fleet, tell: Tell) -> int:
     """Copy a complete checkpoint to ``dest/<its name>``; return the number of its files.
 
-    Each file comes from a host that has it. If its hash is wrong, the next host sends it again. No file appears under
-    its name before all files are here and verified.
+    Each file comes from a host that has it. If its hash is wrong, the next host sends it again. Once all files are here
+    and verified, the whole entry takes the place of an earlier copy.
 
     Raises:
         HostsFailed: no host could send a file whole. DdpctlError: a file cannot be written on this machine.
     """
     tell(StageStarted("fetch", len(saved.hosts)))
-    incoming = dest / f".{secrets.token_hex(8)}.part"
+    unique = secrets.token_hex(8)
+    incoming = dest / f".{unique}.part"
     try:
         verified = _bring(job, saved, incoming, fleet, tell)
-        target = dest / saved.entry
-        for name in sorted(verified, key=lambda name: (name.rpartition("/")[2] == METADATA, name)):  # the index last
-            path = target / name if name else target
-            path.parent.mkdir(parents=True, exist_ok=True)
-            verified[name].replace(path)
+        entry = _assemble(verified, incoming / ".entry")
+        _replace(dest / saved.entry, entry, aside=dest / f".{unique}.old")
     except OSError as error:
         raise _unwritable(dest / saved.entry, error) from None
     finally:
@@ -183,6 +181,35 @@ def _bring(job: JobId, saved: Saved, incoming: Path, fleet: Fleet, tell: Tell) -
                 verified[name] = _place(incoming / host, name, saved.entry)
             tell(Progress("fetch", len(verified), None, host))
     return verified
+
+
+def _assemble(verified: Mapping[str, Path], entry: Path) -> Path:
+    """Move the verified copies to their places in the new ``entry``; return it."""
+    for name, copy in verified.items():
+        path = entry / name if name else entry
+        path.parent.mkdir(parents=True, exist_ok=True)
+        copy.rename(path)
+    return entry
+
+
+def _replace(target: Path, new: Path, *, aside: Path) -> None:
+    """Move ``new`` to ``target`` and remove what was there.
+
+    An interruption at any step, Ctrl-C too, leaves the old entry or the new entry there whole. Until the new entry is
+    there, the old entry is never in a folder that is removed.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            target.rename(aside)
+        new.rename(target)
+    finally:
+        if os.path.lexists(aside) and not os.path.lexists(target):
+            aside.rename(target)
+    if aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        aside.unlink(missing_ok=True)
 
 
 def _place(folder: Path, name: str, entry: str) -> Path:
