@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddpctl.spec.merge import current_runs, merge_runs
 from ddpctl.spec.outcome import AgreedRun, Attempt, Cause, End, NodeStatus, Strangers, UnfinishedFile
-from ddpctl.spec.record import NodeReport
+from ddpctl.spec.record import NodeReport, RecordedRun
 from ddpctl.spec.status import RunStatus
 from ddpctl.spec.verdict import run_state
 from ddpctl_worker.wire import contract
@@ -68,6 +68,28 @@ def test_a_host_that_does_not_answer_is_unreachable_and_one_without_the_record_l
     assert [one.state for one in only.nodes] == ["running", "unreachable"]
     (only,) = merge_runs({"a": [node("1", "a")], "b": []})
     assert [one.state for one in only.nodes] == ["running", "lost"]
+
+
+SHARED: dict[str, Any] = {"project": "exp", "hosts": ["a", "b", "c"], "world_size": 3, "timeouts": {"stop": 600}}
+SHARED |= {"checkpoint": {"signal": "SIGUSR1", "timeout": 120.0}, "restart": {"restarts": 2}}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"timeouts": {"stop": 0}},
+        {"timeouts": None},
+        {"checkpoint": {"signal": "SIGKILL", "timeout": 120.0}},
+        {"restart": None},
+        {"world_size": 1},
+        {"min_nodes": 1},
+    ],
+)
+def test_the_record_of_a_single_host_sets_nothing_for_the_others(odd: dict[str, Any]) -> None:
+    """Whichever place the host has in the inventory."""
+    (run,) = merge_runs({host: [node("1", host, record=SHARED | (odd if host == "a" else {}))] for host in "abc"})
+    assert (run.grace, run.save_signal) == (600.0, "SIGUSR1")
+    assert run.record == value_of(RecordedRun, SHARED)
 
 
 def test_the_first_cause_wins_and_a_victim_never_does() -> None:

@@ -84,6 +84,8 @@ def test_what_has_no_shape_is_dropped() -> None:
 def test_a_node_speaks_for_itself_of_what_it_was_asked() -> None:
     refused("runs.0: it is about another host", host="node2")
     refused("another job", job="other")
+    refused("runs.0: its record does not name it", record={**RECORD, "hosts": ["node2", "node3"]})
+    assert status(record={"project": "exp"})["runs"][0].record.hosts is None, "a damaged record hides no run"
     with pytest.raises(RemoteError, match="another run"):
         answers.check_result(
             "stop", {"signalled": 0, "forced": 0, "survivors": [], "status": STATUS}, "node1", {"run": "r2"}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddpctl.errors import DdpctlError
+from ddpctl.spec.fold import group_hosts_by_value
 from ddpctl.spec.origin import JobId
 from ddpctl.spec.outcome import NodeStatus
 from ddpctl.spec.record import NodeReport
@@ -46,13 +46,14 @@ def _merge(parts: Mapping[str, NodeReport], answered: set[str], errors: Mapping[
 
 
 def _most_confirmed(parts: Mapping[str, NodeReport]) -> NodeReport:
-    """Return the part whose job and hosts most hosts report, so that a single damaged record decides nothing."""
+    """Return a part with the job and the record that most hosts report: a single host decides nothing for the rest.
 
-    def identity(part: NodeReport) -> tuple[str, ...]:
-        return (part.job, part.cluster, part.record.project, *(part.record.hosts or ()))
-
-    count = Counter(map(identity, parts.values()))
-    return max(parts.values(), key=lambda part: count[identity(part)])
+    Every field of ``RecordedRun`` is equal on all hosts of a run: ``Plan.record`` makes it, and the record of the run,
+    not of an attempt, is reported.
+    """
+    shared = {host: (part.job, part.cluster, part.record) for host, part in parts.items()}
+    _, hosts = group_hosts_by_value(shared)[0]
+    return parts[hosts[0]]
 
 
 def current_runs(runs: Sequence[RunStatus]) -> list[RunStatus]:

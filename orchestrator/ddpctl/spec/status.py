@@ -26,7 +26,7 @@ SAVE_SIGNAL = "SIGUSR1"  # if a damaged record does not have the job's own signa
 class RunStatus:
     """A run on all its nodes, spares and lost hosts included; ``verdict.active_nodes`` has those of the newest attempt.
 
-    ``record`` is the run.json of any node. ``remembered_end`` is the end that this machine recorded earlier.
+    ``record`` is the run.json that most nodes report. ``remembered_end`` is the end that this machine recorded earlier.
     ``silent_hosts`` did not answer the question which run a name means. ``untracked`` and ``writer``, the earlier run
     that wrote the path that this run missed, are empty unless the command asked for them.
     """

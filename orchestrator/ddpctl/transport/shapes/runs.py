@@ -17,8 +17,13 @@ from ddpctl_worker.wire.contract import begins
 
 
 def _of_call(report: NodeReport, info: ValidationInfo) -> NodeReport:
-    """Check that a node reports about itself, and about the run in the request where the request names a run."""
+    """Check that a node reports about itself, and about the run in the request where the request names a run.
+
+    The record names all hosts of the run, spares too. A damaged record may name no hosts at all.
+    """
     own_name(report.host, info)
+    if report.record.hosts is not None and report.host not in report.record.hosts:
+        raise ValueError("its record does not name it")
     run = asked(info).get("run")
     if run is not None and report.run != (run["run"] if isinstance(run, Mapping) else run):
         raise ValueError("it is about another run")
