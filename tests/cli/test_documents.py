@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ddpctl.cli.session import print_json
 from tests.lab.command import PROGRAM
 
 pytestmark = pytest.mark.slow
@@ -116,6 +117,13 @@ def test_ps_lists_both(ddpctl: Run, good: dict[str, Any], bad: dict[str, Any]) -
     row = dict.fromkeys(("job", "run", "cluster", "project", "state", "started", "user"), "str") | {"hosts": ["str"]}
     assert shape(found) == {"schema": "int", "jobs": [row | {"slots": {}, "place": "null"}]}
     assert {job["run"] for job in found["jobs"]} == {good["run"], bad["run"]}
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_is_not_json_is_not_printed(capsys: pytest.CaptureFixture[str], number: float) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        print_json({"rows": [{"loss": number}]})
+    assert capsys.readouterr().out == ""
 
 
 def test_killing_what_is_over_is_harmless(ddpctl: Run, good: dict[str, Any]) -> None:

@@ -73,6 +73,13 @@ def test_a_base_of_several_processes_counts_as_several() -> None:
     assert [report.speed_up(one) for one in report.rows] == [2.0, 3.0]
 
 
+def test_no_count_of_processes_or_devices_ends_the_report() -> None:
+    report = ScalingReport("job", "lab", (row(0, 100), row(1, 150, parallel="dp", devices=-2)))
+    assert [report.speed_up(one) for one in report.rows] == [0.0, 0.0]
+    assert [one.devices for one in report.rows] == [1, 1]
+    assert report.to_json()["rows"][1]["efficiency"] == 0.0
+
+
 @pytest.mark.parametrize(
     ("hosts", "counts"), [(1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (4, (1, 2, 4)), (6, (1, 2, 4, 6))]
 )
@@ -144,3 +151,32 @@ def test_a_report_is_read_from_the_program_s_lines() -> None:
 def test_a_run_without_results_says_so() -> None:
     with pytest.raises(DdpctlError, match="r ended without results"):
         network_report(LINES[:1], job="j", cluster="c", run="r", hosts=("a", "b"))
+
+
+PAIR = {"pair": ["a", "b"], "latency_us": 50, "bytes": 1024, "time_us": 90, "busbw_gb_s": 1}
+WHOLE = {"op": "all_reduce", "backend": "gloo", "bytes": 1024, "time_us": 99, "busbw_gb_s": 1}
+MISFITS = [
+    {"pair": 3},
+    {**PAIR, "pair": None},
+    {**PAIR, "pair": ["a"]},
+    {**PAIR, "pair": ["a", "a"]},
+    {**PAIR, "pair": ["a", "stranger"]},
+    {**PAIR, "pair": ["a", ["b"]]},
+    {**PAIR, "busbw_gb_s": float("nan")},
+    {**PAIR, "time_us": float("inf")},
+    {**PAIR, "time_us": -1},
+    {**PAIR, "busbw_gb_s": None},
+    {**PAIR, "busbw_gb_s": "1"},
+    {**PAIR, "bytes": 10**400},
+    {**PAIR, "latency_us": []},
+    {**WHOLE, "bytes": 0},
+    {**WHOLE, "backend": ["gloo"]},
+    {**WHOLE, "busbw_gb_s": 1e300},
+    {"op": "all_reduce"},
+]
+
+
+@pytest.mark.parametrize("misfit", [*map(json.dumps, MISFITS), "[" * 100_000, '{"pair":' + "[" * 100_000, '{"\udcff'])
+def test_a_line_that_is_no_result_is_skipped(misfit: str) -> None:
+    report = network_report([misfit, *LINES, misfit], job="j", cluster="c", run="r", hosts=("a", "b"))
+    assert report == network_report(LINES, job="j", cluster="c", run="r", hosts=("a", "b"))

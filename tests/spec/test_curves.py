@@ -46,6 +46,13 @@ def test_between_its_points_a_rank_is_on_the_line_between_them() -> None:
     assert combine_curves("loss", [[(0, 0.0), (10, 10.0)], [(5, 1.0)]]) == [(0, 0.5), (5, 3.0), (10, 5.5)]
 
 
+def test_between_the_greatest_values_it_is_finite() -> None:
+    """JSON has no infinity."""
+    far = 10**12
+    found = combine_curves("loss", [[(0, -1e299), (far, 1e299)], [(far // 2, 0.0)]])
+    assert found == [(0, -5e298), (far // 2, 0.0), (far, 5e298)]
+
+
 @given(POINTS)
 def test_a_step_that_goes_back_begins_a_line_and_no_point_is_lost(points: list[tuple[float, float]]) -> None:
     parts = list(growing_curves(points))

@@ -220,8 +220,9 @@ def ids(text: str | None) -> tuple[str, ...]:
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """Print a JSON document on stdout."""
-    sys.stdout.write(json.dumps(document, indent=2 if sys.stdout.isatty() else None, ensure_ascii=True) + "\n")
+    """Print a JSON document on stdout. JSON has no NaN and no infinity, so no document has them."""
+    indent = 2 if sys.stdout.isatty() else None
+    sys.stdout.write(json.dumps(document, indent=indent, ensure_ascii=True, allow_nan=False) + "\n")
     sys.stdout.flush()
 
 

@@ -6,16 +6,22 @@ Efficiency = speed-up / number of processes. Network: an all_reduce between ever
 
 from __future__ import annotations
 
-import json
+import contextlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, TypeAdapter
+from typing_extensions import NotRequired, TypedDict
 
 from ddpctl.errors import DdpctlError
+from ddpctl.spec.bounds import Count, Label, Name, Rate
 from ddpctl.spec.limits import LATE_HOST_FACTOR, LEAST_COMPARED, SLOW_HOST_SHARE, WARM_UP_LINES
 from ddpctl.spec.metrics import COMM_SHARE, SAMPLES, Values, job_metrics
 from ddpctl_worker.wire.contract import SCHEMA
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ class ScalingRow:
     @property
     def devices(self) -> int:
         """Return the number of devices that compute: the ideal speed-up."""
-        return self.figures.devices or self.processes if self.parallel == "dp" else self.processes
+        return max(1, self.figures.devices or self.processes if self.parallel == "dp" else self.processes)
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,7 @@ class ScalingReport:
     def speed_up(self, row: ScalingRow) -> float:
         """Return the speed-up over one process, by samples per second."""
         base = self.rows[0]
-        return row.figures.samples_per_s / (base.figures.samples_per_s / base.processes)
+        return row.figures.samples_per_s / base.figures.samples_per_s * base.processes
 
     def efficiency(self, row: ScalingRow) -> float:
         return self.speed_up(row) / row.devices
@@ -202,41 +208,64 @@ class NetworkReport:
         }
 
 
+_Amount = Rate  # times have the same bounds
+
+
+class _MeasuredDict(TypedDict):
+    """A line of JSON of worker/jobs/allreduce_bench.py."""
+
+    bytes: Annotated[Count, Field(ge=1)]
+    time_us: _Amount
+    busbw_gb_s: _Amount
+    latency_us: NotRequired[_Amount | None]
+
+
+class _PairDict(_MeasuredDict):
+    pair: tuple[Name, Name]
+
+
+class _WholeDict(_MeasuredDict):
+    op: Literal["all_reduce"]
+    backend: Label
+
+
 def network_report(lines: Iterable[str], *, job: str, cluster: str, run: str, hosts: Sequence[str]) -> NetworkReport:
     """Parse the output of worker/jobs/allreduce_bench.py with ``--pairs``; the docstring there describes the format.
+
+    A line that is no result, or is about another host, is skipped: any program on the node may write to this output.
 
     Raises:
         DdpctlError: the output has no results.
     """
-    results = [found for line in lines if line.startswith("{") and (found := _result(line))]
-    pairs = [found for found in results if "pair" in found]
-    whole = [found for found in results if found.get("op") == "all_reduce"]
+    every = list(lines)
+    pairs = [found for found in _results(TypeAdapter(_PairDict), every) if len({*found["pair"]} & {*hosts}) == 2]
+    whole = _results(TypeAdapter(_WholeDict), every)
     if not pairs or not whole:
         raise DdpctlError(f"{run} ended without results", hint=f"its output is kept: ddpctl tail {run}")
     everyone = tuple(hosts)
     return NetworkReport(
         job=job,
         cluster=cluster,
-        backend=str(whole[0]["backend"]),
+        backend=whole[0]["backend"],
         run=run,
         hosts=everyone,
-        pairs=tuple(_reduce(tuple(found["pair"]), found) for found in pairs),
+        pairs=tuple(_reduce(found["pair"], found) for found in pairs),
         whole=tuple(_reduce(everyone, found) for found in whole),
     )
 
 
-def _result(line: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
+def _results(shape: TypeAdapter[R], lines: Iterable[str]) -> list[R]:
+    """Return the lines that have this shape."""
+    found: list[R] = []
+    for line in lines:
+        if line.startswith("{"):
+            with contextlib.suppress(ValueError):  # a ValidationError, or bytes that are not UTF-8
+                found.append(shape.validate_json(line))
+    return found
 
 
-def _reduce(hosts: tuple[str, ...], found: Mapping[str, Any]) -> Reduce:
-    latency = found.get("latency_us")
-    figures = int(found["bytes"]), float(found["time_us"]), float(found["busbw_gb_s"])
-    return Reduce(hosts, *figures, None if latency is None else float(latency))
+def _reduce(hosts: tuple[str, ...], found: _PairDict | _WholeDict) -> Reduce:
+    return Reduce(hosts, found["bytes"], found["time_us"], found["busbw_gb_s"], found.get("latency_us"))
 
 
 def slow_hosts(pairs: Sequence[Reduce]) -> tuple[Slow, ...]:

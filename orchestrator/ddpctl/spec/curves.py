@@ -155,4 +155,4 @@ def _at(points: Points, grid: Sequence[float]) -> Iterator[float]:
         while place + 1 < len(points) and points[place + 1][0] <= x:
             place += 1
         (x0, y0), (x1, y1) = points[place], points[min(place + 1, len(points) - 1)]
-        yield y0 if x <= x0 or x1 <= x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+        yield y0 if x <= x0 or x1 <= x0 else y0 + (y1 - y0) * ((x - x0) / (x1 - x0))

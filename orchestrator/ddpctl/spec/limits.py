@@ -49,6 +49,7 @@ LEAST_COMPARED = 3  # links or hosts that a median needs: with two, it does not 
 
 # --- benchmarks (bench.py)
 WARM_UP_LINES = 1  # the first metrics of a rank do not count: buffers, connections and kernels are made meanwhile
+LEAST_SAMPLES_PER_S, MOST_SAMPLES_PER_S = 1e-9, 1e12  # of a job; another value is no speed that can be compared
 SLOW_HOST_SHARE = 0.5  # of the median bandwidth of all hosts: a host or pair below this is slow
 LATE_HOST_FACTOR = 3.0  # times the median latency of all hosts: a host above this is late
 

@@ -11,7 +11,7 @@ from typing import Any
 from ddpctl.errors import HostsFailed, JobFailed, Survivors
 from ddpctl.spec.bench import RunFigures, measure_run
 from ddpctl.spec.event import Event, Note, Tell
-from ddpctl.spec.limits import WARM_UP_LINES
+from ddpctl.spec.limits import LEAST_SAMPLES_PER_S, MOST_SAMPLES_PER_S, WARM_UP_LINES
 from ddpctl.spec.lines import Group
 from ddpctl.spec.metrics import SAMPLES, Values
 from ddpctl.spec.status import RunStatus
@@ -22,6 +22,7 @@ from ddpctl.stages.limits import (
     BENCH_GRACE_S,
     BENCH_MOST_S,
     BENCH_POLL_S,
+    BENCH_REST_S,
     METRICS_LINES,
     METRICS_READ_S,
 )
@@ -76,7 +77,7 @@ def measure(launch: Launch, fleet: Fleet, tell: Tell, *, seconds: float, by: str
     """Run a job until its metrics cover ``seconds`` after the warm-up, or until it is over; then stop it.
 
     Raises:
-        JobFailed: the job failed, or wrote no samples_per_s.
+        JobFailed: the job failed, or wrote no samples_per_s that can be compared with another value.
         PreflightFailed, HostsFailed, Survivors: as `up` and `kill`.
     """
     with running(launch, fleet, tell, by) as run:
@@ -86,6 +87,9 @@ def measure(launch: Launch, fleet: Fleet, tell: Tell, *, seconds: float, by: str
     found = measure_run(reader.lines)
     if found is None:
         raise JobFailed(f"{run.job} wrote no {SAMPLES} to $DDPCTL_METRICS", hint=HOW_TO_REPORT)
+    if not LEAST_SAMPLES_PER_S <= found.samples_per_s <= MOST_SAMPLES_PER_S:
+        what = f"{run.job} wrote a mean {SAMPLES} of {found.samples_per_s:g}, with which no speed can be compared"
+        raise JobFailed(what, hint=HOW_TO_REPORT)
     return run, found
 
 
@@ -155,8 +159,7 @@ def _watch(run: RunStatus, reader: MetricsReader, fleet: Fleet, seconds: float) 
         status = read_run(fleet, run)  # before the metrics, so that no line after it is missed
         came = reader.read()
         if status.verdict.terminal:
-            while reader.read():
-                pass
+            _read_rest(reader)
             return status
         now = time.monotonic()
         if first is None and came:
@@ -166,6 +169,13 @@ def _watch(run: RunStatus, reader: MetricsReader, fleet: Fleet, seconds: float) 
         if first is not None and _enough(reader, now - first, seconds):
             return status
         time.sleep(BENCH_POLL_S)
+
+
+def _read_rest(reader: MetricsReader) -> None:
+    """Read the metrics of a run that is over until no more lines come, or until the deadline."""
+    until = time.monotonic() + BENCH_REST_S
+    while reader.read() and time.monotonic() < until:
+        pass
 
 
 def _enough(reader: MetricsReader, since_first: float, seconds: float) -> bool:

@@ -108,6 +108,7 @@ METRICS_LINES = 100_000  # of a rank that are kept: a job that writes more write
 BENCH_POLL_S = 1.0  # between two looks at a measured run
 BENCH_GRACE_S = 5.0  # between SIGTERM and SIGKILL once a run is measured
 BENCH_FIRST_LINE_S = 300.0  # from the start to the first line: import, data, compilation
+BENCH_REST_S = 60.0  # for the remaining metrics of a run that is over: a host may send lines without end
 BENCH_MOST_S = 900.0  # from the first line: a job that writes a line an epoch may need several epochs
 
 # --- data folders (push_data.py)
