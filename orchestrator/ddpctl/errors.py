@@ -251,6 +251,9 @@ def is_interrupt(error: BaseException) -> bool:
     """Return whether Ctrl-C, or a signal that counts as Ctrl-C, caused this exception.
 
     pydantic catches a KeyboardInterrupt while it builds or runs a serializer, and names it in an exception of its own.
+    A ValidationError only quotes its input, which may hold that name.
     """
-    named = type(error).__module__.startswith("pydantic_core") and KeyboardInterrupt.__name__ in str(error)
+    kind = type(error)
+    serializing = kind.__module__.startswith("pydantic_core") and kind.__name__ != "ValidationError"
+    named = serializing and KeyboardInterrupt.__name__ in str(error)
     return named or isinstance(error, KeyboardInterrupt | Interrupted)

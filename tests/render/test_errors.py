@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from ddpctl.errors import AuthRefused, DdpctlError, HostsFailed, Interrupted, InventoryError, NoSuchJob, Unreachable
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from ddpctl.errors import (
+    AuthRefused,
+    DdpctlError,
+    HostsFailed,
+    Interrupted,
+    InventoryError,
+    NoSuchJob,
+    Unreachable,
+    is_interrupt,
+)
 from ddpctl.render.errors import error_lines
 from ddpctl.render.groups import group_findings
 from ddpctl.spec.finding import Finding, Severity
@@ -20,6 +32,12 @@ def test_the_error_and_the_hint_are_lines_of_their_own() -> None:
 def test_an_interrupt_is_no_error() -> None:
     error = Interrupted("detached: train is still running", hint="ddpctl attach train")
     assert error_lines(error) == ["detached: train is still running", "hint: ddpctl attach train"]
+
+
+def test_a_wrong_value_that_holds_the_name_of_the_interrupt_is_no_interrupt() -> None:
+    with pytest.raises(ValidationError) as refused:
+        TypeAdapter(int).validate_python("KeyboardInterrupt")
+    assert not is_interrupt(refused.value)
 
 
 def test_a_name_in_another_name_is_not_the_host() -> None:
