@@ -1,4 +1,7 @@
-"""Ctrl-C while `up` or `attach` follows a run: the words say whether the run is still in line for its slots."""
+"""What can happen to `up` and `attach` on this machine while the run is healthy.
+
+After Ctrl-C the words say whether the run is still in line for its slots.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,13 @@ from ddpctl.cli import output, session, up
 from ddpctl.cli.interrupts import Interrupts
 from ddpctl.cli.up import OnInterrupt, follow_up
 from ddpctl.errors import Interrupted, Unreachable
+from ddpctl.files.inventory import load_text
+from ddpctl.spec.origin import Origin
 from ddpctl.spec.outcome import NodeStatus
+from ddpctl.spec.plan import RunIdentity
 from ddpctl.spec.status import RunStatus
+from ddpctl.stages.launch import Launch
+from ddpctl.stages.preflight import Options
 from tests.transport.dry import Asked, DryFleet, DryTransport
 
 RUN = "20260101T000000Z-aaaaaa"
@@ -73,6 +81,55 @@ def test_at_a_terminal_the_question_and_the_answer_name_the_state(
     assert follow_and_press(now, OnInterrupt.ASK) == 0
     assert asked == [f"\n{message.replace('train', 'the job')}:"]
     assert " ".join(capsys.readouterr().err.split()).endswith(f"{message}; {hint}")
+
+
+class Started:
+    """A start that succeeds on every node."""
+
+    report = environment = None
+
+    def __init__(self, launch: Launch) -> None:
+        self.plan = launch.plan()
+        self.undone = False
+
+    def run(self) -> RunStatus:
+        return RunStatus("train", RUN, "lab", (NodeStatus("a", 0, "running"),))
+
+    def undo(self, *, by: str) -> None:
+        self.undone = True
+
+
+def bring_up_with(fault: BaseException, monkeypatch: pytest.MonkeyPatch) -> tuple[Started, Callable[[], RunStatus]]:
+    """Return a start of RUN, and a call that makes it. Its record on this machine fails with ``fault``."""
+    inventory = load_text(b"{hosts: [a], jobs: {train: {script: t.py, code: null, workdir: /w}}}", "i.yaml")
+    identity = RunIdentity(RUN, Origin("me", "here", "/home/me", 1), "")
+    launch = Launch(inventory, inventory.job(), inventory.hosts, identity=identity)
+    start = Started(launch)
+
+    def fail(*record: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(up, "Up", lambda *launch, **how: start)
+    monkeypatch.setattr(up, "save_run", fail)
+    return start, lambda: up.bring_up(launch, DryFleet([]), Options(), as_json=False)
+
+
+@pytest.mark.parametrize("fault", [OSError("disk full"), UnicodeEncodeError("utf-8", "\udce9", 0, 1, "surrogates")])
+def test_a_record_that_cannot_be_written_leaves_the_run_alone(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start, bring_up = bring_up_with(fault, monkeypatch)
+    assert bring_up().run == RUN
+    assert not start.undone
+    assert "warning: could not record this run" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_a_started_run_is_recorded_detaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, bring_up = bring_up_with(KeyboardInterrupt(), monkeypatch)
+    with pytest.raises(Interrupted) as ended:
+        bring_up()
+    assert (ended.value.message, ended.value.hint) == ("detached; train was not changed", RUNNING)
+    assert not start.undone
 
 
 def test_attach_names_the_commands_for_a_run_in_line(monkeypatch: pytest.MonkeyPatch) -> None:

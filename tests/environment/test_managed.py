@@ -74,6 +74,15 @@ def test_nodes_get_what_the_lock_says_and_a_second_push_sends_nothing(tmp_path: 
     assert [folders(node.python) for node in second.nodes] == before, "installed again"
 
 
+def test_the_folder_of_an_inventory_may_have_a_name_that_is_not_utf_8(tmp_path: Path, shelf: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    inventory = local_inventory(tmp_path, 1, managed(shelf))
+    inventory = inventory.model_copy(update={"file": str(folder / "inventory.yaml")})
+    assert run(inventory).ok
+    assert run(inventory, locked=True).ok
+
+
 def test_one_package_more_and_only_its_wheel_travels(tmp_path: Path, shelf: Path) -> None:
     before = run(local_inventory(tmp_path, 2, managed(shelf, "alpha")))
     after = run(local_inventory(tmp_path, 2, managed(shelf, "alpha", "gamma")))

@@ -58,6 +58,12 @@ def test_the_last_run_of_a_job_is_kept_for_each_inventory_file() -> None:
     assert [one["run"] for one in recorded_runs("train")] == ["r0"]
 
 
+def test_the_folder_of_an_inventory_may_have_a_name_that_is_not_utf_8() -> None:
+    file = os.fsdecode(b"/caf\xe9/inventory.yaml")
+    save_run("train", "r1", {"inventory": file})
+    assert [run["inventory"] for run in recorded_runs("train")] == [file]
+
+
 def test_runs_by_the_beginning_of_their_ids() -> None:
     for run in ("20260101T000000Z-aaaaaa", "20260102T000000Z-bbbbbb"):
         save_run("train", run, {})

@@ -174,10 +174,6 @@ def bring_up(
     try:
         with view:
             run = up.run()
-        if up.report is not None and options is not FACTS_ONLY:
-            _tell_warnings(up.report)
-        _record(launch, up)
-        return run
     except PreflightFailed:
         if up.report is not None:
             session.stderr_console().print(report_view(up.report, skipped=False))
@@ -191,16 +187,28 @@ def bring_up(
             session.warn(f"warning: {error}")  # why the run is being ended
             _undo(up, interrupted=True)
         raise
+    # Every node has confirmed: from here on no fault of this machine may end the run.
+    try:
+        if up.report is not None and options is not FACTS_ONLY:
+            _tell_warnings(up.report)
+        _record(launch, up)
+    except BaseException as error:
+        if not is_interrupt(error):
+            raise
+        raise Interrupted(f"detached; {run.job} was not changed", hint=how_to_go_on(run.run)) from None
+    return run
 
 
 def _record(launch: Launch, up: Up) -> None:
     """Record the run for later commands on this machine: its inventory file, its plan and its locked packages."""
     assert up.plan is not None
     lock = dict(up.environment.lock) if up.environment else {}
-    data = {"inventory": launch.inventory.file, "plan": up.plan.to_json(), "lock": lock}
     try:
+        data = {"inventory": launch.inventory.file, "plan": up.plan.to_json(), "lock": lock}
         save_run(up.plan.job, up.plan.run, data)
-    except OSError as error:
+    except Exception as error:
+        if is_interrupt(error):
+            raise
         session.warn(f"warning: could not record this run ({error}); pass `-i INVENTORY` to later commands")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -91,5 +92,5 @@ def metadata_of(folders: Iterable[str]) -> str:
                 data = (Path(folder) / name).read_bytes()
             except OSError:
                 continue
-            sha.update(b"%s\0%d\0%s" % (f"{folder}/{name}".encode(), len(data), data))
+            sha.update(b"%s\0%d\0%s" % (os.fsencode(f"{folder}/{name}"), len(data), data))
     return sha.hexdigest()

@@ -281,7 +281,7 @@ def backend_note(locks: Mapping[Platform, Lock], platforms: Mapping[str, NodePla
 # --- locks that are kept ----------------------------------------------------------------------------------------------
 def lock_folder(inventory: Inventory, root: Path) -> Path:
     """Return the folder below ``root`` that keeps the locks of an inventory file."""
-    place = hashlib.sha256(str(Path(inventory.file).resolve()).encode()).hexdigest()[:12]
+    place = hashlib.sha256(os.fsencode(Path(inventory.file).resolve())).hexdigest()[:12]
     return root / f"{inventory.cluster}-{place}"
 
 

@@ -135,8 +135,8 @@ def _end_file(run: str) -> Path:
 
 
 def _key(record: Mapping[str, Any]) -> str:
-    """Return the key of a run's inventory file."""
-    return hashlib.sha256(str(record.get("inventory", "")).encode()).hexdigest()[:12]
+    """Return the key of a run's inventory file, whose path may not be UTF-8."""
+    return hashlib.sha256(str(record.get("inventory", "")).encode(errors="surrogatepass")).hexdigest()[:12]
 
 
 def _job_file(job: str, record: Mapping[str, Any]) -> Path:
