@@ -5,13 +5,17 @@ After Ctrl-C the words say whether the run is still in line for its slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from ddpctl.cli import output, session, up
+from ddpctl.cli.follow import follow_run
 from ddpctl.cli.interrupts import Interrupts
 from ddpctl.cli.up import OnInterrupt, follow_up
 from ddpctl.errors import Interrupted, Unreachable
@@ -22,7 +26,8 @@ from ddpctl.spec.plan import RunIdentity
 from ddpctl.spec.status import RunStatus
 from ddpctl.stages.launch import Launch
 from ddpctl.stages.preflight import Options
-from tests.transport.dry import Asked, DryFleet, DryTransport
+from ddpctl.transport.base import Frame
+from tests.transport.dry import Answer, Asked, DryFleet, DryTransport, Stream
 
 RUN = "20260101T000000Z-aaaaaa"
 IN_LINE = f"follow it: ddpctl attach {RUN}; take it out of the line: ddpctl kill {RUN}"
@@ -34,7 +39,7 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
-def fleet_that_says(now: str, tail: Callable[[Asked], Unreachable]) -> DryFleet:
+def fleet_that_says(now: str, tail: Answer) -> DryFleet:
     names = {"run": RUN, "job": "train", "cluster": "lab", "host": "a", "node_rank": 0}
     status = {**names, "state": now, "record": {"project": "exp", "hosts": ["a"]}}
     return DryFleet([DryTransport("a", {"tail": tail, "status": {"runs": [status]}})])
@@ -130,6 +135,37 @@ def test_ctrl_c_while_a_started_run_is_recorded_detaches(monkeypatch: pytest.Mon
         bring_up()
     assert (ended.value.message, ended.value.hint) == ("detached; train was not changed", RUNNING)
     assert not start.undone
+
+
+def frame(text: str, offset: int) -> Frame:
+    lines = {"rank": [0], "stream": ["stdout"], "time": [float(offset)], "text": [text], "end": ["\n"]}
+    return Frame({"lines": lines | {"offset": [offset], "attempt": [1]}, "offset": offset, "more": False})
+
+
+@pytest.mark.timeout(30)
+def test_a_position_that_cannot_be_saved_is_one_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried = threading.Event()
+
+    def write(*data: object) -> None:
+        tried.set()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def frames() -> Iterator[Frame]:
+        yield frame("first", 1)
+        tried.wait(20)
+        yield frame("second", 2)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    tail = Stream(frames(), {"offset": 2, "state": "succeeded"})  # type: ignore[arg-type]
+    end = follow_run(
+        RunStatus("train", RUN, "lab", (NodeStatus("a", 0, "running"),)), fleet_that_says("succeeded", tail)
+    )
+    printed = capsys.readouterr()
+    assert end.verdict.state == "succeeded"
+    assert [line.split()[-1] for line in printed.out.splitlines()] == ["first", "second"]
+    assert printed.err.count("No space left on device") == 1
 
 
 def test_attach_names_the_commands_for_a_run_in_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,11 @@ def test_old_runs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(path.name for path in (state_dir() / "runs").iterdir()) == ["train-3", "train-4", "train-5"]
 
 
+def test_positions_that_cannot_be_read_are_unknown() -> None:
+    (state_dir() / "runs" / "run-1" / "positions").mkdir(parents=True)
+    assert load_positions("run-1") == {}
+
+
 def test_positions_come_back() -> None:
     assert load_positions("run-1") == {}
     assert load_positions("../x") == {}

@@ -127,24 +127,38 @@ def tell_beside(event: Event) -> None:
 
 @contextlib.contextmanager
 def _kept_positions(run: RunStatus) -> Iterator[stage.Save]:
-    """Yield a function that saves positions. If this machine cannot write a record, warn, and save no positions."""
+    """Yield a function that saves positions. After a record that cannot be written, warn, and save no more."""
     try:
         file = Positions(run.run)
     except OSError as error:
-        session.warn(
-            f"warning: could not save the position in the output ({error}); attach will start from the first line"
-        )
+        _warn_unsaved(error, "start from the first line")
         yield lambda positions: None
         return
+    broken = False
+
+    def save(positions: Mapping[str, int]) -> None:
+        nonlocal broken
+        if broken:
+            return
+        try:
+            file.save(positions)
+        except OSError as error:  # the lines are printed all the same
+            broken = True
+            _warn_unsaved(error, "print the lines from here on again")
+
     before = sys.getswitchinterval()
     # A printed batch must not wait for a reader thread before its position is saved: after a kill in between the batch
     # would be printed again.
     sys.setswitchinterval(SWITCH_S)
     try:
         with file:
-            yield file.save
+            yield save
     finally:
         sys.setswitchinterval(before)
+
+
+def _warn_unsaved(error: OSError, effect: str) -> None:
+    session.warn(f"warning: could not save the position in the output ({error}); attach will {effect}")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ the records of a page (32 hosts).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import zlib
@@ -30,12 +31,12 @@ class _Slot(NamedTuple):
 
 
 def load_positions(run: str) -> dict[str, int]:
-    """Return host -> offset after the last printed line; unknown hosts are left out."""
+    """Return host -> offset after the last printed line; unknown hosts, and all of an unreadable file, are left out."""
     if not is_name(run):
         return {}
     try:
         data = (run_dir(run) / FILE).read_bytes()
-    except FileNotFoundError:
+    except OSError:  # the file does not exist, or cannot be read
         return {}
     return {host: max(slots).offset for host, slots in _records(data).items() if max(slots).number}
 
@@ -62,10 +63,15 @@ class Positions:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        os.close(self._handle)
+        with contextlib.suppress(OSError):  # a network file system may report only here that a save was lost
+            os.close(self._handle)
 
     def save(self, positions: Mapping[str, int]) -> None:
-        """Write the positions of hosts with a changed offset."""
+        """Write the positions of hosts with a changed offset.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         changed: dict[int, list[int]] = {}  # page -> positions of records
         for host, offset in positions.items():
             slots = self._known.get(host)
