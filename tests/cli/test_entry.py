@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ddpctl.cli import session
+from ddpctl.errors import UsageError
 from tests.cli.conftest import InProcess
 from tests.lab.command import PROGRAM
 
@@ -192,6 +195,19 @@ def test_fetch_refuses_a_place_that_cannot_be_a_folder_before_anything_is_contac
     assert not inventory.with_name("base").exists()
 
 
+@pytest.mark.parametrize("command", ["preflight", "report job -i", "bench scaling", "bench network"])
+def test_a_place_that_cannot_hold_a_page_is_refused_before_anything_is_contacted(
+    command: str, inventory: Path, run_command: InProcess
+) -> None:
+    for page in (f"{inventory}/page.html", str(inventory.parent), "nowhere/page.html"):
+        done = run_command(*command.split(), str(inventory), "--html", page)
+        assert (done.rc, done.stdout) == (2, "")
+        line, hint = done.stderr.splitlines()
+        assert line.startswith(f"error: cannot write the report to {page}: ")
+        assert hint == "hint: name another file: --html FILE"
+    assert not inventory.with_name("base").exists()
+
+
 @pytest.fixture
 def job(inventory: Path) -> Path:
     """The inventory with a job with missing data, so that preflight refuses it."""
@@ -222,6 +238,29 @@ def test_a_preflight_with_errors_ends_with_one_line_that_says_so(job: Path, run_
         (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         assert line.startswith("error: preflight found")
         assert "/data/nowhere" in line
+
+
+@pytest.mark.slow  # a worker on this machine
+def test_a_page_that_cannot_be_written_costs_no_result(job: Path, run_command: InProcess) -> None:
+    done = run_command("preflight", str(job), "--html", "/dev/full", "--json")
+    assert (done.rc, json.loads(done.stdout)["ok"]) == (3, False)
+    assert "warning: cannot write the report to /dev/full: No space left on device" in done.stderr
+    done = run_command("preflight", str(job), "--html", "/dev/full", "--only", "ssh")
+    assert (done.rc, "1 host" in done.stdout) == (2, True)
+    assert "error: cannot write the report to /dev/full: No space left on device" in done.stderr
+
+
+def test_a_full_disk_leaves_the_earlier_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("earlier")
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UsageError, match="No space left"), session.with_page(page, lambda: "new"):
+        pass
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("page.html", "earlier")]
 
 
 @pytest.mark.slow  # a process

@@ -55,6 +55,7 @@ def scaling(
 
     Each number of nodes is a run of its own. The job must write samples_per_s to the file $DDPCTL_METRICS.
     """
+    session.check_page(html)
     where = session.load(inventory, option, job=job)
     spec = where.job(job)
     if compare not in (None, "dp"):
@@ -82,6 +83,7 @@ def network(
     as_json: bool = session.JsonOption,
 ) -> int:
     """Time all_reduce between every two nodes and across all of them, in the job's environment, and name slow nodes."""
+    session.check_page(html)
     where = session.load(inventory, option, job=job)
     spec = _network_job(where, job)
     launch = launch_of(where, spec, session.new_identity(where), nproc=1)
@@ -180,7 +182,6 @@ def _measuring(inventory: Inventory) -> Iterator[tuple[Fleet, Tell]]:
 def _show(
     report: D, view: Callable[[D], RenderableType], page: Callable[[D], str], html: Path | None, *, as_json: bool
 ) -> int:
-    if html is not None:
-        session.write_page(html, page(report))
-    session.show(report, view, as_json=as_json)
+    with session.with_page(html, lambda: page(report)):
+        session.show(report, view, as_json=as_json)
     return 0

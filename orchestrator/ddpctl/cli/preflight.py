@@ -47,6 +47,7 @@ def preflight(
 ) -> int:
     """Check every host, and the network between them, for anything that would make a launch fail or hang."""
     _must_be_asked(fix, yes)
+    session.check_page(html)
     where = session.load(inventory, option)
     spec = _job(where, job)
     sudo = Sudo(session.sudo_password) if fix else None
@@ -63,14 +64,13 @@ def preflight(
                 done = apply(fixes, fleet, tell, sudo)
                 session.stderr_console().print(fixed_view(done))
                 report = second_look(report, done, launch, fleet, tell, options)
-    if html is not None:
-        session.write_page(html, preflight_html(report, GLOBAL.named))
-    if as_json:
-        session.print_json(report.to_json() | ({"fixes": [applied.to_json() for applied in done]} if fix else {}))
-    elif done or not fix:
-        session.print_view(report_view(report))
-    if report.exit_code:
-        raise refusal(report, f"preflight found {plural(report.count(Severity.ERROR), 'error')}")
+    with session.with_page(html, lambda: preflight_html(report, GLOBAL.named)):
+        if as_json:
+            session.print_json(report.to_json() | ({"fixes": [applied.to_json() for applied in done]} if fix else {}))
+        elif done or not fix:
+            session.print_view(report_view(report))
+        if report.exit_code:
+            raise refusal(report, f"preflight found {plural(report.count(Severity.ERROR), 'error')}")
     return 0
 
 

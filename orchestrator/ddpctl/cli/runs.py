@@ -116,16 +116,16 @@ def report(
     as_json: bool = session.JsonOption,
 ) -> int:
     """One page about a run, live or ended: how it went, its attempts and metrics, and what ran."""
+    session.check_page(html)
     inventory = session.load(None, option, job=job, recorded=True)
     with session.fleet_of(inventory) as fleet:
         made = make_report(fleet, job, inventory)
-    if html is not None:
-        session.write_page(html, report_html(made))
-    session.show(made, report_view, as_json=as_json)
-    session.warn_silent_hosts(made.run)
-    for host, why in made.missing.items():
-        if as_json:  # the view has it
-            session.warn(f"{host}: {why}")
+    with session.with_page(html, lambda: report_html(made)):
+        session.show(made, report_view, as_json=as_json)
+        session.warn_silent_hosts(made.run)
+        for host, why in made.missing.items():
+            if as_json:  # the view has it
+                session.warn(f"{host}: {why}")
     return 0
 
 

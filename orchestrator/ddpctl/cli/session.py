@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import json
+import os
 import secrets
 import shlex
 import socket
@@ -22,6 +23,7 @@ from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, Survivors, UsageError
 from ddpctl.files.first_use import take_new_programs
 from ddpctl.files.inventory import find_inventory, home_of, load_inventory
+from ddpctl.files.paths import exists, is_file, is_folder, write_whole
 from ddpctl.render.console import make_console
 from ddpctl.render.progress import ProgressView, quiet
 from ddpctl.spec.event import Tell
@@ -247,16 +249,60 @@ def show(value: D, view: Callable[[D], RenderableType], *, as_json: bool) -> Non
         print_view(view(value))
 
 
-def write_page(path: Path, page: str) -> None:
-    """Write an HTML report.
+def check_page(path: Path | None) -> None:
+    """Refuse a path that cannot become an HTML report, before a host is contacted.
 
     Raises:
-        UsageError: the file cannot be written.
+        UsageError: a folder has the name, or the parent folder is missing or not writable.
+    """
+    if path is None or _is_stream(path):
+        return
+    folder = Path(os.path.realpath(path)).parent
+    if is_folder(path):
+        raise _page_error(path, "it is a folder")
+    if not is_folder(folder):
+        raise _page_error(path, f"there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _page_error(path, f"{folder} is not writable")
+
+
+@contextlib.contextmanager
+def with_page(path: Path | None, page: Callable[[], str]) -> Iterator[None]:
+    """Write an HTML report after the block, which shows the result, even if the block ends with an error.
+
+    Raises:
+        UsageError: the file cannot be written. After an error of the block this is a warning.
     """
     try:
-        path.write_text(page, encoding="utf-8")
+        yield
+    except BaseException:
+        try:
+            _write_page(path, page)
+        except UsageError as error:
+            warn(f"warning: {error.message}")
+        raise
+    _write_page(path, page)
+
+
+def _write_page(path: Path | None, page: Callable[[], str]) -> None:
+    if path is None:
+        return
+    try:
+        if _is_stream(path):
+            path.write_text(page(), encoding="utf-8")
+        else:
+            write_whole(Path(os.path.realpath(path)), page())  # a symlink stays one
     except OSError as error:
-        raise UsageError(f"cannot write the report to {path}: {error.strerror}") from None
+        raise _page_error(path, error.strerror or str(error)) from None
+
+
+def _is_stream(path: Path) -> bool:
+    """Return whether the path is a pipe or a device, which no file can replace."""
+    return exists(path) and not is_file(path) and not is_folder(path)
+
+
+def _page_error(path: Path, why: str) -> UsageError:
+    return UsageError(f"cannot write the report to {path}: {why}", hint="name another file: --html FILE")
 
 
 def warn(message: str) -> None:

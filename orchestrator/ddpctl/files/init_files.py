@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 from ddpctl.errors import UsageError
+from ddpctl.files.paths import write_whole
 
 
 def code_of(script: str | None, target: Path) -> tuple[str | None, str | None]:
@@ -38,20 +38,7 @@ def write_inventory(target: Path, text: str) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    temporary = None
     try:
-        number, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.absolute().parent)
-        with os.fdopen(number, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(target)
-        temporary = None
+        write_whole(target, text)
     except OSError as error:
         raise UsageError(f"cannot write {target}: {error.strerror}", hint="name another file: -i FILE") from None
-    finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
