@@ -208,6 +208,29 @@ def test_a_place_that_cannot_hold_a_page_is_refused_before_anything_is_contacted
     assert not inventory.with_name("base").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("ps LONG", "LONG: cannot be read: File name too long"),
+        pytest.param("fetch job LONG -i FILE", "on 1 host", marks=pytest.mark.slow),  # a worker on this machine
+        ("up FILE -- LONG", "script 'LONG' not found in the code folder"),
+        ("up FILE --set jobs.job.code=LONG", "code folder not found"),
+        ("push FILE --data LONG", "is no folder"),
+        ("init --host a --script LONG", "script LONG is not here"),
+    ],
+)
+def test_a_name_that_is_too_long_is_a_name_that_is_not_there(
+    words: str, said: str, inventory: Path, run_command: InProcess
+) -> None:
+    long = "x" * 300
+    inventory.write_text(inventory.read_text() + "jobs: {job: {script: train.py}}")
+    inventory.with_name("train.py").write_text("")
+    named = words.replace("FILE", str(inventory)).replace("LONG", long)
+    done = run_command(*named.split(), cwd=inventory.parent)
+    assert said.replace("LONG", long) in done.stderr
+    assert "internal error" not in done.stderr
+
+
 @pytest.fixture
 def job(inventory: Path) -> Path:
     """The inventory with a job with missing data, so that preflight refuses it."""

@@ -134,9 +134,9 @@ def _may_write(wishes: Wishes) -> None:
     for option, name in (("--job", wishes.job), ("--cluster", wishes.cluster)):
         if name is not None and not is_name(name):
             raise UsageError(f"{option} {name!r} is not a valid name", hint=NAME_RULE)
-    if not wishes.target.absolute().parent.is_dir():
+    if not os.path.isdir(wishes.target.absolute().parent):
         raise UsageError(f"cannot write {wishes.target}: there is no such folder", hint="make it, or name another file")
-    if not wishes.target.exists():
+    if not os.path.exists(wishes.target):
         return
     if wishes.asks and prompt.confirm(f"{wishes.target} is there already. Replace it?"):
         return

@@ -309,8 +309,8 @@ def _check(dest: Path) -> None:
     Raises:
         UsageError: a file is in the way, or the parent folder is not writable.
     """
-    there = next(path for path in (dest, *dest.absolute().parents) if path.exists())
-    if not there.is_dir():
+    there = next(path for path in (dest, *dest.absolute().parents) if os.path.exists(path))
+    if not os.path.isdir(there):
         raise UsageError(f"cannot fetch into {dest}: {there} is not a folder", hint="name another folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise UsageError(f"cannot fetch into {dest}: {there} is not writable", hint="name another folder")

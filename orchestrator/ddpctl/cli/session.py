@@ -23,7 +23,7 @@ from ddpctl.cli.state import GLOBAL
 from ddpctl.errors import ConnectError, DdpctlError, HostsFailed, Survivors, UsageError
 from ddpctl.files.first_use import take_new_programs
 from ddpctl.files.inventory import find_inventory, home_of, load_inventory
-from ddpctl.files.paths import exists, is_file, is_folder, write_whole
+from ddpctl.files.whole import write_whole
 from ddpctl.render.console import make_console
 from ddpctl.render.progress import ProgressView, quiet
 from ddpctl.spec.event import Tell
@@ -85,7 +85,7 @@ def inventory_file(
     Raises:
         UsageError: there is no inventory, two are named, or the argument is a job's name.
     """
-    if argument is not None and not argument.is_file():
+    if argument is not None and not os.path.isfile(argument):
         _refuse_job(str(argument), option)
     if argument is None or option is None:
         argument, option = argument or option, GLOBAL.inventory
@@ -258,9 +258,9 @@ def check_page(path: Path | None) -> None:
     if path is None or _is_stream(path):
         return
     folder = Path(os.path.realpath(path)).parent
-    if is_folder(path):
+    if os.path.isdir(path):
         raise _page_error(path, "it is a folder")
-    if not is_folder(folder):
+    if not os.path.isdir(folder):
         raise _page_error(path, f"there is no folder {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise _page_error(path, f"{folder} is not writable")
@@ -298,7 +298,7 @@ def _write_page(path: Path | None, page: Callable[[], str]) -> None:
 
 def _is_stream(path: Path) -> bool:
     """Return whether the path is a pipe or a device, which no file can replace."""
-    return exists(path) and not is_file(path) and not is_folder(path)
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 def _page_error(path: Path, why: str) -> UsageError:
@@ -357,7 +357,7 @@ def new_identity(inventory: Inventory) -> RunIdentity:
 def origin_of(inventory: Inventory) -> Origin:
     """Return the origin of a run that is started with this inventory now: user, machine and folder."""
     folder = home_of(inventory.file)
-    return Origin(user_name(), socket.gethostname(), str(folder), folder.stat().st_ino if folder.exists() else 0)
+    return Origin(user_name(), socket.gethostname(), str(folder), folder.stat().st_ino if os.path.exists(folder) else 0)
 
 
 def user_name() -> str:

@@ -72,7 +72,7 @@ def pack(
         ProvisionError: too big, a link that leads out, an unreadable file, or a git command that fails.
     """
     root = Path(folder).resolve()
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise UsageError(f"code folder {root} not found", hint="correct code: in the job, or write code: null")
     target = _cache(cache)
     excluded, left_out = tuple(exclude), tuple(replaced)

@@ -158,7 +158,7 @@ def read_folder(
         UsageError: there is no such folder, or it is empty.
         ProvisionError: an entry cannot be read, cannot be sent, or changes meanwhile.
     """
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UsageError(f"{folder} is no folder", hint="--data names a folder, relative to the inventory's folder")
     root, begun_ns = folder.resolve(), time.time_ns()
     scan = _scan(root)

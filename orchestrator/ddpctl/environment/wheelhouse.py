@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import ssl
 import threading
@@ -83,14 +84,14 @@ class Wheelhouse:
             verify=context,
             timeout=TIMEOUT,
             follow_redirects=True,
-            auth=httpx.NetRCAuth() if netrc.exists() else None,
+            auth=httpx.NetRCAuth() if os.path.exists(netrc) else None,
             headers={"Accept-Encoding": "identity"},  # offsets and hashes count the file's own bytes
         )
 
     def _one(self, client: httpx.Client, wheel: Wheel, on_bytes: OnBytes, stop: threading.Event) -> FileSource:
         local = self._local(wheel)
         if local is not None:
-            if not local.is_file():
+            if not os.path.isfile(local):
                 raise ProvisionError(f"{wheel.filename} is no longer at {local}", hint="resolve again: ddpctl push")
             return FileSource(local, wheel.sha256, local.stat().st_size, wheel.filename)
         path = self._folder / wheel.sha256

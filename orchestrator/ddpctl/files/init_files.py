@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ddpctl.errors import UsageError
-from ddpctl.files.paths import write_whole
+from ddpctl.files.whole import write_whole
 
 
 def code_of(script: str | None, target: Path) -> tuple[str | None, str | None]:
@@ -21,7 +21,7 @@ def code_of(script: str | None, target: Path) -> tuple[str | None, str | None]:
     code = here
     if script is not None:
         path = here / Path(script).expanduser()
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise UsageError(
                 f"script {script} is not here", hint="run init in its folder, or name it with --script FILE"
             )

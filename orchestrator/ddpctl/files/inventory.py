@@ -55,7 +55,7 @@ def find_inventory(
     if chosen is not None:
         return chosen.expanduser()
     here = Path(DEFAULT_FILE)
-    if here.exists():
+    if os.path.exists(here):
         return here
     found = None
     if job is not None:
@@ -106,7 +106,7 @@ def _only_recorded_inventory() -> Path | None:
 
 def _with_inventory(runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the records that name an inventory file which still exists."""
-    return [run for run in runs if isinstance(run.get("inventory"), str) and Path(run["inventory"]).exists()]
+    return [run for run in runs if isinstance(run.get("inventory"), str) and os.path.exists(run["inventory"])]
 
 
 def load_inventory(path: Path | str, *, sets: Sequence[str] = (), job: str | None = None) -> Inventory:
@@ -192,7 +192,7 @@ def _read(path: Path, file: str) -> bytes:
 
 def _other_file(path: Path) -> str | None:
     folder = path.parent
-    names = sorted(item.name for item in folder.glob("*.y*ml")) if folder.is_dir() else []
+    names = sorted(item.name for item in folder.glob("*.y*ml")) if os.path.isdir(folder) else []
     close = nearest(path.name, names)
     return f"did you mean {folder / close}?" if close else None
 

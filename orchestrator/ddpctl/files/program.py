@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def script_file(job: JobSpec) -> Path | None:
     if job.code is None:
         return None
     folder = Path(job.code)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise InventoryError("code folder not found", file=job.code, path=f"jobs.{job.name}.code")
     if job.script is None:
         return None
@@ -47,9 +48,9 @@ def script_file(job: JobSpec) -> Path | None:
     if ".." in Path(job.script).parts or not path.is_relative_to(folder):
         hint = "only that folder is sent to the nodes: set code to one that holds the script"
         raise InventoryError(f"{job.script!r} is outside of the code folder", file=job.code, path=key, hint=hint)
-    if path.is_file():
+    if os.path.isfile(path):
         return path
-    close = nearest(path.name, [item.name for item in path.parent.iterdir()]) if path.parent.is_dir() else None
+    close = nearest(path.name, [item.name for item in path.parent.iterdir()]) if os.path.isdir(path.parent) else None
     hint = (
         f"did you mean {close}?"
         if close
@@ -72,7 +73,7 @@ def inspect_script(job: JobSpec) -> ScriptFacts | None:
     try:
         text = _read(path)
         beside = [path.with_name(f"{name}.py") for name in sorted(imported_modules(text))]
-        helpers = [_facts(module, _read(module)) for module in beside if module.is_file()]
+        helpers = [_facts(module, _read(module)) for module in beside if os.path.isfile(module)]
     except OSError as error:
         raise InventoryError(f"the script cannot be read: {error.strerror}", file=str(path)) from None
     return _facts(path, text).with_modules(helpers)
@@ -83,7 +84,7 @@ def _module_file(job: JobSpec) -> Path | None:
     if job.code is None or job.module is None:
         return None
     place = Path(job.code, *job.module.split("."))
-    return next((path for path in (place.with_suffix(".py"), place / "__main__.py") if path.is_file()), None)
+    return next((path for path in (place.with_suffix(".py"), place / "__main__.py") if os.path.isfile(path)), None)
 
 
 def _facts(path: Path, text: str) -> ScriptFacts:
@@ -179,7 +180,7 @@ def _from_code(program: str, code: Node | None, here: Path, base: Path) -> str:
         return program
     typed = (here / Path(program).expanduser()).resolve()
     folder = (base / Path(text).expanduser()).resolve()
-    return str(typed.relative_to(folder)) if typed.is_file() and typed.is_relative_to(folder) else program
+    return str(typed.relative_to(folder)) if os.path.isfile(typed) and typed.is_relative_to(folder) else program
 
 
 def _jobs(root: Node) -> dict[str, Node]:

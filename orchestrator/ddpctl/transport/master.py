@@ -77,9 +77,9 @@ def needs_openssh(hop: Hop) -> bool:
 def _uses_security_key(hop: Hop) -> bool:
     if hop.identities:
         return any(_public_type(path).startswith("sk-") for path in hop.identities)
-    if any(Path(path).expanduser().exists() for path in DEFAULT_KEYS):
+    if any(os.path.exists(Path(path).expanduser()) for path in DEFAULT_KEYS):
         return False
-    return any(Path(path).expanduser().exists() for path in _SECURITY_KEYS)
+    return any(os.path.exists(Path(path).expanduser()) for path in _SECURITY_KEYS)
 
 
 def _public_type(path: str) -> str:

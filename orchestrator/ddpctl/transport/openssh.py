@@ -106,7 +106,7 @@ def config_file(inventory: Inventory) -> str | None:
     if Path.home() == Path(pwd.getpwuid(os.getuid()).pw_dir):
         return None
     own = Path(USER_CONFIG).expanduser()
-    return str(own) if own.exists() else "none"
+    return str(own) if os.path.exists(own) else "none"
 
 
 def _to(hop: Hop, config: str | None, first: Options, jump: Options = _NONE) -> list[str]:

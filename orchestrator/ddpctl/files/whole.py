@@ -1,26 +1,10 @@
-"""Looks at a path without an exception, and writes a file as a whole or not at all.
-
-Before Python 3.14 ``Path.exists`` and the like raise an error for a folder that may not be searched, and for a name
-that is too long. The functions of ``os.path`` return False.
-"""
+"""Writes a file as a whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from pathlib import Path
-
-
-def exists(path: str | Path) -> bool:
-    return os.path.exists(path)  # noqa: PTH110
-
-
-def is_file(path: str | Path) -> bool:
-    return os.path.isfile(path)  # noqa: PTH113
-
-
-def is_folder(path: str | Path) -> bool:
-    return os.path.isdir(path)  # noqa: PTH112
 
 
 def write_whole(target: Path, text: str, *, private: bool = False) -> None:
