@@ -183,6 +183,12 @@ def test_output_that_cannot_be_written_is_said_once(inventory: Path) -> None:
         assert "internal error" not in done.stderr
 
 
+@pytest.mark.slow  # a worker on this machine
+def test_a_character_that_the_output_cannot_hold_is_written_out(inventory: Path) -> None:
+    done = ddpctl("exec", "-i", str(inventory), "--", "echo", "caf\u00e9", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout) == (0, "here: caf\\xe9\n")
+
+
 def test_fetch_refuses_a_place_that_cannot_be_a_folder_before_anything_is_contacted(
     inventory: Path, run_command: InProcess
 ) -> None:

@@ -12,6 +12,7 @@ import difflib
 import errno
 import gc
 import importlib
+import io
 import os
 import signal
 import sys
@@ -171,7 +172,11 @@ def _needed(argv: Sequence[str]) -> Collection[str]:
 
 
 def _open_streams() -> None:
-    """Open the null device for each closed standard stream: else the next socket would get its number and output."""
+    """Make the standard streams fit for use.
+
+    The null device replaces a closed stream: else the next socket would get its number and output. A character that the
+    stream's encoding does not have is written out, as an error would hide the result.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -179,6 +184,9 @@ def _open_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: the closed stream's
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # in a process of its caller it may be another object
+            stream.reconfigure(errors="backslashreplace")
 
 
 def forbid_core_dumps() -> None:
