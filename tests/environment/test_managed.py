@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ddpctl.errors import ProvisionError
+from ddpctl.files.records import state_dir
 from ddpctl.spec.inventory import Environment, Inventory
 from ddpctl.spec.push import PushOutcome
 from ddpctl.stages.launch import Launch
@@ -104,6 +106,19 @@ def test_a_new_version_in_the_sources_does_not_change_what_is_locked(tmp_path: P
         run(changed, locked=True)
     assert caught.value.exit_code == 5
     assert ask(run(changed).nodes[0].python, "import beta; print(beta.__version__)") == "9.9"
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:120], lambda data: data[:-1] + b"\xff", lambda data: b"\xff"])
+def test_a_damaged_lock_is_made_again(tmp_path: Path, shelf: Path, damage: Callable[[bytes], bytes]) -> None:
+    inventory = local_inventory(tmp_path, 1, managed(shelf))
+    first = run(inventory)
+    (lock,) = (state_dir() / "locks").rglob("pylock.*.toml")
+    whole = lock.read_bytes()
+    lock.write_bytes(damage(whole))
+    with pytest.raises(ProvisionError, match="cannot be used"):
+        run(inventory, locked=True)
+    assert run(inventory).nodes[0].environment == first.nodes[0].environment
+    assert lock.read_bytes() == whole
 
 
 def test_locked_without_a_lock_says_what_to_do(tmp_path: Path, shelf: Path) -> None:

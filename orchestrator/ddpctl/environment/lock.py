@@ -12,7 +12,16 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from packaging.pylock import PackageArchive, PackageDirectory, PackageSdist, PackageVcs, PackageWheel, Pylock
+from packaging.pylock import (
+    PackageArchive,
+    PackageDirectory,
+    PackageSdist,
+    PackageVcs,
+    PackageWheel,
+    Pylock,
+    PylockSelectError,
+    PylockValidationError,
+)
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from ddpctl.environment.origins import without_login
@@ -137,7 +146,7 @@ def read_lock(text: str, target: Platform, source: str) -> Lock:
     try:
         pylock = Pylock.from_dict(tomllib.loads(text))
         chosen = list(pylock.select(environment=target.environment, tags=target.tags))  # type: ignore[arg-type]
-    except (tomllib.TOMLDecodeError, ValueError, KeyError, TypeError) as error:
+    except (PylockValidationError, PylockSelectError, ValueError, KeyError, TypeError) as error:
         raise ProvisionError(f"{source} cannot be used for {target.label}: {error}") from error
     wheels: list[Wheel] = []
     sources: list[SourcePackage] = []

@@ -28,6 +28,7 @@ from ddpctl.environment.platforms import NodePlatform, Platform, targets
 from ddpctl.environment.requirements import metadata_of, read_requirements, refuse_ignored, uv_settings
 from ddpctl.environment.tools import own_program, runs_there
 from ddpctl.errors import ProvisionError
+from ddpctl.files.whole import write_whole
 from ddpctl.spec.command import REDACTED
 from ddpctl.spec.inventory import Environment, Inventory
 
@@ -91,7 +92,7 @@ def _address(project: str) -> str:
         ProvisionError: the folder is not a project.
     """
     folder = Path(project).resolve()
-    if not any((folder / name).is_file() for name in ("pyproject.toml", "setup.py")):
+    if not any(os.path.isfile(folder / name) for name in ("pyproject.toml", "setup.py")):
         raise ProvisionError(f"{folder} has no pyproject.toml", hint="correct environment.project in the inventory")
     return folder.as_uri()
 
@@ -347,17 +348,26 @@ def _all_inputs(inputs: str, lock: Lock) -> str:
 
 
 def _read(path: Path, target: Platform, inputs: str, locked: bool) -> Lock | None:
+    """Return the kept lock if it was made from ``inputs``. Without ``locked`` a damaged lock is a missing lock.
+
+    Raises:
+        ProvisionError: ``locked``, and there is no such lock.
+    """
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        if locked:
+        made_from = _MADE_FROM.match(text)
+        kept = read_lock(text[made_from.end() :], target, str(path)) if made_from else None
+    except (OSError, UnicodeDecodeError, ProvisionError) as error:
+        if not locked:
+            return None
+        if isinstance(error, FileNotFoundError):
             raise ProvisionError(f"there is no lock for {target.label} yet", hint="run ddpctl push once") from None
-        return None
-    made_from = _MADE_FROM.match(text)
-    if made_from:
-        kept = read_lock(text[made_from.end() :], target, str(path))
-        if made_from[1] == _all_inputs(inputs, kept):
-            return kept
+        raise ProvisionError(
+            f"the lock for {target.label} cannot be used: {error}",
+            hint=f"run ddpctl push without --locked, which makes it again; the lock is {path}",
+        ) from error
+    if made_from and kept is not None and made_from[1] == _all_inputs(inputs, kept):
+        return kept
     if locked:
         raise ProvisionError(
             f"the lock for {target.label} is out of date: environment, platform or package sources have changed since",
@@ -367,9 +377,6 @@ def _read(path: Path, target: Platform, inputs: str, locked: bool) -> Lock | Non
 
 
 def _write(path: Path, inputs: str, lock: str) -> None:
-    """Write a temporary file and rename it. Only this user may read it, since package sources may be private."""
+    """Keep a lock. Only this user may read it, since package sources may be private."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.touch(mode=0o600)
-    part.write_text(f"{_INPUTS}{inputs}\n{lock}", encoding="utf-8")
-    part.replace(path)
+    write_whole(path, f"{_INPUTS}{inputs}\n{lock}", private=True)
