@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -28,9 +29,13 @@ from ddpctl.transport.local import LocalTransport
 from ddpctl_worker.checkpoint.fencing import begin
 from ddpctl_worker.checkpoint.keeper import Keeper
 from ddpctl_worker.checkpoint.starts import note_start
+from ddpctl_worker.machine import proc
+from ddpctl_worker.record.paths import job_id, run_paths
+from ddpctl_worker.record.status import live_runs
 from tests.environment.support import Heard, fleet_of, local_inventory
 from tests.transport.dry import DryTransport
 from tests.worker.checkpoint.test_metadata import index
+from tests.worker.checkpoint.test_whole import safetensors
 from tests.worker.checkpoints import NOW, Disk
 from tests.worker.node import Node, eventually
 from tests.worker.programs import SLEEP
@@ -185,6 +190,28 @@ def test_a_file_from_before_a_power_cut_counts_although_nobody_had_hashed_it(sit
     site.disks[1].save("ckpt-2.pt", {"": b"older"}, age=500)
     assert site.restore() == {}
     assert site.disks[2].content("ckpt-3.pt") == {"": archive.with_suffix(".pt").read_bytes()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("record", ["another machine", "damaged"])
+def test_a_run_whose_record_never_ends_keeps_nothing_back(site: Site, record: str) -> None:
+    """A container that was created again, or a power cut that emptied state.json."""
+    first = site.disks[0]
+    paths = run_paths(str(first.base), "20260101T000000Z-aaaaaa", "n0")
+    Path(paths.node).mkdir(parents=True)
+    made = {"run": "20260101T000000Z-aaaaaa", "job": "job", "host": "n0", "cluster": "lab", "project": "exp"}
+    Path(paths.run).write_text(json.dumps(made))
+    state = {"boot": "earlier", "machine": {**proc.machine(), "boot": "earlier", "name": "pod-7f"}, "state": "running"}
+    Path(paths.state).write_text(json.dumps(state) if record == "another machine" else "")
+    os.utime(paths.state, (1e9, 1e9))
+    assert live_runs(str(first.base), "n0", job_id(made)) == [made["run"]]
+    begin(str(first.own), NOW)
+    (first.own / "model.safetensors").write_bytes(safetensors())
+    (first.own / "step_9.pt").write_bytes(b"PK half of a save")
+    site.disks[1].save("step_8.pt", {"": b"older"}, age=500)
+    assert site.restore() == {}
+    assert site.disks[2].content("model.safetensors") == {"": safetensors()}
+    assert not (first.own / "step_9.pt").exists()
 
 
 @pytest.mark.slow

@@ -499,7 +499,7 @@ def test_saves_of_a_run_that_begins_during_the_transfer_stay(
         real(*args)
 
     monkeypatch.setattr(CheckpointClient, "file", file)
-    monkeypatch.setattr(verb, "live_runs", lambda *args, **options: list(live))
+    monkeypatch.setattr(verb, "runs_at_work", lambda *args, **options: list(live))
     who, peer = credentials(), {"host": "a", "addresses": ["127.0.0.1"], "port": server.port}
     request = {"base_dir": str(b.base), "host": "b", "job_id": JOB, "certificate": who.certificate, "key": who.key}
     ddpctl = Controller({"cmd": "go", "peers": [peer], "orders": [order.order()]}, {"cmd": "end"})

@@ -13,7 +13,7 @@ from ddpctl_worker.checkpoint.jobfolder import read_valid_manifests
 from ddpctl_worker.machine import fs
 from ddpctl_worker.machine.notes import iso
 from ddpctl_worker.record import paths
-from ddpctl_worker.record.status import live_runs
+from ddpctl_worker.record.status import runs_at_work
 from ddpctl_worker.rules.attempts import BEFORE_ANY, attempt_of
 from ddpctl_worker.rules.choice import latest, newest_of_series
 from ddpctl_worker.rules.complete import Manifest, is_whole, sort_by_time
@@ -44,7 +44,7 @@ def set_aside(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     when = str(request.get("when") or "")
     if not _WHEN.match(when):
         raise WorkerError(BAD_REQUEST, "%r is no time" % when)
-    live = live_runs(base, request["host"], job)
+    live = runs_at_work(base, request["host"], job)
     if live:
         raise WorkerError(LIVE, "run %s is live here" % live[-1], "ddpctl kill %s, or start without --fresh" % live[-1])
     aside = "%s@%s" % (top, when)

@@ -36,7 +36,7 @@ from ddpctl_worker.checkpoint.serve import CheckpointServer
 from ddpctl_worker.checkpoint.throttle import Throttle
 from ddpctl_worker.machine import notes
 from ddpctl_worker.record import paths
-from ddpctl_worker.record.status import live_runs
+from ddpctl_worker.record.status import runs_at_work
 from ddpctl_worker.rules.choice import Kept
 from ddpctl_worker.rules.complete import Chosen, SavedFile
 from ddpctl_worker.store.relay import PeerGone, context, listen_on
@@ -118,8 +118,7 @@ class _Writing:
 
 
 def _is_live(folder: JobFolder) -> bool:
-    """Whether a run of the job is live here. A run in line writes nothing, so it does not count."""
-    return bool(live_runs(folder.base, folder.host, folder.job, queued=False))
+    return bool(runs_at_work(folder.base, folder.host, folder.job))
 
 
 def find_set_aside(own: str) -> Dict[str, str]:

@@ -98,10 +98,29 @@ def unfinished(base: str, host: str) -> Iterator[Dict[str, Any]]:
             yield found
 
 
-def live_runs(base: str, host: str, job: str, *, queued: bool = True) -> List[str]:
-    """Return the ids of the live runs of ``job`` (a ``job_id``) on this host, ``queued``: with runs in line."""
+def live_runs(base: str, host: str, job: str) -> List[str]:
+    """Return the ids of the live runs of ``job`` (a ``job_id``) on this host."""
+    return sorted(str(one["run"]) for one in unfinished(base, host) if job_id(one["record"]) == job)
+
+
+def runs_at_work(base: str, host: str, job: str) -> List[str]:
+    """Return the ids of the live runs of ``job`` (a ``job_id``) that have begun here, so that their ranks may write."""
     found = [one for one in unfinished(base, host) if job_id(one["record"]) == job]
-    return sorted(str(one["run"]) for one in found if queued or one["state"] != contract.QUEUED)
+    return sorted(str(one["run"]) for one in found if _is_at_work(base, one))
+
+
+def _is_at_work(base: str, found: Dict[str, Any]) -> bool:
+    """Return whether a live run may write files here.
+
+    A run in line writes nothing. The state of a run stays stale or unreachable for ever after the loss of its record or
+    of its machine: such a run counts while there is a recent sign of it, or a process.
+    """
+    if found["state"] not in contract.NODE_ONLY:
+        return bool(found["state"] != contract.QUEUED)
+    paths = run_paths(base, str(found["run"]), str(found["host"]))
+    owner = read_owner_record(paths)
+    recent = abs(time.time() - last_sign(paths)) < STALE_S
+    return recent or bool(watchers(owner) or find_remaining_processes(paths, owner))
 
 
 def _within(states: List[Dict[str, Any]], limit: int) -> List[Dict[str, Any]]:
