@@ -17,6 +17,7 @@ from pydantic import PlainSerializer, TypeAdapter
 from ddpctl.cli import program, session
 from ddpctl.cli.bench import network
 from ddpctl.cli.interrupts import Interrupts
+from ddpctl.cli.limits import AGAIN_S
 from ddpctl.cli.up import bring_up
 from ddpctl.errors import DdpctlError, HostsFailed, Interrupted, Unreachable
 from ddpctl.files.inventory import load_text
@@ -73,6 +74,25 @@ def test_a_signal_that_python_ignores_counts(number: int, capsys: pytest.Capture
     assert "ignored" not in capsys.readouterr().err
 
 
+@pytest.mark.slow  # a signal, and a wait for it
+def test_a_signal_that_comes_again_too_early_comes_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The busy machine lets the main thread wait, while it still handles the ignored exception."""
+    start = threading.Thread.start
+
+    def start_slowly(thread: threading.Thread) -> None:
+        start(thread)
+        threading.Event().wait(10 * AGAIN_S)
+
+    def work() -> None:
+        Finalized(signal.SIGINT)
+        threading.Event().wait(20)
+
+    with Interrupts(), monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_slowly)
+        with pytest.raises(KeyboardInterrupt):
+            work()
+
+
 def press_ctrl_c(_value: int) -> int:
     raise KeyboardInterrupt
 
@@ -88,10 +108,13 @@ def test_a_signal_that_pydantic_catches_counts(monkeypatch: pytest.MonkeyPatch, 
 
 # --- the first Ctrl-C comes while a run is ended ----------------------------------------------------------------------
 class Undone:
-    """Two hosts with a run. The first request to end it brings Ctrl-C, and host b is lost then if ``lost``."""
+    """Two hosts with a run. The first request to end it brings Ctrl-C, and host b is lost then if ``lost``.
+
+    ``over``: set it at the end of the test.
+    """
 
     def __init__(self, *, lost: bool) -> None:
-        self._lost, self._pressed, self._never = lost, threading.Event(), threading.Event()
+        self._lost, self._pressed, self.over = lost, threading.Event(), threading.Event()
         status = {"runs": [part(OLD, "a", "succeeded", ["a", "b"])]}
         tail = {"offset": 0, "state": "succeeded"}
         answers = {"tail": tail, "status": status, "stop": self._stop}
@@ -101,7 +124,7 @@ class Undone:
         if not self._pressed.is_set():
             self._pressed.set()
             os.kill(os.getpid(), signal.SIGINT)
-            self._never.wait()
+            self.over.wait(60)
         if asked.host == "b" and self._lost:
             return Unreachable("no answer")
         return {**STOPPED, "status": part(asked.args["run"], asked.host, "killed", ["a", "b"])}
@@ -148,12 +171,26 @@ def test_a_first_ctrl_c_while_a_run_is_ended_begins_that_again(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    undone = Undone(lost=False)
+    undone, lost = Undone(lost=False), Undone(lost=True)
     with pytest.raises(Interrupted, match="nothing is left running"):
         command(undone, monkeypatch)
     assert {asked.host for asked in undone.fleet.calls if asked.verb == "stop"} == {"a", "b"}
     reason = "1 of 2 hosts did not start" if command is failing_start else ""
     assert reason in capsys.readouterr().err
     with pytest.raises(DdpctlError, match=r"not reached: b|may still be running") as left:
-        command(Undone(lost=True), monkeypatch)
+        command(lost, monkeypatch)
     assert left.value.exit_code == 4
+    undone.over.set()
+    lost.over.set()
+
+
+@pytest.mark.slow  # signals
+def test_ctrl_c_that_also_ends_the_reader_of_stderr_leaves_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn(_text: str) -> None:
+        raise BrokenPipeError
+
+    undone = Undone(lost=False)
+    monkeypatch.setattr(session, "warn", warn)
+    with pytest.raises(Interrupted, match="nothing is left running"):
+        failing_start(undone, monkeypatch)
+    undone.over.set()

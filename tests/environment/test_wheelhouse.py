@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import os
 import signal
@@ -194,11 +195,22 @@ def test_ctrl_c_ends_a_download_that_does_not_end(pieces: int, index: Index, tmp
 def test_ctrl_c_ends_the_wait_for_another_download(index: Index, tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     house = Wheelhouse(tmp_path / "w", Origins())
+    before = set(threading.enumerate())
     with FileLock(tmp_path / "w" / f"{HASH}.lock"):
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             house.fetch([index.wheel()])
-    for thread in threading.enumerate():
-        if thread.name == "ddpctl-0":
-            thread.join(20)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+        assert not thread.is_alive()
     assert index.ranges == []
+
+
+def test_a_full_disk_is_reported_as_that(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Wheelhouse, "_continue", full)
+    with pytest.raises(OSError, match="No space left") as raised:
+        Wheelhouse(tmp_path / "w", Origins()).fetch([index.wheel()])
+    assert raised.value.errno == errno.ENOSPC

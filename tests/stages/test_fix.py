@@ -34,6 +34,7 @@ def test_a_fix_after_a_lost_connection_runs_on_a_new_one() -> None:
 
 
 def test_after_ctrl_c_no_further_fix_runs() -> None:
+    before = set(threading.enumerate())
     hung_up = threading.Event()
 
     class Busy(DryTransport):
@@ -50,7 +51,7 @@ def test_after_ctrl_c_no_further_fix_runs() -> None:
     host = Busy("a", runs=run)
     with pytest.raises(KeyboardInterrupt):
         apply(FIXES, DryFleet([host]), lambda event: None, Sudo(no_password))
-    for thread in threading.enumerate():
-        if thread.name == "ddpctl-0":
-            thread.join(20)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+        assert not thread.is_alive()
     assert [argv[-1] for argv, _ in host.ran] == ["first"]

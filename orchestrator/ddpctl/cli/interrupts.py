@@ -27,7 +27,8 @@ class Interrupts:
         self.pressed = False
         self.must_end = False  # after SIGTERM or SIGHUP: there may be no person to ask
         self._raises = True
-        self._again: threading.Timer | None = None
+        self._deaf = False  # an exception raised now would be lost
+        self._heard = threading.Event()  # a signal that is sent again has been handled
 
     def __enter__(self) -> Interrupts:
         numbers = [signal.SIGINT, signal.SIGTERM]
@@ -38,16 +39,18 @@ class Interrupts:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if self._again is not None:
-            self._again.cancel()
+        self._heard.set()
         sys.unraisablehook = self._hook_before
         for number, before in self._before.items():
             signal.signal(number, before)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        raises, self._raises = self._raises, False
         self.pressed = True
         self.must_end = self.must_end or number != signal.SIGINT
+        if self._deaf:
+            return
+        raises, self._raises = self._raises, False
+        self._heard.set()
         if raises:
             raise KeyboardInterrupt
 
@@ -56,10 +59,9 @@ class Interrupts:
         if not issubclass(ignored.exc_type, KeyboardInterrupt):
             self._hook_before(ignored)
             return
-        self._raises = True
-        self._again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
-        self._again.daemon = True
-        self._again.start()
+        self._deaf, self._raises, self._heard = True, True, threading.Event()
+        threading.Thread(target=_send_until, args=(self._heard,), name="again", daemon=True).start()
+        self._deaf = False
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -75,3 +77,9 @@ class Interrupts:
             yield
         finally:
             self._raises = False
+
+
+def _send_until(heard: threading.Event) -> None:
+    """Send SIGINT to this process until it is heard."""
+    while not heard.wait(AGAIN_S):
+        os.kill(os.getpid(), signal.SIGINT)

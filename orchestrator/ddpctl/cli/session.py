@@ -255,7 +255,7 @@ def check_page(path: Path | None) -> None:
     Raises:
         UsageError: a folder has the name, or the parent folder is missing or not writable.
     """
-    if path is None or _is_stream(path):
+    if path is None or _is_written_in_place(path):
         return
     folder = Path(os.path.realpath(path)).parent
     if os.path.isdir(path):
@@ -288,7 +288,7 @@ def _write_page(path: Path | None, page: Callable[[], str]) -> None:
     if path is None:
         return
     try:
-        if _is_stream(path):
+        if _is_written_in_place(path):
             path.write_text(page(), encoding="utf-8")
         else:
             write_whole(Path(os.path.realpath(path)), page())  # a symlink stays one
@@ -296,9 +296,12 @@ def _write_page(path: Path | None, page: Callable[[], str]) -> None:
         raise _page_error(path, error.strerror or str(error)) from None
 
 
-def _is_stream(path: Path) -> bool:
-    """Return whether the path is a pipe or a device, which no file can replace."""
-    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+def _is_written_in_place(path: Path) -> bool:
+    """Return whether no file can replace the path: a pipe, a device, or a writable file in a folder of another user."""
+    if os.path.isdir(path):
+        return False
+    replaceable = os.access(Path(os.path.realpath(path)).parent, os.W_OK | os.X_OK)
+    return os.path.exists(path) and (not os.path.isfile(path) or (os.access(path, os.W_OK) and not replaceable))
 
 
 def _page_error(path: Path, why: str) -> UsageError:

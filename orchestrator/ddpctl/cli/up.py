@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import select
@@ -174,6 +175,10 @@ def bring_up(
     try:
         with view:
             run = up.run()
+        if up.report is not None and options is not FACTS_ONLY:
+            _tell_warnings(up.report)
+        _record(launch, up)
+        return run
     except PreflightFailed:
         if up.report is not None:
             session.stderr_console().print(report_view(up.report, skipped=False))
@@ -184,23 +189,17 @@ def bring_up(
         try:
             _undo(up, interrupted=is_interrupt(error))
         except KeyboardInterrupt:  # the first Ctrl-C; a second one raises nothing
-            session.warn(f"warning: {error}")  # why the run is being ended
+            with contextlib.suppress(OSError):  # Ctrl-C has also ended the reader of stderr, such as `| tee`
+                session.warn(f"warning: {error}")  # why the run is being ended
             _undo(up, interrupted=True)
         raise
-    # Every node has confirmed: from here on no fault of this machine may end the run.
-    try:
-        if up.report is not None and options is not FACTS_ONLY:
-            _tell_warnings(up.report)
-        _record(launch, up)
-    except BaseException as error:
-        if not is_interrupt(error):
-            raise
-        raise Interrupted(f"detached; {run.job} was not changed", hint=how_to_go_on(run.run)) from None
-    return run
 
 
 def _record(launch: Launch, up: Up) -> None:
-    """Record the run for later commands on this machine: its inventory file, its plan and its locked packages."""
+    """Record the run for later commands on this machine: its inventory file, its plan and its locked packages.
+
+    Every node has confirmed the start, so a fault here is a warning.
+    """
     assert up.plan is not None
     lock = dict(up.environment.lock) if up.environment else {}
     try:

@@ -19,7 +19,7 @@ from ddpctl.environment.direct import FileSource, hash_file
 from ddpctl.environment.limits import DOWNLOADS, HTTP_CONNECT_S, HTTP_S
 from ddpctl.environment.lock import Wheel
 from ddpctl.environment.origins import Origins
-from ddpctl.errors import DdpctlError, FileDamaged, Interrupted, ProvisionError
+from ddpctl.errors import DdpctlError, FileDamaged, InternalFault, Interrupted, ProvisionError
 from ddpctl.transport.fleet import fan_out
 from ddpctl.transport.limits import DOWNLOAD_PAUSE_S, DOWNLOAD_TRIES
 
@@ -174,7 +174,8 @@ def _check(stop: threading.Event) -> None:
 def _raise_error(_sha256: str, found: FileSource | DdpctlError) -> None:
     if isinstance(found, DdpctlError):
         found.host = None  # it is this machine
-        raise found
+        full = isinstance(found, InternalFault) and isinstance(found.__cause__, OSError)
+        raise found.__cause__ if full and found.__cause__ is not None else found  # a full disk is no fault of ddpctl
 
 
 class Counter:

@@ -99,7 +99,9 @@ def fetch_checkpoint(job: JobId, saved: Saved, dest: Path, fleet: Fleet, tell: T
     try:
         verified = _bring(job, saved, incoming, fleet, tell)
         entry = _assemble(verified, incoming / ".entry")
-        _replace(dest / saved.entry, entry, aside=dest / f".{unique}.old")
+        earlier = _replace(dest / saved.entry, entry, aside=dest / f".{unique}.old")
+        if earlier is not None:
+            tell(Note(f"the earlier copy cannot be removed: {earlier}", "warning"))
     except OSError as error:
         raise _unwritable(dest / saved.entry, error) from None
     finally:
@@ -192,11 +194,11 @@ def _assemble(verified: Mapping[str, Path], entry: Path) -> Path:
     return entry
 
 
-def _replace(target: Path, new: Path, *, aside: Path) -> None:
-    """Move ``new`` to ``target`` and remove what was there.
+def _replace(target: Path, new: Path, *, aside: Path) -> Path | None:
+    """Move ``new`` to ``target`` and remove the earlier entry; return its place if it cannot be removed.
 
-    An interruption at any step, Ctrl-C too, leaves the old entry or the new entry there whole. Until the new entry is
-    there, the old entry is never in a folder that is removed.
+    Ctrl-C or an error at any step leaves the old entry or the new entry there whole. Until the new entry is there, the
+    old entry is never in a folder that is removed.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -209,7 +211,9 @@ def _replace(target: Path, new: Path, *, aside: Path) -> None:
     if aside.is_dir() and not aside.is_symlink():
         shutil.rmtree(aside, ignore_errors=True)
     else:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+    return aside if os.path.lexists(aside) else None
 
 
 def _place(folder: Path, name: str, entry: str) -> Path:

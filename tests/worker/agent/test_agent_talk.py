@@ -144,7 +144,7 @@ def test_a_host_whose_disk_is_full_does_not_say_that_it_has_a_proposal(tmp_path:
     members = [{"host": host, "address": "127.0.0.1"} for host in ("a", "b")]
     place = {"hosts": members, "nodes": 1, "least": 1, "restarts": 1, "first": first}
     of_job = {"cluster": "lab", "project": "exp", "job": "train", "timeouts": {"stop": 30.0}}
-    run = {"run": "run", **of_job, "host": "b", "restart": place}
+    run = {"run": "run", "serial": 1, **of_job, "host": "b", "restart": place}
     request = {"run": run, "gang_key": "ab" * 32, "notify": None}
     ballot = Ballot.first("a", Document.first(first))
     own = HostRecord(RunPaths(str(folder / "b")))

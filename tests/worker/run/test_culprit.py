@@ -63,12 +63,22 @@ def both(culprit: str, victim: str) -> str:
     return f"import os\nexec({culprit!r} if os.environ['RANK'] == '0' else {victim!r})"
 
 
+def start_together(trio: Trio, scripts: list[str], culprit: int, met: Path, **changes: Any) -> None:
+    """The culprit begins once all ranks run: a rank that starts seconds after its peers is waited for, too."""
+    waiting = list(scripts)
+    waiting[culprit] = AFTER.format(flag=str(met)) + scripts[culprit]
+    trio.start(*waiting, **changes)
+    trio.joined()
+    trio.running()
+    met.touch()
+
+
 @pytest.mark.parametrize("culprit", [0, 2], ids=["hub", "member"])
 def test_a_rank_that_hangs_in_its_exit_on_another_node_is_the_cause(trio: Trio, tmp_path: Path, culprit: int) -> None:
     flag = str(tmp_path / "flag")
     scripts = [VICTIM.format(flag=flag, later=4)] * 3
     scripts[culprit] = HANGS.format(flag=flag)
-    trio.start(*scripts)
+    start_together(trio, scripts, culprit, tmp_path / "met")
     for status in trio.ended(60):
         assert (status["cause"]["host"], status["cause"]["rank"]) == (f"node{culprit}", culprit)
         assert "ValueError: the reason" in status["cause"]["message"]
@@ -130,12 +140,12 @@ def test_the_rank_that_the_others_waited_for_is_the_cause(trio: Trio, tmp_path: 
     flag = str(tmp_path / "flag")
     scripts = [TIMED_OUT.format(flag=flag)] * 3
     scripts[late] = PREPARES.format(flag=flag)
-    trio.start(*scripts, doctor={"stall": 30.0})
+    start_together(trio, scripts, late, tmp_path / "met", doctor={"stall": 30.0})
     text = f"rank {late} on node{late} had not reached the collective of the others: it was at "
     for status in trio.ended(60):
         assert (status["cause"]["host"], status["cause"]["rank"]) == (f"node{late}", late), status["cause"]
         assert status["cause"]["message"].startswith(text)
-        assert ".py:5 in prepare, asleep for another " in status["cause"]["message"]
+        assert ".py:9 in prepare, asleep for another " in status["cause"]["message"]
     trio.supervisors_end()
 
 
