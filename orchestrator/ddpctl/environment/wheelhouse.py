@@ -174,8 +174,8 @@ def _check(stop: threading.Event) -> None:
 def _raise_error(_sha256: str, found: FileSource | DdpctlError) -> None:
     if isinstance(found, DdpctlError):
         found.host = None  # it is this machine
-        full = isinstance(found, InternalFault) and isinstance(found.__cause__, OSError)
-        raise found.__cause__ if full and found.__cause__ is not None else found  # a full disk is no fault of ddpctl
+        cause = found.__cause__
+        raise cause if isinstance(found, InternalFault) and isinstance(cause, OSError) else found  # such as a full disk
 
 
 class Counter:
