@@ -8,9 +8,27 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from tests.worker.node import Node, eventually, processes_of
+from tests.worker.node import WORKER, Node, eventually, processes_of
 
 SLEEP = "import time; print('here', flush=True); time.sleep(300)"
+# The head of a writer that ends before its call number argv[2] of the disk, as if it were killed there.
+KILLED_AT_A_CALL = f"""
+import os, sys
+sys.path.insert(0, {WORKER!r})
+left = int(sys.argv[2])
+
+def refuse(*_):
+    raise PermissionError(1, "no hard links here")
+
+def counted(call):
+    def count(*args, **options):
+        global left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), 9)
+        return call(*args, **options)
+    return count
+"""
 STUBBORN = (
     "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('here', flush=True)\ntime.sleep(300)"
 )

@@ -21,7 +21,7 @@ import pytest
 from ddpctl_worker.machine import fs
 from ddpctl_worker.wire.channel import WorkerError
 from ddpctl_worker.wire.contract import UNSAFE_PATH
-from tests.worker.node import WORKER
+from tests.worker.programs import KILLED_AT_A_CALL
 
 
 def test_a_base_dir_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
@@ -52,25 +52,8 @@ def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
 
 DISK_CALLS = ("rename", "mkdir", "open", "listdir", "lstat", "unlink", "rmdir")
 
-# Ends before its call number argv[2] of the disk, as if it were killed there.
-KILLED_WRITER = f"""
-import os, sys
-sys.path.insert(0, {WORKER!r})
+KILLED_WRITER = f"""{KILLED_AT_A_CALL}
 from ddpctl_worker.machine import fs
-left = int(sys.argv[2])
-
-def refuse(*_):
-    raise PermissionError(1, "no hard links here")
-
-def counted(call):
-    def count(*args, **options):
-        global left
-        left -= 1
-        if not left:
-            os.kill(os.getpid(), 9)
-        return call(*args, **options)
-    return count
-
 os.link = refuse
 for name in {DISK_CALLS!r}:
     setattr(os, name, counted(getattr(os, name)))

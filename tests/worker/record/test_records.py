@@ -24,7 +24,7 @@ from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.wire.channel import WorkerError
 from tests.worker.deadlines import shorten
 from tests.worker.node import WORKER, Node, eventually
-from tests.worker.programs import SLEEP, here
+from tests.worker.programs import KILLED_AT_A_CALL, SLEEP, here
 
 
 @pytest.mark.slow
@@ -198,29 +198,14 @@ def test_the_reserve_takes_the_exit_record_on_a_full_disk(
     assert sorted(os.listdir(tmp_path)) == ["exit.json", *([] if links else ["exit.json.claim"])]
 
 
-# Its disk is full. It ends before its call number argv[2] of the disk, as if it were killed there.
-KILLED_ON_A_FULL_DISK = f"""
-import errno, os, sys
-sys.path.insert(0, {WORKER!r})
+KILLED_ON_A_FULL_DISK = f"""{KILLED_AT_A_CALL}
+import errno
 from ddpctl_worker.machine import fs
 from ddpctl_worker.record import record
 from ddpctl_worker.record.paths import RunPaths
-left = int(sys.argv[2])
 
 def full(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
-
-def refuse(*_):
-    raise PermissionError(1, "no hard links here")
-
-def counted(call):
-    def count(*args, **options):
-        global left
-        left -= 1
-        if not left:
-            os.kill(os.getpid(), 9)
-        return call(*args, **options)
-    return count
 
 fs._write_draft = full
 if sys.argv[3] == "False":
