@@ -61,7 +61,7 @@ def test_what_is_left_in_a_host_is_seen(lab3: Lab) -> None:
         until(lambda: left(lab3[0]))
         assert "sleep 50" in left(lab3[0])[0]
         lab3.heal()
-        sleeper.wait(10)
+        sleeper.wait(60)
     assert left(lab3[0]) == []
 
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
+from functools import partial
 from pathlib import Path
 
-from tests.lab.process import LabError
+from tests.lab.process import LabError, wait_until
 
 VERSION_2 = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 VERSION_1_MEMORY = Path("/sys/fs/cgroup/memory")
@@ -64,11 +64,8 @@ class Groups:
         if not group:
             raise LabError("freezing a host needs control groups of version 2")
         (group / "cgroup.freeze").write_text(str(int(frozen)))
-        for _ in range(500):
-            if f"frozen {int(frozen)}" in (group / "cgroup.events").read_text():
-                return
-            time.sleep(0.01)
-        raise LabError(f"{name} does not freeze or thaw")
+        events, wanted = group / "cgroup.events", f"frozen {int(frozen)}"
+        wait_until(lambda: wanted in events.read_text(), f"{name} does not freeze or thaw")
 
     def thaw(self, name: str) -> None:
         """For a host that lost its power while it was frozen."""
@@ -99,12 +96,7 @@ class Groups:
     def remove(self) -> None:
         """Groups that processes have just left stay busy for a moment."""
         for top in filter(None, (self.lab, *self.version_1)):
-            for _ in range(250):
-                if _remove_tree(top):
-                    break
-                time.sleep(0.02)
-            else:
-                raise LabError(f"control group {top} is still in use")
+            wait_until(partial(_remove_tree, top), f"control group {top} is still in use", pause=0.02)
 
 
 def _read_version_1() -> dict[Path, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from tests.lab.disk import Disk
 from tests.lab.keys import HOST_KEY, public_key
 from tests.lab.machine import Machine
 from tests.lab.net import Cable
-from tests.lab.process import LabError
+from tests.lab.process import wait_until
 
 if TYPE_CHECKING:
     from tests.lab.lab import Lab
@@ -182,11 +181,7 @@ class Host(Machine):
             self.run(f"kill -{signal} {pid}", check=False)
 
     def _wait(self, trouble: str, done: Callable[[], bool]) -> None:
-        for _ in range(500):
-            if done():
-                return
-            time.sleep(0.01)
-        raise LabError(f"{self.name}: {trouble}")
+        wait_until(done, f"{self.name}: {trouble}")
 
     # -- the machine as a whole -----------------------------------------------------------------------------------
 

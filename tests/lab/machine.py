@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 BOOT = Path(__file__).with_name("boot.sh")
 ENTER = 'for group in $0; do echo $$ >"$group" || exit; done; exec "$@"'
 BOOT_TIMEOUT = 60
+SHUTDOWN_TIMEOUT = 60
 NAMESPACES = ("--net", "--mount", "--pid", "--uts", "--ipc")
 ENDED = 'pid 1 of the host is gone: is the power on? ("power_off" was called, or the boot failed)'
 

@@ -6,9 +6,12 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.suite.speed import stretch
 
 Text = subprocess.CompletedProcess[str]
 ENVIRON = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
@@ -16,6 +19,15 @@ ENVIRON = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 class LabError(RuntimeError):
     """The laboratory itself did not work; never what a test is about."""
+
+
+def wait_until(done: Callable[[], bool], trouble: str, seconds: float = 10.0, pause: float = 0.01) -> None:
+    """Raises a LabError with the trouble if the end does not come in time."""
+    deadline = time.monotonic() + stretch(seconds)
+    while not done():
+        if time.monotonic() > deadline:
+            raise LabError(f"{trouble} (after {stretch(seconds):.0f} s)")
+        time.sleep(pause)
 
 
 def call(

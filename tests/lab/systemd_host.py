@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.lab.host import Host
-from tests.lab.process import Process, read_processes
+from tests.lab.machine import SHUTDOWN_TIMEOUT
+from tests.lab.process import Process, read_processes, wait_until
 from tests.lab.systemd_disk import PROGRAM
 
 OWN_GROUP = "lab"  # below the host's group: the processes that the lab starts in the host, which belong to no unit
@@ -60,7 +61,7 @@ class SystemdHost(Host):
 
     def wait_until_off(self) -> None:
         """Wait until the host has shut down by itself; then switch it off."""
-        self._wait("the host does not shut down", lambda: not self.running)
+        wait_until(lambda: not self.running, f"{self.name}: the host does not shut down", SHUTDOWN_TIMEOUT)
         self.power_off()
 
     def boot_again(self) -> None:

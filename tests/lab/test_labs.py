@@ -16,6 +16,8 @@ from tests.lab.disk import CHECKOUT
 from tests.lab.process import call
 from tests.lab.traffic import fetch, serve
 
+pytestmark = pytest.mark.alone  # another lab may take the number of a lab that has ended, or sweep up after it
+
 
 def test_labs_side_by_side_do_not_meet(make_lab: Callable[..., Lab]) -> None:
     first, second = make_lab(2), make_lab(2)
@@ -31,7 +33,7 @@ def traces(number: int) -> list[str]:
     folder, device = str(claim.ROOT / str(number)), f"ddplab{number}"
     found = [f"mount {line}" for line in Path("/proc/self/mountinfo").read_text().splitlines() if folder + " " in line]
     found += [f"device {entry.name}" for entry in Path("/sys/class/net").iterdir() if entry.name == device]
-    found += [f"file {path}" for path in claim.ROOT.glob(f"{number}*")]
+    found += [f"file {path}" for path in (claim.ROOT / f"{number}", claim.ROOT / f"{number}.lock") if path.exists()]
     private = claim.Claim(number, -1).private_network
     found += [f"route {line}" for line in call(["ip", "route"]).stdout.splitlines() if private in line]
     found += [f"group {path}" for path in Path("/sys/fs/cgroup").glob(f"*/{device}")]
@@ -68,7 +70,6 @@ def _namespace(process: Path) -> str:
 SWEEP = "tests/lab/test_labs.py::test_the_next_lab_sweeps_up_after_a_killed_owner"
 
 
-@pytest.mark.alone  # the start of any other lab sweeps too, and this test would look in the middle of it
 @pytest.mark.parametrize(
     "options", ["", pytest.param(", systemd=True", id="systemd", marks=pytest.mark.full(covered_by=SWEEP))]
 )

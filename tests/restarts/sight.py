@@ -35,7 +35,7 @@ class Sight:
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
-        self._thread.join(10.0)
+        self._thread.join(60.0)
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_S):

@@ -31,6 +31,7 @@ from ddpctl_worker.rules.flight import Entry
 from tests.worker.handclock import HandClock
 from tests.worker.looks import LOOP, group
 from tests.worker.looks import look as a_look
+from tests.worker.node import eventually
 
 pytestmark = pytest.mark.slow
 STALL = 0.5
@@ -121,10 +122,7 @@ def nodes(records: Records) -> Iterator[list[Node]]:
 
 
 def until(holds: Callable[[], Any], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    eventually(holds, "it holds", seconds, pause=0.02)
 
 
 def begin(records: Records, nodes: list[Node]) -> None:

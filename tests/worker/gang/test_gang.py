@@ -275,7 +275,7 @@ def test_strangers_get_nothing(trio: Trio) -> None:
     hello = b'{"run": "%s", "host": "node1", "nonce": "00", "mac": "00"}\n' % trio.run.encode()
     for words in (b"GET / HTTP/1.0\r\n\r\n", hello, b"\0" * 100_000 + b"\n", b"{}\n" * 1000, b"x" * 600_000):
         with socket.create_connection(("127.0.0.1", trio.port), 10) as sock:
-            sock.settimeout(15)
+            sock.settimeout(60)
             try:
                 sock.sendall(words)
                 answer = sock.recv(1024)
@@ -340,7 +340,7 @@ def test_a_fault_in_the_hubs_thread_costs_no_run(trio: Trio) -> None:
     trio.joined()
     wire = MemberWire(bytes.fromhex(trio.key), trio.run, "node1", "node0")
     with socket.create_connection(("127.0.0.1", trio.port), 10) as sock:
-        sock.settimeout(15)
+        sock.settimeout(60)
         sock.sendall(wire.hello())
         while not wire.open:
             wire.feed(sock.recv(1 << 16))

@@ -66,7 +66,7 @@ class Worker:
             if pipe:
                 pipe.close()
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_other_program(words: bytes | None, status: str) -> None:
         thread.start()
         (found,) = dial(at("a", server.getsockname()[1]), answer_s=1)["links"]
         server.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+        thread.join(60)
     assert found["status"] == status
 
 
@@ -143,11 +143,11 @@ def test_stranger_is_not_served(listening: tuple[Worker, dict[str, Any]]) -> Non
     """A client without the key gets no data, whatever it sends."""
     port = listening[1]["samples"][0]
     for words in (b"pull 1000000\n", b"GET / HTTP/1.1\r\n\r\n", b"x" * 5000, b"DDPCTL-MESH short\n"):
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
             sock.sendall(words)
             with contextlib.suppress(ConnectionResetError):
                 assert sock.recv(100) == b""
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
         sock.sendall(b"DDPCTL-MESH " + b"0" * 32 + b"\nauth " + b"0" * 64 + b"\npull 1000\n")
         got = b""
         try:

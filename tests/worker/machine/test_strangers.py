@@ -231,7 +231,7 @@ def test_a_port_of_the_preflight_answers_in_a_flood(monkeypatch: pytest.MonkeyPa
     thread.start()
     try:
         with Flood(port), socket.create_connection((HERE, port), 5) as dialer:
-            dialer.settimeout(10)
+            dialer.settimeout(60)
             dialer.sendall(mesh_wire.greeting(mesh_wire.new_challenge()))
             assert dialer.recv(200)
         assert len(server._connections) <= 101

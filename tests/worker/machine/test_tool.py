@@ -101,7 +101,7 @@ def test_a_number_that_is_used_again_is_nobodys_helper(monkeypatch: pytest.Monke
 def test_after_the_stop_none_is_left_and_none_starts() -> None:
     thread = in_background(SLEEP)
     tool.stop()
-    thread.join(10.0)
+    thread.join(60.0)
     assert not thread.is_alive()
     said = tool.run(["sh", "-c", "echo here"], 20.0)
     assert (said["code"], said["stdout"], said["timed_out"]) == (None, "", True)
@@ -126,7 +126,7 @@ def test_one_that_hangs_before_its_exec_is_known(monkeypatch: pytest.MonkeyPatch
     assert "does not end" in tool.run(SLEEP, 20.0)["stderr"]
     tool.stop()
     over.set()
-    thread.join(10.0)
+    thread.join(60.0)
     assert tool.started_tools() == []
 
 
