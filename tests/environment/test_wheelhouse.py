@@ -85,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b"x")
         except OSError:
             self.server.hung_up.set()
-        self.server.over.wait(20)
+        self.server.over.wait(120)
 
     def log_message(self, *_: object) -> None:
         """Not on the test's output."""
@@ -180,14 +180,14 @@ def test_a_file_of_this_machine_is_used_where_it_is(tmp_path: Path) -> None:
         house.fetch([wheel])
 
 
-@pytest.mark.parametrize("pieces", [0, 1500])
+@pytest.mark.parametrize("pieces", [0, 12000])
 def test_ctrl_c_ends_a_download_that_does_not_end(pieces: int, index: Index, tmp_path: Path) -> None:
     """From an index that falls silent, and from an index that sends a little all the time."""
     index.pieces = pieces
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         Wheelhouse(tmp_path / "w", Origins()).fetch([index.wheel()])
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 100  # the index would go on for two minutes
     assert not pieces or index.hung_up.wait(60)
     assert len(index.ranges) == 1
 

@@ -62,7 +62,7 @@ def test_every_plain_question_answers_here(channel: Channel) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("tricks")
 def test_what_hangs_costs_its_own_answer(channel: Channel) -> None:
-    reply = ask(channel, ("hang", {}, 1.0), ("python", {}, 1.0))
+    reply = ask(channel, ("hang", {}, 1.0), ("python", {}, 30.0))
     hung, fine = reply["answers"]["0"], reply["answers"]["1"]
     assert (hung["ok"], hung["timed_out"]) == (False, True)
     assert "1 s" in hung["error"]
@@ -76,7 +76,7 @@ def test_nothing_that_a_question_started_is_left(channel: Channel) -> None:
     mark = f"ddpctl-left-{os.getpid()}"
     reply = ask(channel, ("child", {"mark": mark}, 1.0))
     assert reply["answers"]["0"]["timed_out"]
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while mark in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout:
         assert time.monotonic() < deadline, "the program that the question started lives on"
         time.sleep(0.05)

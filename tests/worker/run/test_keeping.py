@@ -267,14 +267,14 @@ def test_an_order_that_no_pipe_holds_does_not_stop_the_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process reads nothing for a while: the rest of the order follows at later turns, then the next message."""
-    got = tmp_path / "got"
-    read = "import sys, time; time.sleep(1.0); open(sys.argv[1], 'wb').write(sys.stdin.buffer.read())"
-    monkeypatch.setattr(child, "command", lambda module: [sys.executable, "-I", "-c", read, str(got)])
+    got, may_read = tmp_path / "got", tmp_path / "may-read"
+    wait = "import os, sys, time\nwhile not os.path.exists(sys.argv[2]): time.sleep(0.01)\n"
+    read = f"{wait}open(sys.argv[1], 'wb').write(sys.stdin.buffer.read())"
+    monkeypatch.setattr(child, "command", lambda module: [sys.executable, "-I", "-c", read, str(got), str(may_read)])
     supervised = keeping.KeeperHandle({"outputs": ["x" * (1 << 19)]}, str(tmp_path))
-    begun = time.monotonic()
     supervised.start()
     supervised.report_death(None, 1.0)
-    assert time.monotonic() - begun < 0.9
+    may_read.touch()
     (pid,) = supervised.pids()
     while not supervised.settled(succeeded=True, seconds=60.0):
         time.sleep(0.05)
