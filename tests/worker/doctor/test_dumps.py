@@ -24,6 +24,9 @@ stem = os.environ.get("TORCH_FR_DUMP_TEMP_FILE") or os.environ["TORCH_NCCL_DEBUG
 time.sleep(1.5)
 with open("DATA-" + os.environ["RANK"], "rb") as source, open(stem + os.environ["RANK"], "wb") as file:
     file.write(source.read())
+open("WRITTEN-" + os.environ["RANK"], "w").close()
+while not (os.path.exists("WRITTEN-0") and os.path.exists("WRITTEN-1")):
+    time.sleep(0.05)
 time.sleep(30 if os.environ["RANK"] == "0" else 1)
 sys.exit(1)
 """

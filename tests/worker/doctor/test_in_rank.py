@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
 import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -318,18 +317,22 @@ import os, sys, threading, time
 def other():
     while True:
         time.sleep(0.01)
+go_on = os.environ["GO_ON"]
 def stands_here():
-    begun = time.monotonic()
-    time.sleep(2.0)
-    return time.monotonic() - begun
+    print(child, flush=True)
+    whole = True
+    while whole and not os.access(go_on, os.F_OK):
+        begun = time.monotonic()
+        time.sleep(1.0)
+        whole = time.monotonic() - begun >= 1.0
+    return whole
 threading.Thread(target=other, daemon=True).start()
 parent, child = os.getpid(), os.fork()
 if not child:
     while os.getppid() == parent:
         time.sleep(0.05)
     os._exit(0)
-print(child, flush=True)
-print(stands_here() >= 2.0, flush=True)
+print(stands_here(), flush=True)
 os.kill(child, 9)
 print(os.waitpid(child, 0)[1])
 if len(sys.argv) < 2:
@@ -339,13 +342,14 @@ if len(sys.argv) < 2:
 
 def test_the_signal_gives_the_stack_of_the_main_thread_and_nothing_else(tmp_path: Path) -> None:
     start = Start(tmp_path / "run", sys.executable, doctor=True)
-    with start.living(WAITS) as rank:
-        time.sleep(0.2)
+    go_on = tmp_path / "go-on"
+    with start.living(WAITS, env={"GO_ON": str(go_on)}) as rank:
         found = [stacks.by_signal(start.folder, rank.pid) for _ in range(5)]
         assert [one.main.frames[0][2] for one in found if one.main] == ["stands_here"] * 5, found
         assert [len(one.threads or ()) for one in found] == [1] * 5
         caught = [stacks.catches(pid, stacks.STACK_SIGNAL) for pid in (rank.pid, int(rank.first))]
         assert caught == [True, False]  # not in its child
+        go_on.touch()
         assert [rank.line() for _ in range(3)] == ["True", "9", "image"]
         assert not stacks.catches(rank.pid, stacks.STACK_SIGNAL)  # it is another program by now
         assert stacks.by_signal(start.folder, rank.pid).threads is None
@@ -356,11 +360,12 @@ def test_the_signal_gives_the_stack_of_the_main_thread_and_nothing_else(tmp_path
 
 def test_py_spy_reads_it(tmp_path: Path) -> None:
     start = Start(tmp_path / "run", sys.executable, doctor=True)
-    with start.living(WAITS) as rank:
-        time.sleep(0.2)
+    go_on = tmp_path / "go-on"
+    with start.living(WAITS, env={"GO_ON": str(go_on)}) as rank:
         main = stacks.by_py_spy(PY_SPY, rank.pid, 20.0).main
         assert main is not None
         assert "stands_here" in [frame[2] for frame in main.frames]
+        go_on.touch()
         assert rank.line() == "True"
 
 

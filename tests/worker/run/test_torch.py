@@ -261,7 +261,9 @@ def test_an_elastic_run_restarts_and_its_ranks_keep_their_names(make_node: MakeN
 import os, sys, time
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 print("attempt", attempt, "rank", os.environ["RANK"], flush=True)
-time.sleep(1)
+open("said-" + os.environ["RANK"], "w").close()
+while not (os.path.exists("said-0") and os.path.exists("said-1")):
+    time.sleep(0.05)
 if attempt == 0 and os.environ["RANK"] == "1":
     sys.exit(5)
 time.sleep(3)
