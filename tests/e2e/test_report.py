@@ -34,15 +34,17 @@ with open(os.environ["DDPCTL_METRICS"], "a") as metrics:
                 archive.writestr("weights", "weights" * 1000)
             os.replace(os.path.join(folder, ".aside"), os.path.join(folder, f"step_{step:06d}.pt"))
 """
-# No torch: it fails before anything else could.
+# Rank 1 fails once both ranks have written their metrics.
 FAILS = """\
 import json, os, time
+import torch.distributed as dist
 with open(os.environ["DDPCTL_METRICS"], "a") as file:
     for step in range(3000):
         loss = 1 / (step + 1) if step < 2000 else float("nan")
         file.write(json.dumps({"step": step, "loss": loss}) + "\\n")
-time.sleep(1)
-if os.environ["RANK"] == "1":
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 1:
     raise ValueError("<b>weights</b> are nan")
 time.sleep(60)
 """

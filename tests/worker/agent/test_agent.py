@@ -136,7 +136,8 @@ def test_a_run_that_succeeds_has_one_attempt(team: Any) -> None:
 
 def test_a_rank_that_fails_is_started_again_everywhere(team: Any) -> None:
     three = team(3, 2)
-    three.begin("sys.exit(3) if attempt == '0' and host == 'node1' else time.sleep(3)")
+    body = "if attempt == '0': sys.exit(3) if host == 'node1' else time.sleep(600)"
+    three.begin(body)
     for name in three.names:
         status = three.nodes[name].wait_state(three.run, "succeeded", seconds=60.0)
         assert status["attempt"] == 2
@@ -345,7 +346,7 @@ def _kept_full(folder: Path) -> Iterator[None]:
         thread.join()
 
 
-def test_a_full_disk_takes_nothing_from_a_success(team: Any) -> None:
+def test_a_full_disk_takes_nothing_from_a_success(team: Any, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("mounting a small filesystem needs root")
     three = team(3, 2)
@@ -353,10 +354,13 @@ def test_a_full_disk_takes_nothing_from_a_success(team: Any) -> None:
     base.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=0700", "tmpfs", str(base)], check=True)
     try:
-        three.begin("time.sleep(8)")
+        go_on = tmp_path / "go-on"
+        three.begin(f"while not os.path.exists({str(go_on)!r}): time.sleep(0.1)")
         for name in three.chosen:
             three.wait_said(name, "attempt 0")
         with _kept_full(base):
+            eventually(lambda: os.statvfs(base).f_bavail == 0, "the disk is full")
+            go_on.touch()
             for name in three.names:
                 status = three.nodes[name].wait_state(three.run, "succeeded", seconds=90.0)
                 assert status["attempt"] == 1

@@ -118,8 +118,12 @@ def test_victims_that_speak_first_are_not_the_cause(trio: Trio, tmp_path: Path) 
         assert "the reason" in status["cause"]["message"]
 
 
-def test_success_stands_whatever_happens_to_the_others_later(trio: Trio) -> None:
-    trio.start("print(1)", SLEEP, "import time; time.sleep(4); raise ValueError('late')")
+def test_success_stands_whatever_happens_to_the_others_later(trio: Trio, tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    wait = f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.05)\n"
+    trio.start("print(1)", SLEEP, wait + "raise ValueError('late')")
+    trio.nodes[0].wait_state(trio.run, "succeeded")
+    go_on.touch()
     first, second, third = trio.ended()
     assert first["state"] == "succeeded"
     assert (second["state"], third["state"]) == ("failed", "failed")
