@@ -45,7 +45,8 @@ def test_before_after_and_links_on_every_node(site: Site, lab: Lab) -> None:
 
 
 def test_after_runs_once_where_an_attempt_is_followed_by_another(site: Site, lab: Lab) -> None:
-    fails_once = "import os, sys\nsys.exit(3 if os.environ['DDPCTL_ATTEMPT'] == '0' else 0)\n"
+    meet = "import os, sys\nimport torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\n"
+    fails_once = meet + "sys.exit(3 if os.environ['DDPCTL_ATTEMPT'] == '0' else 0)\n"
     job = site.only(0, 1).job(
         "twice", fails_once, restarts=1, before="echo before", after='echo "after $DDPCTL_STATE $DDPCTL_ATTEMPT"'
     )
