@@ -27,7 +27,7 @@ from ddpctl.stages.fetch import fetch_run
 from ddpctl.stages.follow import follow
 from ddpctl.stages.restart import receive
 from ddpctl.stages.restore import Restoring
-from ddpctl.transport import quiet
+from ddpctl.transport import conversation, quiet, watch
 from ddpctl.transport.base import FleetOutcome, Frame
 from ddpctl.transport.conversation import WorkerTransport
 from ddpctl.transport.fleet import SSHFleet
@@ -172,34 +172,54 @@ def test_no_command_waits_for_a_node_without_progress(
     begun = time.monotonic()
     with pytest.raises(DdpctlError) as caught:
         work(bad, tmp_path)
-    assert f"waiting for bad: nothing but signs of life from `{VERBS[work]}` for 0 s" in bad.said
+    note = f"waiting for bad: nothing but signs of life from `{VERBS[work]}` for "
+    assert any(text.startswith(note) for text in bad.said), bad.said
     assert "no progress" in str(caught.value)
     assert caught.value.host == "bad"
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 120
+
+
+class ThirdsClock(ProgressClock):
+    """Each wait counts as a third of the time, on a busy machine too."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.waits = self.taken = 0
+
+    def moved(self, count: int) -> None:
+        super().moved(count)
+        self.taken += count
+
+    def waited(self, seconds: float) -> None:
+        super().waited(STALL_S / 3)
+        self.waits += 1
 
 
 @pytest.mark.slow
 def test_a_node_that_takes_the_file_slowly_is_waited_for() -> None:
-    """Each half of the time brings enough bytes."""
+    """Each third of the time brings enough bytes."""
     done = json.dumps({"ok": True, "result": {"stored": True, "bytes": 0}}).encode() + b"\n"
+    clock = ThirdsClock(STALL_S)
 
     def words() -> Iterator[bytes]:
-        until = time.monotonic() + 3 * STALL_S
-        while time.monotonic() < until:
+        for times in range(1, 10):
+            while clock.taken < times * LEAST_BYTES:
+                time.sleep(0.001)
             yield HEARTBEAT
         yield done
 
     bad = HostileTransport(words, takes=LEAST_BYTES // 10)
     args = {"hash": "a" * 64, "size": 1 << 30, "offset": 0}
     body = iter([bytes(1 << 20)] * 1000)
-    begun = time.monotonic()
-    bad.call("store_put", args, body=body, timeout=None, clock=ProgressClock(STALL_S))
-    assert time.monotonic() - begun > 2 * STALL_S
+    bad.call("store_put", args, body=body, timeout=None, clock=clock)
+    assert clock.waits >= 9
 
 
-@pytest.mark.slow
-def test_lines_that_a_pager_holds_up_are_waited_for(impatient: None) -> None:
-    """The time in which a person reads is no wait for the node."""
+def test_lines_that_a_pager_holds_up_are_waited_for(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time in which a person reads is no wait for the node. Only the reading takes time here."""
+    now = 0.0
+    for module in (watch, conversation):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     line = {"rank": [0], "stream": ["stdout"], "time": [5.0], "text": ["x"], "end": ["\n"], "attempt": [1]}
     frames = [{"lines": {**line, "offset": [number]}, "offset": number, "more": False} for number in (1, 2)]
     result = {"ok": True, "result": {"offset": 2, "state": "succeeded"}}
@@ -207,8 +227,9 @@ def test_lines_that_a_pager_holds_up_are_waited_for(impatient: None) -> None:
     shown: list[int] = []
 
     def read(frame: Frame) -> None:
+        nonlocal now
         shown.append(frame.data["offset"])
-        time.sleep(1.5 * STALL_S)
+        now += 1.5 * STALL_S
 
     bad.call("tail", {"run": "run"}, on_frame=read, timeout=None, clock=ProgressClock(STALL_S))
     assert shown == [1, 2]
