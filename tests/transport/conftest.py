@@ -1,4 +1,4 @@
-"""Three hosts, connections to them, and deadlines that a test need not wait long for."""
+"""Three hosts, connections to them, and limits of the kernel that a test need not wait long for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpctl.transport import conversation, dial, link
 from ddpctl.transport.base import Transport
 from ddpctl.transport.fleet import SSHFleet, open_fleet
-from ddpctl_worker.wire import contract
 from tests.lab import Lab
 from tests.transport.build import of_lab
 from tests.transport.support import shorten_tcp_limits
@@ -25,17 +23,6 @@ def fleet(lab3: Lab) -> Iterator[SSHFleet]:
 @pytest.fixture
 def node0(fleet: SSHFleet) -> Transport:
     return fleet.transport("node0")
-
-
-@pytest.fixture
-def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each deadline is a different number of seconds: the error of a test names the deadline that ended the wait."""
-    monkeypatch.setattr(dial, "CONNECT_S", 3.0)
-    for module in (dial, link):
-        monkeypatch.setattr(module, "FIRST_BYTE_S", 4.0)
-    monkeypatch.setattr(link, "CHANNEL_S", 5.0)
-    monkeypatch.setattr(conversation, "BANNER_S", 6.0)
-    monkeypatch.setattr(contract, "LINK_DEAD_S", 7.0)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,10 +60,16 @@ def one_line(error: DdpctlError, *words: str) -> None:
         assert word in text, text
 
 
-def reach(lab: Lab, address: str, port: int = 22) -> ConnectError:
-    """Return the error of a host at this address beside a healthy host."""
+def reach(lab: Lab, address: str, port: int = 22, shorten: Callable[[], None] = lambda: None) -> ConnectError:
+    """Return the error of a host at this address beside a healthy host.
+
+    ``shorten`` is called once the healthy host is connected: a short deadline must not end its slow login.
+    """
     healthy = Host(name="node0", address=lab[0].address)
-    error = failure(open_fleet(of_lab(lab, healthy, Host(name="x", address=address, port=port))), "x")
+    fleet = open_fleet(of_lab(lab, healthy, Host(name="x", address=address, port=port)))
+    assert fleet.map(lambda transport: transport.call("echo"), ["node0"]).ok
+    shorten()
+    error = failure(fleet, "x")
     assert isinstance(error, ConnectError)
     assert error.exit_code == 4
     return error

@@ -11,6 +11,7 @@ from ddpctl.errors import (
     RemoteError,
 )
 from ddpctl.transport.base import Transport
+from ddpctl_worker.wire import contract
 from tests.lab import Lab
 from tests.transport.build import OnFifth
 from tests.transport.support import one_line
@@ -38,9 +39,14 @@ def test_a_link_cut_while_sending(short_tcp_limits: None, lab3: Lab, node0: Tran
     one_line(caught.value, "node0: ", THE_KERNEL)
 
 
-def test_a_frozen_machine(short_limits: None, lab3: Lab, node0: Transport) -> None:
+def test_a_frozen_machine(lab3: Lab, node0: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernel still answers TCP; only the missing heartbeat shows it."""
-    hurt = OnFifth(lab3[0].freeze)
+
+    def freeze() -> None:
+        monkeypatch.setattr(contract, "LINK_DEAD_S", 7.0)
+        lab3[0].freeze()
+
+    hurt = OnFifth(freeze)
     with pytest.raises(LinkLost) as caught:
         node0.call("echo", {"frames": 600, "every": 0.1}, on_frame=hurt, timeout=None)
     assert hurt.done

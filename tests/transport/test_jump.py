@@ -12,10 +12,12 @@ import pytest
 from ddpctl.errors import HostKeyUnknown, LinkLost, Unreachable
 from ddpctl.spec.inventory import Host
 from ddpctl.stages import trust
-from ddpctl.transport import ssh
+from ddpctl.transport import dial as dial_module
+from ddpctl.transport import jumps, link, ssh
 from ddpctl.transport.dial import Resolver, dial
 from ddpctl.transport.fleet import SSHFleet, open_fleet
 from ddpctl.transport.route import Hop
+from ddpctl_worker.wire import contract
 from tests.lab import Lab
 from tests.transport.build import OnFifth, of_lab
 
@@ -78,9 +80,7 @@ def test_a_jump_host_with_an_unknown_key(lab: Lab, tmp_path: Path) -> None:
     assert "jump host node0" in str(outcome.errors["node3"])
 
 
-def test_a_jump_host_that_is_down(
-    short_limits: None, lab: Lab, fleet: SSHFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_jump_host_that_is_down(lab: Lab, fleet: SSHFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tried once for all hosts, not once for each host."""
     dialled: list[str] = []
 
@@ -89,6 +89,8 @@ def test_a_jump_host_that_is_down(
         return dial(hop, names)
 
     monkeypatch.setattr(ssh, "dial", noted)
+    monkeypatch.setattr(dial_module, "CONNECT_S", 3.0)
+    monkeypatch.setattr(jumps, "JUMP_DOWN_S", 60.0)  # all threads ask within this time, on a busy machine too
     lab[0].drop(port=22)
     outcome = fleet.map(lambda transport: transport.call("echo"))
     assert len(outcome.errors) == 6
@@ -98,19 +100,32 @@ def test_a_jump_host_that_is_down(
         assert str(error).startswith(f"{name}: jump host node0: no answer")
 
 
-def test_hosts_behind_it_that_refuse_drop_and_are_silent(short_limits: None, lab: Lab, fleet: SSHFleet) -> None:
+def test_hosts_behind_it_that_refuse_drop_and_are_silent(
+    lab: Lab, fleet: SSHFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deadline is short only for the host that it is about, and for connected hosts."""
     lab[1].no_ssh()
     lab[2].drop(port=22)
     lab[3].silent_sshd()
     lab[4].wrong_host_key()
-    outcome = fleet.map(lambda transport: transport.call("echo"))
-    assert set(outcome.results) == {"node5", "node6"}
-    texts = {name: str(error) for name, error in outcome.errors.items()}
+    texts: dict[str, str] = {}
+
+    def ask(*bad: str) -> None:
+        outcome = fleet.map(lambda transport: transport.call("echo"), [*bad, "node5", "node6"])
+        assert set(outcome.results) == {"node5", "node6"}
+        texts.update({name: str(error) for name, error in outcome.errors.items()})
+
+    ask("node1", "node4")
     assert "node0 cannot connect to" in texts["node1"]
     assert "refused" in texts["node1"]
-    assert "through node0 within 5 s" in texts["node2"]
-    assert "sends nothing for 4 s" in texts["node3"]
     assert "has changed" in texts["node4"]
+    for module in (dial_module, link):
+        monkeypatch.setattr(module, "FIRST_BYTE_S", 4.0)
+    ask("node3")
+    assert "sends nothing for 4 s" in texts["node3"]
+    monkeypatch.setattr(link, "CHANNEL_S", 5.0)
+    ask("node2")
+    assert "through node0 within 5 s" in texts["node2"]
 
 
 def test_forwarding_forbidden(lab: Lab, fleet: SSHFleet) -> None:
@@ -120,11 +135,17 @@ def test_forwarding_forbidden(lab: Lab, fleet: SSHFleet) -> None:
     assert all("AllowTcpForwarding" in str(error) for error in outcome.errors.values())
 
 
-def test_the_link_behind_the_jump_host_is_cut(short_limits: None, lab: Lab, fleet: SSHFleet) -> None:
+def test_the_link_behind_the_jump_host_is_cut(lab: Lab, fleet: SSHFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """No TCP connection of ours dies; the missing heartbeat shows it."""
-    hurt = OnFifth(lambda: lab[1].cable(False))
-    with pytest.raises(LinkLost, match="the connection is dead: no data for "):
-        fleet.transport("node1").call("echo", {"frames": 600, "every": 0.1}, on_frame=hurt, timeout=None)
+    with monkeypatch.context() as patch:
+
+        def cut() -> None:
+            patch.setattr(contract, "LINK_DEAD_S", 7.0)
+            lab[1].cable(False)
+
+        hurt = OnFifth(cut)
+        with pytest.raises(LinkLost, match="the connection is dead: no data for "):
+            fleet.transport("node1").call("echo", {"frames": 600, "every": 0.1}, on_frame=hurt, timeout=None)
     assert hurt.done
     assert fleet.transport("node2").call("echo", {"text": 1})["text"] == 1
 

@@ -365,10 +365,15 @@ def test_a_lost_connection_is_noticed_and_opened_again(lab3: Lab, carried: SSHFl
 
 
 def test_a_silent_network_is_noticed(lab3: Lab, carried: SSHFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contract, "LINK_DEAD_S", 7.0)
     node1 = carried.transport("node1")
-    with pytest.raises(LinkLost):
-        node1.call("echo", {"frames": 1000, "every": 0.05}, on_frame=OnFifth(lambda: lab3[1].drop()))
+    with monkeypatch.context() as patch:
+
+        def drop() -> None:
+            patch.setattr(contract, "LINK_DEAD_S", 7.0)
+            lab3[1].drop()
+
+        with pytest.raises(LinkLost):
+            node1.call("echo", {"frames": 1000, "every": 0.05}, on_frame=OnFifth(drop))
     lab3[1].clear_firewall()
     assert node1.call("echo", {"text": "again"})["text"] == "again"
 

@@ -10,6 +10,7 @@ from ddpctl.errors import (
     ShellBroken,
 )
 from ddpctl.spec.inventory import Host
+from ddpctl.transport import conversation
 from ddpctl.transport.fleet import SSHFleet, open_fleet
 from tests.lab import Lab
 from tests.transport.build import of_lab
@@ -73,8 +74,10 @@ def test_an_account_without_shell(lab3: Lab) -> None:
     one_line(error, "This account is currently not available")
 
 
-def test_a_profile_that_hangs(short_limits: None, lab3: Lab, fleet: SSHFleet) -> None:
+def test_a_profile_that_hangs(lab3: Lab, fleet: SSHFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     lab3[0].bashrc("sleep 1000")
+    assert fleet.map(lambda transport: transport.call("echo"), ["node1", "node2"]).ok  # with the usual deadline
+    monkeypatch.setattr(conversation, "BANNER_S", 6.0)
     error = failure(fleet, "node0")
     assert isinstance(error, ShellBroken)
     one_line(error, "node0: ", "does not answer within 6 s")

@@ -12,7 +12,7 @@ from ddpctl.errors import (
     Unreachable,
 )
 from ddpctl.spec.inventory import Host
-from ddpctl.transport import limits, ssh
+from ddpctl.transport import dial, limits, ssh
 from ddpctl.transport.fleet import open_fleet
 from ddpctl_worker.wire import contract
 from tests.lab import Lab
@@ -32,9 +32,9 @@ def test_a_refused_port(lab3: Lab) -> None:
     one_line(error, "x: ", f"{lab3[1].address}:2222", "refuses", "sshd")
 
 
-def test_a_dropped_port(lab3: Lab, short_limits: None) -> None:
+def test_a_dropped_port(lab3: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab3[1].drop(port=22)
-    error = reach(lab3, lab3[1].address)
+    error = reach(lab3, lab3[1].address, shorten=lambda: monkeypatch.setattr(dial, "CONNECT_S", 3.0))
     assert isinstance(error, Unreachable)
     one_line(error, "x: ", "no answer", "within 3 s", "firewall")
 
@@ -46,9 +46,9 @@ def test_no_such_machine(lab3: Lab) -> None:
     one_line(error, "x: ", "no route to")
 
 
-def test_a_silent_sshd(lab3: Lab, short_limits: None) -> None:
+def test_a_silent_sshd(lab3: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab3[1].silent_sshd()
-    error = reach(lab3, lab3[1].address)
+    error = reach(lab3, lab3[1].address, shorten=lambda: monkeypatch.setattr(dial, "FIRST_BYTE_S", 4.0))
     assert isinstance(error, Unreachable)
     one_line(error, "x: ", "sends nothing for 4 s")
 
@@ -89,8 +89,9 @@ def test_a_server_that_hangs_up(greeting: bytes, lab3: Lab, monkeypatch: pytest.
     assert accepted == 4
 
 
-def test_max_startups(lab3: Lab) -> None:
+def test_max_startups(lab3: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that drops logins at random: all hosts of the inventory come through, for each is tried again."""
+    monkeypatch.setattr(ssh, "DROPPED_PAUSE_S", (1.0, 3.0))  # a login on a busy machine keeps its place for long
     lab3[1].sshd_config("MaxStartups 3:40:8")
     hosts = [Host(name=f"h{n}", address=lab3[1].address) for n in range(16)]
     config = {"ssh_config": str(lab3.ssh_config)}
