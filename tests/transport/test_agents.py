@@ -91,17 +91,17 @@ def of_three(lab: Lab, folder: Path, slow: SlowAgent) -> Inventory:
 
 def test_agents_that_wait_for_a_person(lab3: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every host gets its signature, longer after the first than its sshd waits for a login (LoginGraceTime)."""
-    monkeypatch.setattr(agent, "AGENT_LIST_S", 1.0)
+    monkeypatch.setattr(agent, "AGENT_LIST_S", 3.0)  # less than a person takes
     for host in lab3:
-        host.sshd_config("LoginGraceTime 5")
-    with slow_agent(tmp_path, lab3.key, 3.0) as slow:
+        host.sshd_config("LoginGraceTime 12")
+    with slow_agent(tmp_path, lab3.key, 5.0) as slow:
         fleet = open_fleet(of_three(lab3, tmp_path, slow))
         outcome = fleet.map(lambda transport: transport.call("echo"))
         fleet.close()
         assert outcome.ok, {name: str(error) for name, error in outcome.errors.items()}
         assert len(slow.signed) == 3, "one request a host"
         gaps = [after - before for before, after in zip(slow.signed, slow.signed[1:], strict=False)]
-        assert all(gap > 2.9 for gap in gaps), "one at a time"
+        assert all(gap > 4.9 for gap in gaps), "one at a time"
 
         lab3[1].refuse_key()
         slow.signed.clear()
@@ -120,7 +120,7 @@ def test_agents_that_wait_for_a_person(lab3: Lab, tmp_path: Path, monkeypatch: p
 
 
 def test_an_agent_that_never_signs(lab3: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "AGENT_SIGN_S", 2.0)
+    monkeypatch.setattr(agent, "AGENT_SIGN_S", 5.0)
     with slow_agent(tmp_path, lab3.key, None) as slow:
         fleet = open_fleet(of_three(lab3, tmp_path, slow))
         outcome = fleet.map(lambda transport: transport.call("echo"))
@@ -129,7 +129,7 @@ def test_an_agent_that_never_signs(lab3: Lab, tmp_path: Path, monkeypatch: pytes
         for host, error in outcome.errors.items():
             assert isinstance(error, AgentSilent)
             assert error.exit_code == 4
-            one_line(error, f"{host}: the agent at {slow.path} does not sign", "touch", "(2 s)")
+            one_line(error, f"{host}: the agent at {slow.path} does not sign", "touch", "(5 s)")
             assert lab3.hosts[0].address not in str(error)
         assert len(slow.signed) == 1, "a silent agent is asked once"
 
