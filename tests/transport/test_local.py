@@ -14,6 +14,7 @@ import pytest
 
 from ddpctl.errors import PythonMissing, RemoteError, ShellBroken
 from ddpctl.spec.inventory import Host, Inventory
+from ddpctl.transport import conversation
 from ddpctl.transport.base import Frame
 from ddpctl.transport.fleet import open_fleet
 from ddpctl.transport.local import LocalTransport
@@ -68,8 +69,9 @@ def test_a_fleet_of_local_hosts(tmp_path: Path) -> None:
     assert dict(outcome.results) == {"l0": "l0", "l1": "l1", "l2": "l2"}
 
 
-def test_one_worker_serves_one_call_after_the_other(local: LocalTransport) -> None:
+def test_one_worker_serves_one_call_after_the_other(local: LocalTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a verb does to its process ends with the call; closing the transport ends the worker."""
+    monkeypatch.setattr(conversation, "READY_S", 60.0)  # a worker that is late would be replaced
     assert local.call("echo", {"text": "first"})["text"] == "first"
     first = workers()
     assert local.call("echo", {"text": "second"})["text"] == "second"

@@ -101,9 +101,13 @@ def test_output_is_bounded_and_not_cut_within_a_character(here: LocalTransport) 
 
 @pytest.mark.slow
 def test_the_deadline_ends_all_that_was_started(here: LocalTransport) -> None:
-    ran = here.run(["sh", "-c", f"echo begun; {STUBBORN.format(47110)}"], timeout=1.5)
-    assert (ran.exit_code, ran.stdout) == (None, "begun\n")
-    assert "did not end within 1.5 s" in (ran.error or "")
+    for seconds in (1.5, 20.0, 60.0):  # a busy machine may start it late
+        ran = here.run(["sh", "-c", f"echo begun; {STUBBORN.format(47110)}"], timeout=seconds)
+        assert ran.exit_code is None
+        assert f"did not end within {seconds:g} s" in (ran.error or "")
+        if ran.stdout:
+            break
+    assert ran.stdout == "begun\n"
     assert gone(47110)
 
 
@@ -117,7 +121,7 @@ def test_closing_ends_all_that_was_started(here: LocalTransport) -> None:
     while not living(47111):
         time.sleep(0.05)
     here.close()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert gone(47111)
 
@@ -138,7 +142,7 @@ def test_closing_waits_for_a_start(here: LocalTransport, monkeypatch: pytest.Mon
     while not living(47112):
         time.sleep(0.05)
     here.close()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert gone(47112)
 
