@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import random
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddpctl_worker.machine.proc import catches
 from tests.e2e.site import SMALL_NETWORK, SMALL_SET, until
 from tests.lab.command import Ddpctl
 from tests.lab.disk import CHECKOUT
 from tests.lab.process import Process, read_processes
 
-UP_S, END_S, LOADERS_S = 120.0, 180.0, 60.0
+UP_S, END_S, LOADERS_S, LEFT_S = 120.0, 180.0, 60.0, 10.0
 LONGEST_PAUSE_S = 4.0
 
 # As a training is: steps, data loaders that would die of the signal, a checkpoint of rank 0 at the end of a step.
@@ -146,7 +149,7 @@ class Bench:
 
     def stop_and_start(self, stop: Stop, run: str) -> str:
         """Stop it at some moment while its data loaders run, look at what was saved, and start it again."""
-        until(lambda: len(loaders(run)) >= 2, LOADERS_S, "no data loaders run")
+        wait_for_loaders(run)
         time.sleep(stop.pause)
         stop.loaders = len(loaders(run))
         done = self.ddpctl("kill", run, "--save", "--json", inventory=self.inventory, timeout=END_S)
@@ -157,7 +160,7 @@ class Bench:
             stop.saved = done.json()["saved"]
         if stop.saved is None:
             stop.wrong.append(f"nothing was saved: {done.stderr.strip()[-500:]}")
-        if left := of_run(run):
+        if left := left_of(run):
             stop.wrong.append(f"left running: {[one.argv for one in left]}")
         stop.at = self.check_checkpoint(stop)
         again = self.up()
@@ -186,9 +189,34 @@ def of_run(run: str) -> list[Process]:
     return [one for one in found if one.environ.get("DDPCTL_RUN") == run]
 
 
+def ranks_of(run: str) -> list[Process]:
+    """Its ranks, with their children."""
+    return [one for one in of_run(run) if "RANK" in one.environ]
+
+
+def left_of(run: str) -> list[Process]:
+    """What a kill left: a rank at once, or another process after a while, as ddpctl's own may end a little later."""
+    if left := ranks_of(run):
+        return left
+    with contextlib.suppress(AssertionError):
+        until(lambda: not of_run(run), LEFT_S)
+    return of_run(run)
+
+
+def wait_for_loaders(run: str) -> None:
+    """Until the data loaders of both ranks run and both ranks handle the signal: one may start long after the other."""
+
+    def there() -> bool:
+        found = loaders(run)
+        parents = {one.ppid for one in found}
+        return len(found) >= 4 and len(parents) == 2 and all(catches(pid, signal.SIGUSR1) for pid in parents)
+
+    until(there, LOADERS_S, "no data loaders run")
+
+
 def loaders(run: str) -> list[Process]:
     """The children of its ranks."""
-    found = [one for one in of_run(run) if "RANK" in one.environ]
+    found = ranks_of(run)
     pids = {one.pid for one in found}
     return [one for one in found if one.ppid in pids]
 
