@@ -23,6 +23,7 @@ from tests.chaos.sight import BASE, RECORDS, Watch, left, runs
 from tests.e2e.site import Site
 from tests.lab import Host
 from tests.lab.command import Running
+from tests.suite.speed import stretch
 
 LIMITS = {"start": 40, "stop": 5}  # of every job
 UP_S = 90.0  # all ranks are up; or `up` has ended, once its ranks have
@@ -102,12 +103,14 @@ def _play(scene: Scene, facts: Facts) -> None:
 
 def _await(scene: Scene) -> None:
     """The moment of the round, or the end of an `up` that never comes so far."""
-    scene.within(lambda: scene.watch.new_runs(), UP_S)
+    scene.within(lambda: scene.watch.new_runs(), stretch(UP_S))
     scene.watch.run = min(scene.watch.new_runs(), default="")
     if scene.round.job == RESTARTS:
         carried.await_copies(scene)
     elif scene.round.moment != STARTING:
-        scene.within(lambda: len(set(re.findall(r"rank (\d+) is up", scene.up.stdout))) == len(scene.hosts), UP_S)
+        scene.within(
+            lambda: len(set(re.findall(r"rank (\d+) is up", scene.up.stdout))) == len(scene.hosts), stretch(UP_S)
+        )
     if scene.round.moment == END:
         enough(scene)
     time.sleep(scene.round.delay)
@@ -130,7 +133,7 @@ def enough(scene: Scene) -> None:
 def _see_it_end(scene: Scene, facts: Facts, began: float) -> None:
     names = set(facts.healthy)
     seen = [one for name, one in scene.watch.seen.items() if name in names]
-    if _until(lambda: all(one.gone for one in seen), STOP_S):
+    if _until(lambda: all(one.gone for one in seen), stretch(STOP_S)):
         facts.stopped = max(one.gone or 0.0 for one in seen) - began
     begun = [one.began for name, one in scene.watch.seen.items() if one.began and name in names - {facts.victim}]
     facts.detected = min(begun) - began if begun else None
@@ -172,7 +175,7 @@ def _finish(scene: Scene, facts: Facts) -> None:
     _wait_for_up(scene, facts, ANY, START_S)
     for words, running, codes in scene.others:
         facts.commands.append(_ended(words, running, codes, START_S))
-    _until(lambda: not any(left(host) for host in scene.hosts), HEALED_S if _slow(facts) else EMPTY_S)
+    _until(lambda: not any(left(host) for host in scene.hosts), stretch(HEALED_S if _slow(facts) else EMPTY_S))
     facts.left = {host.name: left(host) for host in scene.hosts}
     if any(facts.left.values()):  # said once; the next round begins without them
         _command(scene, facts, "kill", {0, 7}, KILL_S)
