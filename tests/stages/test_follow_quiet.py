@@ -19,7 +19,6 @@ from tests.stages.test_follow import FRAME, WELL
 from tests.transport.dry import DryFleet, DryTransport, Stream
 
 
-@pytest.mark.timeout(60)
 def test_silence_after_a_cut_is_not_counted_once_the_host_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     now, turns = 0.0, 0
     quiet, over = threading.Event(), threading.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -60,7 +61,7 @@ def says(host: str, over: threading.Event | None = None) -> Stream:
     def frames() -> Iterator[Frame]:
         yield from (Frame({"run": status(host)}), Frame({"pulse": pulse()}))
         if over is not None:
-            over.wait(30)
+            over.wait(120)
 
     return Stream(frames(), {})  # type: ignore[arg-type]
 
@@ -116,16 +117,16 @@ def test_a_run_is_shown_if_an_overview_is_made_between_its_status_and_the_first_
     def frames() -> Iterator[Frame]:
         yield Frame({"run": status("a", hosts=("a",))})
         told.set()
-        seen.wait(30)
+        seen.wait(60)
         yield Frame({"pulse": pulse()})
-        over.wait(30)
+        over.wait(120)
 
     watch = HostWatch(DryFleet([DryTransport("a", {"top": Stream(frames(), {})})]))  # type: ignore[arg-type]
     watch.start()
-    assert told.wait(30)
+    assert told.wait(60)
     assert watch.overview().runs == ()
     seen.set()
-    until(watch, lambda now: [run.run for run in now.runs] == ["r1"], 20)
+    until(watch, lambda now: [run.run for run in now.runs] == ["r1"])
     over.set()
     watch.stop()
 
@@ -133,7 +134,7 @@ def test_a_run_is_shown_if_an_overview_is_made_between_its_status_and_the_first_
 def test_a_host_that_says_nothing_more_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "TOP_SILENT_S", -1.0)
     seen, _ = read_overview(DryFleet([DryTransport("a", {"top": says("a")})]))
-    assert seen.hosts[0].error == "silent for 0 s"
+    assert re.fullmatch(r"silent for \d+ s", seen.hosts[0].error or "")
 
 
 def test_a_run_that_is_removed_goes() -> None:
