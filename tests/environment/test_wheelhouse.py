@@ -196,12 +196,15 @@ def test_ctrl_c_ends_the_wait_for_another_download(index: Index, tmp_path: Path)
     (tmp_path / "w").mkdir()
     house = Wheelhouse(tmp_path / "w", Origins())
     before = set(threading.enumerate())
-    with FileLock(tmp_path / "w" / f"{HASH}.lock"):
+
+    def fetch() -> None:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            house.fetch([index.wheel()])
+        house.fetch([index.wheel()])
+
+    with FileLock(tmp_path / "w" / f"{HASH}.lock"), pytest.raises(KeyboardInterrupt):
+        fetch()
     for thread in set(threading.enumerate()) - before:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     assert index.ranges == []
 

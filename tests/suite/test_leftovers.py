@@ -33,8 +33,7 @@ def test_a_daemon_is_found_and_killed(request: pytest.FixtureRequest, monkeypatc
     (found,) = leftovers.end_leftovers(request.node, None)
     assert found.command == "sleep 60 "
     assert found.test.startswith(HERE + "test_a_daemon_is_found_and_killed")
-    until_gone = leftovers.wait_until_gone(request.node.nodeid)
-    assert until_gone == []
+    until(lambda: leftovers.find_leftovers(request.node.nodeid) == [])
 
 
 def test_a_process_of_another_test_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
