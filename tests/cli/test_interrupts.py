@@ -63,7 +63,7 @@ def test_a_signal_that_python_ignores_counts(number: int, capsys: pytest.Capture
 
     def work() -> None:
         Finalized(number)
-        threading.Event().wait(20)
+        threading.Event().wait(60)
 
     with Interrupts() as interrupts:
         with pytest.raises(KeyboardInterrupt):
@@ -85,7 +85,7 @@ def test_a_signal_that_comes_again_too_early_comes_once_more(monkeypatch: pytest
 
     def work() -> None:
         Finalized(signal.SIGINT)
-        threading.Event().wait(20)
+        threading.Event().wait(60)
 
     with Interrupts(), monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start_slowly)

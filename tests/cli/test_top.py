@@ -23,7 +23,7 @@ class Person:
 
     def password(self, account: str, same_as: str) -> str | None:
         self.asked.set()
-        assert self.answers.wait(20)
+        assert self.answers.wait(60)
         return "word"
 
     def answer(self, question: str) -> str | None:
@@ -42,14 +42,14 @@ def test_under_the_screen_nobody_is_asked_and_an_open_question_is_waited_for() -
     assert asked.passphrase("key") == "phrase"
     question = threading.Thread(target=lambda: told.append(asked.password("a@b", "")))
     question.start()
-    assert person.asked.wait(20)
+    assert person.asked.wait(60)
     hushed = threading.Thread(target=asked.hush)
     hushed.start()
     hushed.join(0.1)
     assert hushed.is_alive()
     person.answers.set()
-    hushed.join(20)
-    question.join(20)
+    hushed.join(60)
+    question.join(60)
     assert told == ["word"]
     assert asked.password("a@b", "") is None
     assert asked.answer("Verification code") is None

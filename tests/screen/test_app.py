@@ -53,7 +53,7 @@ class Cluster:
     answer: threading.Event = field(default_factory=threading.Event)  # of the doctor
 
     def doctor(self, name: str) -> Text:
-        self.answer.wait(20)
+        self.answer.wait(120)
         return Text(f"{name} is stuck \x1b[2J: " + "a long sentence " * 8)
 
     def stacks(self, name: str, rank: int) -> Text:
@@ -94,7 +94,7 @@ def text(pilot: Pilot[None]) -> str:
 
 
 async def until(pilot: Pilot[None], *wanted: str, without: str = "\0") -> str:
-    for _ in range(400):
+    for _ in range(3000):
         await pilot.pause(0.02)
         shown = text(pilot)
         if all(one in shown for one in wanted) and without not in shown:

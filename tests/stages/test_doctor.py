@@ -59,7 +59,7 @@ def test_all_hosts_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     meeting = threading.Barrier(len(many))
 
     def look(asked: Asked) -> dict[str, Any]:
-        meeting.wait(20)
+        meeting.wait(60)
         return {"state": "running", "ended": False, "looks": [], "slow": []}
 
     found = consulted(*(DryTransport(name, {"status": status(name), "doctor": look}) for name in many))

@@ -89,7 +89,7 @@ def test_map_works_on_so_many_at_once_and_together_on_all() -> None:
     fleet(count).map(work)
     assert most <= WORKERS
     barrier = threading.Barrier(count)
-    assert len(fleet(count).together(lambda _transport: barrier.wait(20)).results) == count
+    assert len(fleet(count).together(lambda _transport: barrier.wait(60)).results) == count
 
 
 def test_chosen_hosts_and_unknown_ones() -> None:
@@ -122,7 +122,7 @@ def test_hosts_without_a_connection_are_named_after_a_while(monkeypatch: pytest.
     class Slow(DryTransport):
         def prepare(self) -> None:
             while heard[-1:] != ["waiting for n1: no connection yet"]:  # n0 may need a moment too
-                heard.append(said.get(timeout=20))
+                heard.append(said.get(timeout=60))
 
     hosts = SSHFleet({"n0": DryTransport("n0", {}), "n1": Slow("n1", {})}, say=said.put)
     assert len(hosts.map(lambda transport: transport.host).results) == 2
@@ -164,7 +164,7 @@ def test_work_that_has_begun_makes_no_further_call_after_ctrl_c() -> None:
 
     def answer(_argv: object, _password: object) -> Ran:
         os.kill(os.getpid(), signal.SIGINT)
-        hung_up.wait(20)
+        hung_up.wait(60)
         return Ran(None, error="the connection was lost")
 
     def work(transport: Transport) -> None:
@@ -178,6 +178,6 @@ def test_work_that_has_begun_makes_no_further_call_after_ctrl_c() -> None:
     hosts = SSHFleet({"n0": host})
     with pytest.raises(KeyboardInterrupt):
         hosts.map(work)
-    assert [left.get(timeout=20) for _ in range(3)] == [Interrupted] * 3
+    assert [left.get(timeout=60) for _ in range(3)] == [Interrupted] * 3
     assert (host.ran, host.calls) == ([(("first",), None)], [])
     assert hosts.map(lambda transport: transport.call("echo")["n"]).results == {"n0": 0}
