@@ -20,6 +20,7 @@ from ddpctl.stages.trust import survey
 from ddpctl.transport.base import Frame
 from ddpctl.transport.fleet import SSHFleet, open_fleet
 from ddpctl_worker.wire import contract
+from tests.e2e.site import until
 from tests.lab import Host as LabHost
 from tests.lab import Lab
 from tests.transport.build import OnFifth, of_lab
@@ -385,4 +386,4 @@ def test_exec(lab3: Lab, carried: SSHFleet) -> None:
     late = node0.run(["sleep", "300"], timeout=1)
     assert late.error is not None
     assert "did not end within 1 s" in late.error
-    assert not [one for one in lab3[0].processes() if one.argv[:2] == ("sleep", "300")]
+    until(lambda: not [one for one in lab3[0].processes() if one.argv[:2] == ("sleep", "300")])
