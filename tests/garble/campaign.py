@@ -30,7 +30,7 @@ def impatient() -> Iterator[None]:
         mock.patch.object(contract, "LINK_DEAD_S", 1.0),
         mock.patch.object(follow, "GIVE_UP_S", 1.0),
         mock.patch.object(limits, "RETRY_FIRST_S", 0.1),
-        mock.patch.object(mesh, "MESH_READY_S", 3.0),
+        mock.patch.object(mesh, "MESH_READY_S", 8.0),
     ):
         yield
 

@@ -37,6 +37,7 @@ from ddpctl.transport.pipe import FrameReader
 from ddpctl_worker.wire.contract import BANNER, READY, SUCCEEDED, TERMINAL
 from tests.environment.support import BytesSource
 from tests.garble.replay import NoneWaits
+from tests.suite.speed import stretch
 from tests.worker.looks import recorded
 
 HOSTS = ("a", "b", "c")
@@ -129,7 +130,7 @@ def record(folder: Path) -> Mapping[str, Mapping[str, list[Frame]]]:
     rows = tuple((one, other, "ok", 0.1, 940.0) for one, other in permutations(range(len(HOSTS)), 2))
     start(plan_of(where), fleet, quiet, serial=1, network=Network(HOSTS, rows))
     _note_looks(recorders)
-    until = time.monotonic() + 60
+    until = time.monotonic() + stretch(60)
     while (run := find_run(fleet, RUN)).verdict.state not in TERMINAL:
         assert time.monotonic() < until, run
         time.sleep(0.1)

@@ -18,7 +18,8 @@ from ddpctl.transport.dial import Resolver, dial
 from ddpctl.transport.fleet import SSHFleet, open_fleet
 from ddpctl.transport.route import Hop
 from ddpctl_worker.wire import contract
-from tests.lab import Lab
+from tests.e2e.site import until
+from tests.lab import Lab, Process
 from tests.transport.build import OnFifth, of_lab
 
 
@@ -45,8 +46,11 @@ def fleet(lab: Lab) -> Iterator[SSHFleet]:
 def test_six_hosts_over_one_connection(lab: Lab, fleet: SSHFleet) -> None:
     outcome = fleet.map(lambda transport: transport.call("echo"))
     assert outcome.ok, {name: str(error) for name, error in outcome.errors.items()}
-    logins = [process for process in lab[0].processes(system=True) if process.argv[0].startswith("sshd: root")]
-    assert len(logins) == 1
+
+    def logins() -> list[Process]:
+        return [process for process in lab[0].processes(system=True) if process.argv[0].startswith("sshd: root")]
+
+    until(lambda: len(logins()) == 1, trouble=lambda: f"{logins()}")
 
 
 def test_the_jump_host_as_an_inventory_key(lab: Lab, tmp_path: Path) -> None:

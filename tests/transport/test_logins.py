@@ -13,6 +13,7 @@ from ddpctl.errors import (
 )
 from ddpctl.spec.inventory import Host
 from ddpctl.transport.fleet import SSHFleet, open_fleet
+from tests.e2e.site import until
 from tests.lab import Lab
 from tests.transport.build import of_lab
 from tests.transport.support import failure, one_line
@@ -65,7 +66,11 @@ def test_a_refused_key(lab3: Lab, fleet: SSHFleet) -> None:
     error = failure(fleet, "node0")
     assert isinstance(error, AuthRefused)
     one_line(error, "node0: ", "root@", "id_ed25519", "ssh-copy-id")
-    refused = [line for line in lab3[0].read("/run/sshd.log").splitlines() if "authenticating user" in line]
+
+    def lines() -> list[str]:
+        return [line for line in lab3[0].read("/run/sshd.log").splitlines() if "authenticating user" in line]
+
+    refused = until(lines)  # the server writes it once the client has gone
     assert len(refused) == 1, "a refused key is not tried again"
 
 
