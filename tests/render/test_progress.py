@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 from rich.console import Console
 
@@ -33,7 +34,7 @@ def test_a_stage_that_found_errors_is_not_called_ok() -> None:
     with ProgressView(Console(file=out)) as view:
         view.tell(StageStarted("preflight", 2))
         view.tell(StageEnded("preflight", False, result="2 errors"))
-    assert out.getvalue().split() == ["preflight", "2", "errors", "0.0s"]
+    assert re.fullmatch(r"preflight 2 errors \d+\.\ds", " ".join(out.getvalue().split()))
 
 
 def test_a_stage_that_never_began_has_no_duration() -> None:
