@@ -18,6 +18,7 @@ from ddpctl.transport import conversation
 from ddpctl.transport.base import Frame
 from ddpctl.transport.fleet import open_fleet
 from ddpctl.transport.local import LocalTransport
+from tests.e2e.site import until
 from tests.transport.support import workers_of_this_machine
 
 pytestmark = pytest.mark.slow
@@ -79,7 +80,7 @@ def test_one_worker_serves_one_call_after_the_other(local: LocalTransport, monke
     assert workers() == first
     assert len(first) == 1
     local.close()
-    assert workers() == []
+    until(lambda: not workers())
 
 
 def test_a_waiting_worker_that_died_is_replaced(local: LocalTransport) -> None:
@@ -95,7 +96,7 @@ def test_calls_side_by_side_leave_one_waiting_worker(local: LocalTransport) -> N
     with ThreadPoolExecutor(4) as pool:
         texts = pool.map(lambda n: local.call("echo", {"text": f"{n}", "frames": 2, "every": 0.2})["text"], range(4))
         assert list(texts) == ["0", "1", "2", "3"]
-    assert len(workers()) == 1
+    until(lambda: len(workers()) == 1)
 
 
 def test_a_child_of_the_worker_that_dies_is_an_error_of_that_call(local: LocalTransport) -> None:
