@@ -10,6 +10,7 @@ from ddpctl.errors import (
     LinkLost,
     RemoteError,
 )
+from ddpctl.transport import link
 from ddpctl.transport.base import Transport
 from ddpctl_worker.wire import contract
 from tests.lab import Lab
@@ -59,7 +60,9 @@ def test_a_connection_that_died_while_idle(lab3: Lab, node0: Transport) -> None:
     assert node0.call("echo", {"text": 2})["text"] == 2
 
 
-def test_an_sshd_that_ends_the_session(lab3: Lab, node0: Transport) -> None:
+def test_an_sshd_that_ends_the_session(lab3: Lab, node0: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "DYING_S", 30.0)  # a busy machine may notice the end of the connection late
+
     def kill() -> None:
         for process in lab3[0].processes(system=True):
             if process.argv[0].startswith("sshd: root"):
