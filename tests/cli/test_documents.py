@@ -15,6 +15,7 @@ import pytest
 
 from ddpctl.cli.session import print_json
 from tests.lab.command import PROGRAM
+from tests.suite.speed import stretch
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +49,9 @@ def ddpctl(tmp_path_factory: pytest.TempPathFactory, stand_in: str) -> Run:
     env = {"PATH": os.environ["PATH"], "HOME": str(folder), "DDPCTL_SLOTS_DIR": str(folder / "slots")}
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([PROGRAM, *args], env=env, cwd=folder, capture_output=True, text=True, timeout=120)
+        return subprocess.run(
+            [PROGRAM, *args], env=env, cwd=folder, capture_output=True, text=True, timeout=stretch(120)
+        )
 
     return run
 

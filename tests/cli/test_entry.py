@@ -17,6 +17,7 @@ from ddpctl.cli import session
 from ddpctl.errors import UsageError
 from tests.cli.conftest import InProcess
 from tests.lab.command import PROGRAM
+from tests.suite.speed import stretch
 
 CLOSED = pytest.mark.full(covered_by="tests/cli/test_entry.py::test_streams_may_be_closed")
 GONE = pytest.mark.full(covered_by="tests/cli/test_entry.py::test_a_reader_that_goes_away_is_no_fault")
@@ -37,7 +38,13 @@ def ddpctl(*args: str, shell: str = "", **environ: str) -> subprocess.CompletedP
     if shell:
         command = ["bash", "-c", f'"$@" {shell}', "bash", *command]
     return subprocess.run(
-        command, env=env, cwd=env.get("PWD"), capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60
+        command,
+        env=env,
+        cwd=env.get("PWD"),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=stretch(60),
     )
 
 
@@ -348,7 +355,9 @@ def test_a_flag_is_shown_as_a_flag(command: list[str], run_command: InProcess) -
 @pytest.mark.slow  # a process
 def test_only_the_module_of_the_typed_command_is_imported() -> None:
     program = "import sys\nfrom ddpctl.cli.program import run\nrun(['status', '--help'])\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=stretch(60)
+    )
     modules = set(done.stdout.split())
     assert "ddpctl.cli.runs" in modules
     assert {"ddpctl.cli.up", "ddpctl.cli.output", "ddpctl.cli.nodes", "ddpctl.cli.init"} & modules == set()
@@ -357,8 +366,10 @@ def test_only_the_module_of_the_typed_command_is_imported() -> None:
 @pytest.mark.slow  # a process
 def test_python_m_ddpctl_is_the_same_command() -> None:
     for args in (["--version"], ["ps", "nowhere.yaml"]):
-        module = subprocess.run([sys.executable, "-m", "ddpctl", *args], capture_output=True, text=True, timeout=60)
-        script = subprocess.run([str(PROGRAM), *args], capture_output=True, text=True, timeout=60)
+        module = subprocess.run(
+            [sys.executable, "-m", "ddpctl", *args], capture_output=True, text=True, timeout=stretch(60)
+        )
+        script = subprocess.run([str(PROGRAM), *args], capture_output=True, text=True, timeout=stretch(60))
         assert (module.returncode, module.stdout, module.stderr) == (script.returncode, script.stdout, script.stderr)
 
 

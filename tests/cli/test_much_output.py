@@ -13,6 +13,7 @@ import pytest
 
 from ddpctl_worker.record.lines import STDOUT, encode
 from tests.lab.command import PROGRAM
+from tests.suite.speed import stretch
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +47,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tail(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     env = {"PATH": os.environ["PATH"], "HOME": str(folder), "DDPCTL_SLOTS_DIR": str(folder / "slots")}
-    return subprocess.run([PROGRAM, *args], env=env, cwd=folder, capture_output=True, text=True, timeout=250)
+    return subprocess.run([PROGRAM, *args], env=env, cwd=folder, capture_output=True, text=True, timeout=stretch(250))
 
 
 # By a small process: what the kernel counts for a child begins with the memory of the process that started it.
