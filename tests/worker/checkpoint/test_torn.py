@@ -15,6 +15,7 @@ import pytest
 from ddpctl.spec.checkpoints import JobCheckpoints
 from ddpctl.spec.origin import JobId
 from ddpctl_worker.checkpoint.listing import read_checkpoints
+from ddpctl_worker.machine import notes
 from ddpctl_worker.rules.choice import newest_of_series
 from ddpctl_worker.rules.unite import unite
 from tests.worker.checkpoint.test_keeper import Node
@@ -171,6 +172,27 @@ def test_ranks_that_their_launcher_started_again_are_believed_again(node: Node) 
     assert resumed(node) == ["step_1.bin"], "it is of the ranks before"
     os.utime(node.write("step_3.bin"), (again + 5, again + 5))
     assert node.looks() == ["step_3.bin"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_pause_between_two_looks_at_clocks_makes_no_file_newer(
+    node: Node, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def read_slowly() -> float:
+        if when == "before":
+            time.sleep(0.1)
+        found = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if when == "after":
+            time.sleep(0.1)
+        return found
+
+    node.write("step_2.bin")
+    died(node)
+    node.looks()
+    monkeypatch.setattr(notes, "boottime", read_slowly)
+    node.keeper.note_death(None, time.time())
+    node.looks()
+    assert resumed(node) == ["step_1.bin"], "it is of the ranks before"
 
 
 def test_a_file_with_other_bytes_than_its_hash_is_not_resumed(node: Node) -> None:

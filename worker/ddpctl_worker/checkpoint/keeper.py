@@ -406,7 +406,9 @@ class Keeper:
 
     def _is_older(self, path: str, stamp: Stamp) -> bool:
         """Return whether a file is older than the present ranks. ``path``: below the folder."""
-        started = time.time() - (notes.boottime() - self._since_boot)  # by the wall clock as it is now
+        # By the wall clock as it is now. That is read last, and `_boot_time` reads it first: a pause of this process
+        # between the two clocks makes the start later, never earlier.
+        started = self._since_boot - notes.boottime() + time.time()
         return stamp.mtime_ns / 1e9 < min(started, self._since) or self._before.get(path) == stamp
 
     def tidy(self, keep: int, outputs: List[str], elsewhere: Mapping[str, List[Manifest]], holders: int = 1) -> None:
@@ -454,7 +456,7 @@ def _path(entry: str, name: str) -> str:
 
 def _boot_time(moment: float) -> float:
     """Return a recent moment of the wall clock as seconds since boot, which stay right if the clock is set later."""
-    return notes.boottime() - (time.time() - moment)
+    return moment - time.time() + notes.boottime()
 
 
 def _age(files: Files) -> int:
