@@ -78,12 +78,12 @@ wait_for_banner() { # ready is what a client would see
 }
 
 if [ -n "$LAB_SYSTEMD" ]; then
-  wait_for_banner 2000 & # a child of systemd, which reaps it
+  wait_for_banner 6000 & # a child of systemd, which reaps it
   exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin container=ddpctl-lab \
     "$LAB_SYSTEMD" --system --unit=multi-user.target --show-status=0 </dev/null >/dev/null
 fi
 /usr/sbin/sshd -E /run/sshd.log
-wait_for_banner 200
+wait_for_banner 6000 # the lab gives up before
 
 # Bash reaps whatever is orphaned here, as an init must, while it waits for a word that never comes.
 exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin bash --norc -c \

@@ -109,7 +109,7 @@ class Lab:
     def key(self) -> Path:
         return self.folder / KEY
 
-    def ssh(self, host: str, command: str, *, timeout: float = 30) -> Text:
+    def ssh(self, host: str, command: str, *, timeout: float = 60) -> Text:
         """Run a command with the OpenSSH client, as a user would."""
         return call(["ssh", "-F", str(self.ssh_config), host, command], check=False, timeout=timeout)
 

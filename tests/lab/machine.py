@@ -6,6 +6,7 @@ import os
 import select
 import shlex
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -21,6 +22,7 @@ BOOT = Path(__file__).with_name("boot.sh")
 ENTER = 'for group in $0; do echo $$ >"$group" || exit; done; exec "$@"'
 BOOT_TIMEOUT = 60
 SHUTDOWN_TIMEOUT = 60
+KILL_TIMEOUT = 60
 NAMESPACES = ("--net", "--mount", "--pid", "--uts", "--ipc")
 ENDED = 'pid 1 of the host is gone: is the power on? ("power_off" was called, or the boot failed)'
 
@@ -216,13 +218,15 @@ class Machine:
 
     def kill_processes(self) -> None:
         """Whatever tests left running, ended; sessions of the sshd go too, its listener stays."""
-        for _ in range(50):
+        deadline = time.monotonic() + KILL_TIMEOUT
+        while True:
             keep = {1, self.sshd_pid()}
             rest = [process for process in self.processes(system=True) if process.pid not in keep]
             if not any(process.state != "Z" for process in rest):
                 return self._reap()
+            if time.monotonic() > deadline:
+                raise LabError(f"{self.name}: these do not die: {rest}")
             self.run(["kill", "-KILL", *(str(process.pid) for process in rest)], check=False)
-        raise LabError(f"{self.name}: these do not die: {rest}")
 
     def outer_pids(self) -> list[int]:
         """The pids of the host's processes as this machine knows them."""

@@ -76,7 +76,7 @@ class Identity:
         except OSError:
             return False
 
-    def kill(self, timeout: float = 10) -> None:
+    def kill(self, timeout: float = 60) -> None:
         """SIGKILL, and come back when the process has really ended (with its pid namespace, where it was the init)."""
         try:
             handle = os.pidfd_open(self.pid)

@@ -37,7 +37,7 @@ def serve(host: Host, port: int, size: int = 1) -> None:
     assert server.stdout.readline() == "listening\n"
 
 
-def fetch(host: Host, peer: Host, port: int, timeout: float = 1) -> tuple[str, int, float]:
+def fetch(host: Host, peer: Host, port: int, timeout: float = 60) -> tuple[str, int, float]:
     """Return how a download from the peer ended: the word, the size and the seconds."""
     argv = ["/usr/bin/python3", "-c", FETCH, peer.fabric_address, str(port), str(timeout)]
     word, size, seconds = host.run(argv).stdout.split()
@@ -46,7 +46,7 @@ def fetch(host: Host, peer: Host, port: int, timeout: float = 1) -> tuple[str, i
 
 def banner(host: Host, patience: float = 60) -> bytes:
     """The first bytes that its port 22 says within so many seconds, having accepted."""
-    with socket.create_connection((host.address, 22), timeout=10) as link:
+    with socket.create_connection((host.address, 22), timeout=60) as link:
         link.settimeout(patience)
         try:
             return link.recv(8)
