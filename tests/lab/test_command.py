@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -40,8 +41,9 @@ def test_at_a_terminal(ddpctl: Ddpctl) -> None:
     assert "\x1b[" in run.stdout
 
 
-def test_the_signal_of_a_terminal(ddpctl: Ddpctl) -> None:
-    run = ddpctl.start("--help")
+def test_the_signal_of_a_terminal(ddpctl: Ddpctl, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "inventory.yaml")  # nobody writes to it, so the command waits for ever
+    run = ddpctl.start("ps", inventory=tmp_path / "inventory.yaml")
     run.signal(signal.SIGKILL)
     assert run.wait().rc == -signal.SIGKILL
 

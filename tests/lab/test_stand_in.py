@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -130,10 +131,12 @@ def begin(tmp_path: Path, stand_in: str, python213: str, request: pytest.Fixture
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    """A port below those that the kernel gives to sockets of other programs, before the launcher listens."""
+    while True:
+        port = random.randrange(10_000, 29_000)
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 def test_what_a_rank_sees(begin: Begin) -> None:
@@ -197,11 +200,12 @@ while True:
     time.sleep(0.1)
 """
     )
-    env = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"}
+    env = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10"}  # rank 0 needs some of it on a busy machine
     launches = begin("--nproc_per_node", "2", "--use_env", "program.py", program=program, **env)
+    started = [[int(one.wait_for(f"pid{rank}")) for rank in range(2)] for one in launches]
     for one in launches:
-        pids = [int(one.wait_for(f"pid{rank}")) for rank in range(2)]
         one.process.terminate()
+    for one, pids in zip(launches, started, strict=True):
         assert one.end() == 1
         assert [(one.folder / f"told{rank}").read_text() for rank in range(2)] == ["15", "15"]
         assert not any(Path("/proc", str(pid)).exists() for pid in pids)

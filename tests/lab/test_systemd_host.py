@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.conftest import MakeLab
 from tests.lab import SystemdHost
+from tests.lab.process import wait_until
 
 
 def test_a_host_boots_systemd_and_reboots(make_lab: MakeLab) -> None:
@@ -21,7 +22,7 @@ def test_a_host_boots_systemd_and_reboots(make_lab: MakeLab) -> None:
     assert told.startswith("alice\n")
     assert f"/user.slice/user-{uid}.slice/session-" in told
     assert told.endswith(f"/run/user/{uid}\n")  # and sudo says nothing on stdout
-    assert host.processes() == []
+    wait_until(lambda: host.processes() == [], "processes of the host count as those of a job")
 
     boot = host.boot_id()
     host.run("echo kept > /var/lib/kept; echo lost > /run/lost")
