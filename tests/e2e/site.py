@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,10 @@ SMALL_NETWORK = ("--width", "8", "--batch_size", "8", "--learning_rate", "0.02")
 # After a run that was not killed, the keepers of its checkpoints wait so long for hosts that they cannot reach.
 KEEPERS_END_S = FINAL_READ_S + 15.0
 WATCHERS = {"ddpctl-guardian", "ddpctl-super", "ddpctl-standby"}
+# In the command lines of ddpctl's own processes. After a kill, or after the last answer to a command, ddpctl waits two
+# seconds for their end.
+OWN_WORDS = ("ddpctl=json.loads", "ddpctl_worker.machine.child")
+OWN_END_S = 30.0
 
 
 class Site:
@@ -196,6 +202,7 @@ def named(host: Host, name: str) -> Process | None:
     return None
 
 
+@functools.cache  # a look during a cut of the network must be quick
 def gang_port(host: Host, run: str, runs: str = "/root/.local/state/ddpctl/runs") -> int:
     """The port of the hub, from the record of the run."""
     record = json.loads(host.read(f"{runs}/{run}/{host.name}/run.json"))
@@ -256,15 +263,26 @@ def wait_for_ranks(lab: Iterable[Host], run: str, count: int = 1, timeout: float
 
 
 def assert_nothing_runs(hosts: Iterable[Host], *, within: float = KEEPERS_END_S) -> None:
-    """Of the job, of ddpctl, of anybody: whatever a host runs beside its init and sshd."""
+    """Of the job, of ddpctl, of anybody: whatever a host runs beside its init and sshd.
+
+    ddpctl's own processes have ``OWN_END_S`` at least: on a busy machine their end takes time.
+    """
     left: dict[str, list[tuple[int, Sequence[str]]]] = {}
 
-    def empty() -> bool:
+    def empty(*, own: bool) -> bool:
         left.clear()
-        left.update({host.name: [(one.pid, one.argv) for one in running(host)] for host in hosts if host.running})
+        for host in hosts:
+            found = running(host) if host.running else []
+            left[host.name] = [(one.pid, one.argv) for one in found if own or not is_own(one)]
         return not any(left.values())
 
-    until(empty, within, lambda: f"left running: {left}")
+    until(lambda: empty(own=False), within, lambda: f"left running: {left}")
+    until(lambda: empty(own=True), max(within, OWN_END_S), lambda: f"left running: {left}")
+
+
+def is_own(process: Process) -> bool:
+    """Return whether it is ddpctl's own process on a host: a worker, or one of those that watch a run."""
+    return any(own in word for word in process.argv for own in OWN_WORDS)
 
 
 def one_line(done: Done) -> str:
@@ -284,13 +302,24 @@ def disk_holds(host: Host, words: Iterable[bytes]) -> list[str]:
 
 
 def files_with(folder: Path, words: Iterable[bytes]) -> list[str]:
-    words, found = list(words), []
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            content = path.read_bytes()
-            if any(word in content for word in words) or any(word in str(path).encode() for word in words):
-                found.append(str(path))
-    return found
+    words = list(words)
+    return [
+        str(path)
+        for path, content in read_files(folder)
+        if any(word in content or word in str(path).encode() for word in words)
+    ]
+
+
+def read_files(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """Yield the files below a folder, but for those that a live run removes or renames meanwhile."""
+    for place, _, names in os.walk(folder):
+        for path in (Path(place, name) for name in names):
+            try:
+                content = path.read_bytes() if path.is_file() and not path.is_symlink() else None
+            except FileNotFoundError:
+                continue
+            if content is not None:
+                yield path, content
 
 
 def json_lines(text: str) -> list[Mapping[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MakeLab
-from tests.e2e.site import Site, assert_nothing_runs, until, wait_for_ranks
+from tests.e2e.site import Site, assert_nothing_runs, named, read_files, until, wait_for_ranks
 from tests.lab import Host, Lab, SystemdHost
 from tests.lab.command import Ddpctl
 
@@ -125,7 +126,7 @@ def search(site: Site, lab: Lab) -> Iterator[tuple[str, bool]]:
         yield from search_files(folder)
     page = site.folder / "page.html"
     if page.exists():
-        yield str(page), has_secret(page)
+        yield str(page), has_secret(page, page.read_bytes())
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes()
@@ -143,27 +144,28 @@ def look_as_another_account(host: Host) -> Iterator[tuple[str, bool]]:
 
 
 def search_files(folder: Path) -> Iterator[tuple[str, bool]]:
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            yield str(path), has_secret(path)
+    for path, content in read_files(folder):
+        yield str(path), has_secret(path, content)
 
 
-def has_secret(path: Path) -> bool:
-    content = path.read_bytes()
+def has_secret(path: Path, content: bytes) -> bool:
     keys = PRIVATE in content and ".ssh" not in path.parts and "ssh" not in path.parts and b"OPENSSH" not in content
     return keys or any(word in content or word in bytes(path) for word in WORDS)
 
 
 def memory(host: Host, name: str) -> bytes:
-    """The writable memory of a process by its name."""
+    """The writable memory of a process by its name; nothing where there is none."""
     found = b""
-    for entry in host.proc.glob("[0-9]*"):
-        if (entry / "comm").read_text().strip() == name:
-            with (entry / "mem").open("rb", buffering=0) as file:
-                for line in (entry / "maps").read_text().splitlines():
-                    span, rights = line.split()[:2]
-                    start, end = (int(word, 16) for word in span.split("-"))
-                    if rights.startswith("rw"):
-                        file.seek(start)
-                        found += file.read(end - start)
+    process = named(host, name)
+    if process is None:
+        return found
+    entry = host.proc / str(process.pid)
+    with (entry / "mem").open("rb", buffering=0) as file:
+        for line in (entry / "maps").read_text().splitlines():
+            span, rights = line.split()[:2]
+            start, end = (int(word, 16) for word in span.split("-"))
+            if rights.startswith("rw"):
+                file.seek(start)
+                with contextlib.suppress(OSError):  # it has given this memory back since
+                    found += file.read(end - start)
     return found
