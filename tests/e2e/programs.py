@@ -65,9 +65,12 @@ else:
     sys.exit(int(way))
 """
 
-# Writes much, and keeps its progress in a file of its home: its progress must not depend on the log.
+# Writes much, once there is a file `go-on` in the home of the host. It keeps its progress in a file of that home: its
+# progress must not depend on the log.
 FLOOD = """\
 import os, sys, time
+while not os.path.exists(os.path.expanduser("~/go-on")):
+    time.sleep(0.1)
 for number in range(int(sys.argv[1])):
     print(f"line {number} " + "x" * 100)
     if number % 1000 == 0:

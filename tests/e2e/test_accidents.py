@@ -98,8 +98,8 @@ def test_both_killed_at_once(site: Site, lab: Lab) -> None:
     and `kill` ends them.
     """
     site.only(0, 1)
-    # Less than the launcher of torch leaves its ranks when its own parent is gone: 30 s.
-    job = site.job("both", STUBBORN, timeouts={"stop": 5})
+    # The launcher leaves its ranks alone for longer than the test takes.
+    job = site.job("both", STUBBORN, timeouts={"stop": 5}, env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"})
     run = site.up(job)["run"]
     site.wait_for_output(job, "(stays.*){4}")
     wait_for_gang(lab.hosts[:2], run)
@@ -130,8 +130,12 @@ def test_a_disk_fills_up(site: Site, lab: Lab) -> None:
     run = site.up(job, "--skip-preflight")["run"]
     wait_for_ranks(lab.hosts[:2], run)
     lab[1].run("cat /dev/zero > /srv/small/filler", check=False)
-    until(lambda: lab[1].read("/root/progress") == "done", 60)
+    for host in lab.hosts[:2]:
+        host.write("/root/go-on", "")
+    until(lambda: lab[1].exists("/root/progress") and lab[1].read("/root/progress") == "done", 60)
     status = site.wait_for_state(job, "succeeded")
+    for host in lab.hosts[:2]:
+        host.run("rm /root/go-on")
     assert {node["exit_code"] for node in status["nodes"]} == {0}
     text = site("status", job).ok().stdout
     assert "dropped" in text, text
