@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.e2e.programs import ONE_FAILS, SLEEP
-from tests.e2e.site import Site, assert_nothing_runs, one_line
+from tests.e2e.site import Site, assert_nothing_runs, one_line, until
 from tests.lab import Lab
 
 TWO_ARE_ENOUGH = pytest.mark.full(
@@ -133,7 +133,7 @@ def test_without_preflight_a_node_says_what_is_missing_there(site: Site, lab: La
 def test_preflight_finds_an_error_and_nothing_is_started(site: Site, lab: Lab) -> None:
     job = site.job("never", SLEEP, master_port=29517)
     lab[0].popen(["python3", "-c", "import socket,time; s=socket.create_server(('',29517)); time.sleep(600)"])
-    lab[0].run("for i in $(seq 100); do ss -ltn | grep -q :29517 && break; sleep 0.05; done")
+    until(lambda: not lab[0].port_free(29517), 60, "nobody listens")
     done = site("up", "--job", job)
     assert done.rc == 3, done.stderr
     line = one_line(done)

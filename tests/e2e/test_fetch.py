@@ -19,6 +19,7 @@ def test_a_file_of_a_node_grows_here_until_the_run_is_killed(site: Site) -> None
     site.only(0, 1)
     job = site.job("grows", GROWS, outputs=["events.log"])
     run = site.up(job, "--skip-preflight")["run"]
+    site.wait_for_output(job, "rank 0")
     watch = site.start("fetch", job, "--watch")
     watch.wait_for(r"1 file, \d+ bytes from node1")
     folder = site.folder / "ddpctl-runs" / job / run

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.programs import SLEEP
-from tests.e2e.site import Site, assert_nothing_runs, one_line, wait_for_ranks
+from tests.e2e.site import Site, assert_nothing_runs, one_line, until
 from tests.lab import Lab
 from tests.lab.command import Done
 
@@ -81,7 +81,8 @@ def test_every_command_serves_the_others(site: Site, lab: Lab, ways: tuple[str, 
     # A name that no other run has: node1 cannot say that an older run of the same name has ended.
     job = site.job("-".join(("garbled", *ways)), SLEEP)
     run = site.up(job)["run"]
-    wait_for_ranks(lab, run)
+    site.wait_for_output(job, "(sleeps.*){3}")
+    until(lambda: all(node["state"] == "running" for node in site.status(job)["nodes"]), 60, "a node is still starting")
     lab[1].write(PATH, WRAPPER % {"python": site.python}, 0o755)
     site.hosts[1]["python"] = PATH
     for how in ways:
