@@ -12,7 +12,7 @@ import pytest
 
 from ddpctl.stages.limits import GIVE_UP_S
 from tests.e2e.programs import NUMBERS, SLEEP
-from tests.e2e.site import Site, assert_nothing_runs, named, pids_of, until
+from tests.e2e.site import Site, assert_nothing_runs, named, pids_of, until, wait_for_gang
 from tests.lab import Host, Lab
 from tests.lab.command import Running
 
@@ -149,6 +149,7 @@ def test_a_supervisor_that_hangs_is_told_and_not_waited_for_in_silence(site: Sit
     job = site.job("hanging", SLEEP)
     up = site.start("up", "--job", job)
     up.wait_for(r"rank 1 sleeps")
+    wait_for_gang(lab.hosts[:2], site.status(job)["run"])
     pids = [named(lab[1], name) for name in ("ddpctl-super", "ddpctl-guardian")]
     for process in pids:
         assert process

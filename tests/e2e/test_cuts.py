@@ -53,7 +53,7 @@ def test_a_failure_during_a_cut_is_told_after_it(site: Site, lab: Lab) -> None:
     wait_for_ranks(lab, run)
     wait_for_gang(lab.hosts, run)
     cut(lab[1])
-    lab[1].write("/root/fail", "")
+    lab[1].run("touch /root/fail")
     until(lambda: not ranks(lab[1], run), 60, "the rank does not fail")
     wait_until_reconnecting(lab[1], run)
     lab[1].clear_firewall()
