@@ -21,10 +21,12 @@ from tests.e2e.site import Site, assert_nothing_runs, pids_of, wait_for_ranks
 from tests.lab import Host, Lab
 from tests.lab.command import Done, Running
 from tests.lab.hostile import OUTSIDE
+from tests.suite.speed import stretch
 
 PROGRAM = Path(__file__).parents[1] / "lab" / "hostile.py"
 BOUND_S = 150.0  # the longest sum of deadlines: two questions for the state of a run, and one for its checkpoints
 LONG_BOUND_S = BOUND_S + max(STALL_S, TAIL_LINES_S)  # where a host brings no progress
+SLACK_S = 20.0  # beyond the deadlines, for all commands at once on a busy machine
 MEMORY_KIB = 250 << 10
 MATRIX = pytest.mark.full(covered_by="tests/e2e/test_garbled.py::test_every_command_serves_the_others")
 TROUBLE = re.compile(
@@ -60,12 +62,12 @@ class Watched:
 
 
 def wait_for_all(started: dict[str, Running], bound: float = BOUND_S) -> dict[str, Done]:
-    """Wait for all commands, each of which ends within ``bound`` seconds and stays below ``MEMORY_KIB``."""
+    """Wait for all commands, which end within ``bound`` seconds and some slack, and stay below ``MEMORY_KIB``."""
     left = {name: Watched(command) for name, command in started.items()}
     found: dict[str, Done] = {}
     while left:
         for name, watched in list(left.items()):
-            if watched.is_over() or time.monotonic() - watched.command.began > bound:
+            if watched.is_over() or time.monotonic() - watched.command.began > bound + stretch(SLACK_S):
                 found[name] = watched.command.wait(1.0)
                 assert watched.peak_kib < MEMORY_KIB, f"{name}: {watched.peak_kib >> 10} MiB"
                 del left[name]
@@ -136,7 +138,9 @@ def test_every_command_against_a_hostile_host(site: Site, lab: Lab, how: str) ->
     ended = site.up(old)["run"]
     site.wait_for_state(old, "succeeded")
     run = site.up(job)["run"]
+    site.wait_for_output(job, "(sleeps.*){3}")
     wait_for_ranks(lab, run)
+    wait_for_ranks([lab[0], lab[2]], third_run)
     before = [pids_of(lab[index], third_run) for index in (0, 2)]
     take_over(lab[1], how)
 

@@ -25,7 +25,7 @@ from functools import cache
 from typing import NoReturn
 
 REQUEST_BYTES = 65536  # a larger request does not fit into a packet; such a command is started without this file
-START_S = 60.0  # until the parent has forked: its imports take seconds on a busy machine
+START_S = 180.0  # until the parent has forked: its imports take seconds on a busy machine
 
 
 class Child:
