@@ -112,8 +112,8 @@ def test_an_attempt_begins_though_the_agent_of_its_first_host_is_killed(site: Si
     until(lambda: lab[0].run(coming, check=False).stdout, 120, lambda: f"{up.stdout}{up.stderr}")
     kill_agent(lab[0])
     up.wait_for("attempt [12] of node1 with step_7.bin; node2 with step_7.bin", 120)
+    until(lambda: site.status(job)["state"] == "running", 60, "the next attempt does not run")
     status = site.status(job)
-    assert status["state"] == "running"
     assert [node["host"] for node in status["nodes"]] == ["node1", "node2"]
     site("kill", job).ok()
     up.wait()
