@@ -30,7 +30,7 @@ def make_node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeNo
     for node in made:
         node.clean_up()
     # The guardian of a refused start is still ending. The suite's guard reports every process that stays.
-    until = time.monotonic() + 10.0
+    until = time.monotonic() + 60.0
     while started_by(request.node.nodeid) and time.monotonic() < until:
         time.sleep(0.03)
 

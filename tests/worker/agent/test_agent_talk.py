@@ -49,13 +49,13 @@ def line(host: str, peers: dict[str, AnswerServer], key: bytes = KEY) -> PeerLin
 
 
 def test_a_question_and_its_answer() -> None:
-    answer = line("a", {"b": desk("b")}).ask("b", {"k": "here", "n": 3})
+    answer = line("a", {"b": desk("b")}).ask("b", {"k": "here", "n": 3}, 60.0)
     assert answer == {"who": "a", "asked": {"k": "here", "n": 3}, "from": "b"}
 
 
 def test_a_long_question() -> None:
     text = "x" * 200_000
-    assert line("a", {"b": desk("b")}).ask("b", {"k": text})["asked"]["k"] == text
+    assert line("a", {"b": desk("b")}).ask("b", {"k": text}, 60.0)["asked"]["k"] == text
 
 
 @pytest.mark.parametrize("stranger", [("b", OTHER_KEY), ("b", KEY, "another run"), ("c",)])
@@ -78,7 +78,7 @@ def test_who_reaches_whom() -> None:
         closed.bind(("127.0.0.1", 0))
         mine = line("a", {"b": desk("b")})
         mine.peers = {**mine.peers, "c": ("127.0.0.1", closed.getsockname()[1])}
-        found: dict[str, Any] = reachable(mine, ["b", "c"])
+        found: dict[str, Any] = reachable(mine, ["b", "c"], 60.0)
     assert found["b"] is None
     assert "refused" in found["c"]
 

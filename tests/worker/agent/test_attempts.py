@@ -154,7 +154,7 @@ def test_a_part_that_is_called_off_while_its_disk_is_away_is_stopped_later(
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", away)
         part.call_off()
-        assert refused.wait(20)
+        assert refused.wait(60)
     part.call_off()
     eventually(lambda: part.end is not None, "the end of the part")
     assert part.end is not None
