@@ -33,7 +33,7 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("HOME", str(tmp_path))
 
     def look() -> dict[str, Any]:
-        answer = ask("interpreters", {}, {"deadline": 5.0})
+        answer = ask("interpreters", {}, {"deadline": 60.0})
         return {one["path"]: one for one in answer["pythons"]}
 
     return look

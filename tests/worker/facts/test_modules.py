@@ -77,7 +77,10 @@ def test_a_success_is_remembered_until_a_module_changes_and_a_failure_never_is(a
 def test_what_hangs_or_crashes_is_named(ask: Any) -> None:
     said = ask("import json", "import crashes", "import fine")
     assert (said["at"], said["error"]) == ("import crashes", "the interpreter was ended by signal 6")
-    said = ask("import json", "import waits", deadline=3.0)
+    for deadline in (3.0, 60.0):  # on a busy machine the start of the interpreter takes seconds
+        said = ask("import json", "import waits", deadline=deadline)
+        if said["at"] == "import waits":
+            break
     assert (said["at"], said["timed_out"]) == ("import waits", True)
 
 

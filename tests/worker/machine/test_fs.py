@@ -102,7 +102,7 @@ class SlowWriter(threading.Thread):
         self.left -= 1
         if not self.left:
             self.hangs.set()
-            assert self.goes_on.wait(20)
+            assert self.goes_on.wait(60)
 
 
 @pytest.mark.usefixtures("no_links")
@@ -127,7 +127,7 @@ def test_a_writer_that_hangs_at_any_point_replaces_nothing(
             destroy_claim(path)
         writer = SlowWriter(path, step)
         writer.start()
-        assert writer.hangs.wait(20)
+        assert writer.hangs.wait(60)
         if writer.answer is not None:
             break
         own = fs.write_once(path, {"writer": "quick"})

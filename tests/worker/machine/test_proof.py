@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from ddpctl_worker.machine import cgroup
 from ddpctl_worker.machine.processes import Proof
-from tests.worker.node import Node, eventually, processes_of
+from tests.worker.deadlines import shorten
+from tests.worker.node import Node, Stream, eventually, processes_of
 from tests.worker.programs import CHAIN, SLEEP, here, nothing_left, watchers_end
 
 
@@ -90,6 +91,23 @@ def test_the_group_of_a_run_is_gone_with_it(node: Node) -> None:
     assert not path.exists()
 
 
+def stop_at_claim(node: Node, run: str, start: Stream) -> int | None:
+    """Stop the supervisor once it has claimed its run. ``None``: it has started the launcher, or was ended before."""
+    claim = node.folder(run) / "claim.json"
+    while not claim.exists() and start.process.poll() is None:
+        pass
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        pid = int(json.loads(claim.read_text())["supervisor"]["pid"])
+        os.kill(pid, signal.SIGSTOP)
+        while (state := Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]) not in "TZX":
+            pass  # it may run on for a moment, and start the launcher
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        if state == "T" and not children and node.state(run).get("supervisor") is None:
+            return pid
+        os.kill(pid, signal.SIGCONT)
+    return None
+
+
 @contextlib.contextmanager
 def claimed_and_stopped(node: Node, limits: dict[str, float]) -> Iterator[tuple[str, int]]:
     """Start a run, and stop its supervisor with SIGSTOP between the claim and the start of the launcher."""
@@ -101,15 +119,8 @@ def claimed_and_stopped(node: Node, limits: dict[str, float]) -> Iterator[tuple[
         run = made["run"]
         node.started.append(run)
         stream = node.open("start", **request)
-        claim = node.folder(run) / "claim.json"
-        while not claim.exists() and stream.process.poll() is None:
-            pass
-        pid = json.loads(claim.read_text())["supervisor"]["pid"]
-        os.kill(pid, signal.SIGSTOP)
-        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-            pass  # it may run on for a moment, and start the launcher
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-        if not children and node.state(run).get("supervisor") is None:
+        pid = stop_at_claim(node, run, stream)
+        if pid is not None:
             try:
                 yield run, pid
             finally:
@@ -117,7 +128,6 @@ def claimed_and_stopped(node: Node, limits: dict[str, float]) -> Iterator[tuple[
                     os.kill(pid, signal.SIGCONT)
                 stream.last()
             return
-        os.kill(pid, signal.SIGCONT)
         stream.last()
         node.call("stop", run=run, grace=0)
         (node.scratch / "started").unlink(missing_ok=True)  # it was too late; the next try counts
@@ -157,7 +167,7 @@ def test_a_group_kills_what_forks_in_groups_below_it() -> None:
         assert not Proof(group).given()
     finally:
         group.kill()
-        child.wait(20)
+        child.wait(60)
     eventually(group.empty, "the group is empty")
     assert Proof(group).given()
     group.remove()
@@ -181,10 +191,13 @@ def test_what_the_doctor_runs_is_none_of_the_job(node: Node) -> None:
     store.mkdir(parents=True, mode=0o700)
     node.base.chmod(0o700)
     (store / tool["hash"]).write_bytes(program)
+    # The programs have time to start, and hang until the look is over.
+    shorten(node, "run/limits.py", LAST_RANK_LOOK_S=5.0, PY_SPY_S=60.0)
+    shorten(node, "doctor/limits.py", PY_SPY_S=60.0)
     run = node.start(SLEEP, node.record(doctor={"stall": 30.0}), py_spy=tool)
     here(node, run)
     eventually((node.folder(run) / "doctor" / "answers.sock").exists, "the doctor is there")
-    answer = node.call("stop", run=run, grace=5)
+    answer = node.call("stop", run=run, grace=60)
     assert (answer["signalled"], answer["forced"], answer["survivors"]) == (3, 0, [])
     pids = [int(line) for line in helpers.read_text().split()]
     assert len(pids) == 2

@@ -26,7 +26,7 @@ SLEEP = ["sleep", "301"]
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(tool, "KILLED_TOOL_GONE_S", 0.1)
+    monkeypatch.setattr(tool, "KILLED_TOOL_GONE_S", 60.0)
     monkeypatch.setattr(tool, "_stopped", False)
     yield
     for pid in tool.started_tools():
@@ -43,6 +43,7 @@ def end(pid: int) -> None:
 @pytest.fixture
 def unkillable(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a program that waits in the kernel for a GPU that fell off the bus."""
+    monkeypatch.setattr(tool, "KILLED_TOOL_GONE_S", 0.1)
     monkeypatch.setattr(subprocess.Popen, "kill", lambda process: None)
 
 
@@ -116,9 +117,10 @@ def test_one_that_hangs_before_its_exec_is_known(monkeypatch: pytest.MonkeyPatch
 
     def hangs(*args: Any, **how: Any) -> Any:
         process = real(*args, **how)
-        over.wait(20.0)
+        over.wait(60.0)
         return process
 
+    monkeypatch.setattr(tool, "KILLED_TOOL_GONE_S", 0.1)
     monkeypatch.setattr(subprocess, "Popen", hangs)
     thread = in_background(SLEEP, 0.1)
     (pid,) = tool.started_tools()
@@ -127,7 +129,7 @@ def test_one_that_hangs_before_its_exec_is_known(monkeypatch: pytest.MonkeyPatch
     tool.stop()
     over.set()
     thread.join(60.0)
-    assert tool.started_tools() == []
+    eventually(lambda: not tool.started_tools(), "it is gone")
 
 
 PROOF = """
