@@ -18,6 +18,7 @@ from ddpctl_worker.gang.member import MemberGang
 from ddpctl_worker.gang.wire import HubWire, MemberWire
 from ddpctl_worker.machine.strangers import Stranger
 from tests.worker.conftest import MakeNode
+from tests.worker.deadlines import shorten
 from tests.worker.node import Node, eventually, processes_of
 from tests.worker.programs import SLEEP, thread_stopped
 
@@ -91,11 +92,19 @@ def trio(make_node: MakeNode) -> Trio:
     return Trio(make_node)
 
 
+def after(flag: Path) -> str:
+    """The head of a script that begins once the test has made this file."""
+    return f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.05)\n"
+
+
 @pytest.mark.parametrize("culprit", [in_simulation(0, name="hub"), pytest.param(2, id="member")])
-def test_a_failure_stops_all_and_names_the_culprit(trio: Trio, culprit: int) -> None:
-    scripts = [SLEEP] * 3
-    scripts[culprit] = "import time; time.sleep(2); raise ValueError('boom')"
+def test_a_failure_stops_all_and_names_the_culprit(trio: Trio, tmp_path: Path, culprit: int) -> None:
+    go_on, scripts = tmp_path / "go-on", [SLEEP] * 3
+    scripts[culprit] = after(go_on) + "raise ValueError('boom')"
     trio.start(*scripts)
+    trio.joined()
+    trio.running()
+    go_on.touch()
     for status in trio.ended():
         assert status["state"] == "failed"
         assert status["cause"]["host"] == f"node{culprit}"
@@ -108,11 +117,15 @@ def test_a_failure_stops_all_and_names_the_culprit(trio: Trio, culprit: int) -> 
 @pytest.mark.full(covered_by="tests/simulator/test_seeds.py::test_gangs")
 def test_victims_that_speak_first_are_not_the_cause(trio: Trio, tmp_path: Path) -> None:
     """The culprit waits for the victims' files: on a busy machine a fixed delay would not ensure the order."""
-    victim = "open(%r, 'w'); raise RuntimeError('Connection closed by peer [10.9.0.11]:39583')"
+    go_on = tmp_path / "go-on"
+    victim = after(go_on) + "open(%r, 'w'); raise RuntimeError('Connection closed by peer [10.9.0.11]:39583')"
     files = [str(tmp_path / name) for name in HOSTS[:2]]
     waits = f"import os, time\nwhile not all(map(os.path.exists, {files})):\n    time.sleep(0.05)\ntime.sleep(1.5)\n"
     culprit = waits + "raise ValueError('the reason')"
     trio.start(victim % files[0], victim % files[1], culprit)
+    trio.joined()
+    trio.running()
+    go_on.touch()
     for status in trio.ended():
         assert status["cause"]["host"] == "node2"
         assert "the reason" in status["cause"]["message"]
@@ -120,8 +133,7 @@ def test_victims_that_speak_first_are_not_the_cause(trio: Trio, tmp_path: Path) 
 
 def test_success_stands_whatever_happens_to_the_others_later(trio: Trio, tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
-    wait = f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.05)\n"
-    trio.start("print(1)", SLEEP, wait + "raise ValueError('late')")
+    trio.start("print(1)", SLEEP, after(go_on) + "raise ValueError('late')")
     trio.nodes[0].wait_state(trio.run, "succeeded")
     go_on.touch()
     first, second, third = trio.ended()
@@ -187,14 +199,14 @@ def test_a_killed_supervisor_stops_the_others(trio: Trio, lost: int) -> None:
 @pytest.mark.full(covered_by="tests/simulator/test_seeds.py::test_gangs")
 def test_nodes_that_never_come_are_named(trio: Trio) -> None:
     waits = "import time; time.sleep(300)"
-    limits = {"start": 10, "stop": 2, "silence": None}
+    limits = {"start": 30, "stop": 2, "silence": None}
     record = trio.record(0, timeouts=limits)
     # A launcher that waits in the rendezvous: it has no rank yet.
     trio.nodes[0].start(SLEEP, record, gang_key=trio.key, argv=["/bin/sleep", "300"])
     record = trio.record(1, timeouts=limits)
     trio.nodes[1].start(waits, record, gang_key=trio.key, argv=["/bin/sleep", "300"])
     for node in trio.nodes[:2]:
-        status = node.wait_state(trio.run)
+        status = node.wait_state(trio.run, seconds=60)
         assert status["state"] == "failed"
         assert status["cause"]["reason"] == "rendezvous_timeout"
         assert status["cause"]["host"] == "node2"
@@ -215,7 +227,7 @@ def test_nodes_that_never_come_are_named(trio: Trio) -> None:
     ],
 )
 def test_nodes_that_cannot_watch_each_other_are_named_though_their_ranks_run(trio: Trio, fault: str) -> None:
-    limits = {"start": 12, "stop": 2, "silence": None}
+    limits = {"start": 20, "stop": 2, "silence": None}
     with socket.socket() as taken:
         if fault == "the hub cannot listen":
             taken.bind(("127.0.0.1", trio.port))
@@ -225,10 +237,10 @@ def test_nodes_that_cannot_watch_each_other_are_named_though_their_ranks_run(tri
         if fault == "a member cannot reach the hub":
             record["gang"] = dict(record["gang"], hub_addr="127.0.0.2")
         trio.nodes[2].start(SLEEP, record, gang_key=trio.key)
-        ended = trio.ended()
+        ended = trio.ended(60)
     assert [(status["state"], status["cause"]["reason"]) for status in ended] == [("failed", "rendezvous_timeout")] * 3
     said = ended[0]["cause"]["message"]
-    assert f"port {trio.port} of node0 within 12 s" in said
+    assert f"port {trio.port} of node0 within 20 s" in said
     assert "node2" in said
     assert ("cannot listen" in said) is (fault == "the hub cannot listen")
     why = "no answer" if fault == "the hub cannot listen" else "[Errno 111] Connection refused"
@@ -240,28 +252,30 @@ def test_nodes_that_cannot_watch_each_other_are_named_though_their_ranks_run(tri
 @pytest.mark.full(covered_by="tests/simulator/test_seeds.py::test_gangs")
 def test_a_short_run_is_no_missing_node(trio: Trio) -> None:
     """If the ranks of a node end before the hub listens, the node stays until the hub has its report."""
-    limits = {"start": 10, "stop": 2, "silence": None}
+    shorten(trio.nodes[2], "gang/limits.py", MEET_S=60.0)  # the hub may be slow to start
+    limits = {"start": 30, "stop": 2, "silence": None}
     trio.start("", "", "pass", only=(2,), timeouts=limits)
     trio.nodes[2].wait_state(trio.run, "succeeded")
     time.sleep(1.5)
-    longer = "import time; time.sleep(13)"
+    longer = "import time; time.sleep(33)"
     trio.start(longer, longer, only=(0, 1), timeouts=limits)
-    assert [status["state"] for status in trio.ended()] == ["succeeded"] * 3
+    assert [status["state"] for status in trio.ended(60)] == ["succeeded"] * 3
 
 
 def test_silence_of_all_nodes_ends_the_run_and_output_of_one_keeps_it(trio: Trio) -> None:
-    talk = "import time\nfor _ in range(10):\n    print('.', flush=True)\n    time.sleep(1)\ntime.sleep(300)"
-    limits = {"start": 30, "stop": 2, "silence": 8, "silence_enforced": True}
+    talk = "import time\nfor _ in range(15):\n    print('.', flush=True)\n    time.sleep(1)\ntime.sleep(300)"
+    limits = {"start": 30, "stop": 2, "silence": 12, "silence_enforced": True}
     trio.start(SLEEP, talk, SLEEP, timeouts=limits)
     for status in trio.ended():
         assert status["state"] == "failed"
         assert status["cause"]["reason"] == "silence"
     spoken = [line for line in trio.nodes[1].lines(trio.run) if line["text"] == "."]
-    assert len(spoken) == 10
+    assert len(spoken) == 15
 
 
 def test_a_node_that_cannot_start_stops_the_others(trio: Trio) -> None:
     trio.start(SLEEP, SLEEP, SLEEP, only=(0, 1))
+    shorten(trio.nodes[2], "gang/limits.py", ALONE_S=60.0)  # the hub may be slow to answer
     record = trio.record(2)
     status = trio.nodes[2].call(
         "start", **trio.nodes[2].request(SLEEP, record, gang_key=trio.key, argv=["/does/not/exist"])
@@ -278,8 +292,7 @@ def test_strangers_get_nothing(trio: Trio) -> None:
     trio.joined()
     hello = b'{"run": "%s", "host": "node1", "nonce": "00", "mac": "00"}\n' % trio.run.encode()
     for words in (b"GET / HTTP/1.0\r\n\r\n", hello, b"\0" * 100_000 + b"\n", b"{}\n" * 1000, b"x" * 600_000):
-        with socket.create_connection(("127.0.0.1", trio.port), 10) as sock:
-            sock.settimeout(60)
+        with socket.create_connection(("127.0.0.1", trio.port), 60) as sock:
             try:
                 sock.sendall(words)
                 answer = sock.recv(1024)
@@ -343,8 +356,7 @@ def test_a_fault_in_the_hubs_thread_costs_no_run(trio: Trio) -> None:
     trio.running()
     trio.joined()
     wire = MemberWire(bytes.fromhex(trio.key), trio.run, "node1", "node0")
-    with socket.create_connection(("127.0.0.1", trio.port), 10) as sock:
-        sock.settimeout(60)
+    with socket.create_connection(("127.0.0.1", trio.port), 60) as sock:
         sock.sendall(wire.hello())
         while not wire.open:
             wire.feed(sock.recv(1 << 16))
@@ -366,7 +378,7 @@ def test_strangers_fill_no_log(trio: Trio) -> None:
     trio.running()
     trio.joined()
     for number in range(3000):
-        with socket.create_connection(("127.0.0.1", trio.port), 10) as sock, contextlib.suppress(ConnectionError):
+        with socket.create_connection(("127.0.0.1", trio.port), 60) as sock, contextlib.suppress(ConnectionError):
             sock.sendall(b"garbage %d\n" % number)
             sock.recv(1)
     log = trio.nodes[0].folder(trio.run) / "supervisor.log"

@@ -70,7 +70,7 @@ def test_an_accepted_and_a_refused_connection_are_answers_and_silence_is_none(fu
         targets = {name: [("127.0.0.1", port)] for name, port in ports.items()}
         targets["one of two"] = [*targets["silent"], *targets["refuses"]]
         found: list[set[str]] = []
-        asks = threading.Thread(target=lambda: found.append(hosts_that_answer(targets, 1.0)), daemon=True)
+        asks = threading.Thread(target=lambda: found.append(hosts_that_answer(targets, 5.0)), daemon=True)
         asks.start()
         asks.join(60.0)  # the kernel alone would try for two minutes
     assert found == [{"accepts", "refuses", "one of two"}]
