@@ -35,7 +35,7 @@ PATIENCE_S = 20.0
 PY_SPY = str(Path(sys.executable).with_name("py-spy"))
 HERE = "print('here', flush=True)\n"
 SLEEPS = "import time\n" + HERE + "def wait(): time.sleep(300)\nwait()"
-SPINS = HERE + "def spin():\n    while True: pass\nspin()"
+SPINS = "def spin():\n    print('here', flush=True)\n    while True: pass\nspin()"
 READS = "import sys\n" + HERE + "def read():\n    open(sys.argv[1]).read()\nread()"
 PARENT = f"""
 import subprocess, sys, time
@@ -47,21 +47,29 @@ child.wait()
 STACKS = """
 import faulthandler, os, sys, time
 faulthandler.register(40, open(os.path.join(sys.argv[1], f"{os.getpid()}.stack"), "a"), all_threads=False)
-begin = time.monotonic()
 print("here", flush=True)
-time.sleep(4)
-print(time.monotonic() - begin, flush=True)
 """
-STAYS = STACKS.replace("sleep(4)", "sleep(600)")  # on a busy machine two looks can take longer than four seconds
+STAYS = STACKS + "time.sleep(600)"
+MOVES = STACKS + "while True:" + "\n    time.sleep(0.01)" * 9
+# Until the file argv[2] is there; whether all sleeps were whole.
+NAPS = f"""{STACKS}
+whole = True
+while whole and not os.access(sys.argv[2], os.F_OK):
+    begun = time.monotonic()
+    time.sleep(1.0)
+    whole = time.monotonic() - begun >= 1.0
+print(whole, flush=True)
+"""
 
 
 @contextlib.contextmanager
-def program(code: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+def program(code: str, *words: str, works: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """A process that has printed a line. ``works``: it never sleeps; else it is in its sleep, or waits."""
     with subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             process.stdout.readline()
-            time.sleep(0.2)  # into the call that it is in from now on
+            eventually(lambda: works or state_of(process.pid) == "sleeping", "it sleeps")
             yield process
         finally:
             children = processes.find_descendants(process.pid)
@@ -143,17 +151,22 @@ def test_stopped(tools: Tools) -> None:
 
 @pytest.mark.slow
 def test_spinning(tools: Tools) -> None:
-    with program(SPINS) as process:
-        found = [of(tools, process.pid, interval=1.0)[0] for _ in range(2)]
-    assert any(one["spins"] for one in found)
-    assert found[0]["state"] == "running"
-    assert found[0]["cpu"] > 1
-    assert own(found[0])[0] == "spin"
+    def spinning(pid: int) -> dict[str, Any] | None:
+        """Where the machine is busy, a process may get no processor during a look."""
+        (found,) = of(tools, pid, interval=1.0)
+        return found if found["spins"] and found["cpu"] > 1 else None
+
+    with program(SPINS, works=True) as process:
+        found = eventually(lambda: spinning(process.pid), "it is seen to spin", 60.0)
+    assert found["state"] == "running"
+    assert own(found)[0] == "spin"
 
 
 @pytest.mark.slow
 def test_children(tools: Tools) -> None:
     with program(PARENT) as process:
+        (pid,) = processes.find_descendants(process.pid)
+        eventually(lambda: state_of(pid) == "sleeping", "its child sleeps")
         (found,) = of(tools, process.pid)
     (child,) = found["children"]
     assert child["state"] == "sleeping"
@@ -189,9 +202,11 @@ def polled_by(look: dict[str, Any]) -> list[int]:
 
 
 def look_with_polls(tools: Tools, pid: int) -> dict[str, Any] | None:
-    """A look that has seen a child poll: where the machine is busy, a child may not run during a look."""
+    """A look that has seen a child in the collective, and a child poll: where the machine is busy, a child may not run
+    during a look."""
     (found,) = of(tools, pid, interval=1.0)
-    return found if polled_by(found) else None
+    waits = any("barrier" in own(child) for child in found["children"])
+    return found if waits and polled_by(found) else None
 
 
 @pytest.mark.slow
@@ -227,10 +242,10 @@ def test_processes_that_wait_for_each_other(tools: Tools, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_ended(tools: Tools) -> None:
+def test_ended(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking, "record_of", lambda folder, pid: end(pid))  # in the middle of the look
     with program(SLEEPS) as process:
-        threading.Timer(0.2, process.kill).start()
-        (meanwhile,) = of(tools, process.pid, interval=1.0)
+        (meanwhile,) = of(tools, process.pid)
         process.wait()
         (before,) = of(tools, process.pid)
     assert meanwhile["state"] == "ended"
@@ -238,6 +253,7 @@ def test_ended(tools: Tools) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tools")
 def test_where_py_spy_is_missing_and_no_signal_may_be_sent(tmp_path: Path) -> None:
     with program(SLEEPS) as process:
         (found,) = of(Tools(str(tmp_path), None), process.pid)
@@ -293,8 +309,14 @@ def test_a_look_that_hangs_is_left_behind(tools: Tools, monkeypatch: pytest.Monk
     hang = Hang()
     monkeypatch.setattr(looking, "record_of", lambda folder, pid: hang.wait())
     monkeypatch.setattr(looking, "LOOK_DEADLINE_S", 0.3)
+
+    def left(pid: int) -> dict[str, Any] | None:
+        """Where the machine is busy, a look may not have begun by then."""
+        (found,) = of(tools, pid, interval=0.2)
+        return found if found["state"] != "unknown" else None
+
     with program(SLEEPS) as process:
-        (found,) = of(tools, process.pid, interval=0.2)
+        found = eventually(lambda: left(process.pid), "a look has begun, and hangs")
         hang.end()
     assert found["state"] == "sleeping"
     assert found["missing"] == ["the look at it was not over in time"]
@@ -326,6 +348,7 @@ def test_what_is_known_so_far_can_be_asked_for(tools: Tools, monkeypatch: pytest
         looks = looking.Looks([Subject(0, 0, process.pid)], tools, 0.0)
         assert [one["state"] for one in looks.results()] == ["unknown"]
         looks.run(0.3)
+        eventually(lambda: "groups" in looks.results()[0], "the look has come to the stack")
         (found,) = looks.results()
         hang.end()
     assert (found["state"], found["groups"], found["missing"]) == (
@@ -348,19 +371,19 @@ def test_what_was_not_seen_is_not_called_ended(tools: Tools, monkeypatch: pytest
 @pytest.mark.slow
 def test_nothing_happens_to_the_process(tools: Tools) -> None:
     """Neither its sleep nor its signals: by py-spy nothing, by the signal nothing that Python code would notice."""
-    folder = tools.folder
-    with program(STACKS, folder) as process:
+    folder, go_on = tools.folder, Path(tools.folder, "go-on")
+    with program(NAPS, folder, str(go_on)) as process:
         assert process.stdout is not None
         before = Path(f"/proc/{process.pid}/status").read_text()
         by_py_spy = of(tools, process.pid)[0]
         by_signal = of(Tools(folder, None, asked=True), process.pid)[0]
         after = Path(f"/proc/{process.pid}/status").read_text()
-        ready, _, _ = select.select([process.stdout], [], [], 30)
+        go_on.touch()
+        ready, _, _ = select.select([process.stdout], [], [], 60)
         assert ready
-        slept = float(process.stdout.readline())
+        assert process.stdout.readline() == "True\n"
         assert process.wait() == 0
     assert [own(one)[0] for one in (by_py_spy, by_signal)] == ["<module>"] * 2
-    assert slept >= 4.0
     for name in ("SigCgt", "SigBlk", "SigIgn", "TracerPid"):
         assert [line for line in before.splitlines() if line.startswith(name)] == [
             line for line in after.splitlines() if line.startswith(name)
@@ -388,6 +411,7 @@ def asked(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch, **how: Any) 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize("py_spy", [PY_SPY, None], ids=["py-spy", "signal"])
 def test_the_record_of_nccl_comes_beside_that_of_gloo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, py_spy: str | None
@@ -398,19 +422,24 @@ def test_the_record_of_nccl_comes_beside_that_of_gloo(
     assert found["groups"]["nccl:0"]["ranks"] == [0, 1, 2, 3]
 
 
-@pytest.mark.alone  # a rank that gets no processor for a while looks as if it stood still
+@pytest.mark.slow
+@pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize("py_spy", [PY_SPY, None], ids=["py-spy", "signal"])
 def test_a_rank_that_moves_is_not_asked_for_the_record_of_nccl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, py_spy: str | None
 ) -> None:
     """It would break a CUDA graph that is being captured."""
-    moves = STACKS.replace("time.sleep(4)", "for pause in range(99):" + "\n    time.sleep(0.01)" * 9)
-    found, heard = asked(tmp_path, moves, monkeypatch, py_spy=py_spy)
-    assert not found["still"]
-    assert heard == {"fr_trace_json"}
+
+    def moving() -> set[str] | None:
+        """A rank that gets no processor for a while looks as if it stood still."""
+        found, heard = asked(tmp_path, MOVES, monkeypatch, py_spy=py_spy)
+        return heard if found.get("still") is False else None
+
+    assert eventually(moving, "it is seen to move", 60.0) == {"fr_trace_json"}
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tools")
 def test_a_rank_gets_a_second_signal_only_where_the_record_of_nccl_is_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,6 +481,7 @@ def seized(pid: int) -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize(
     ("does", "how", "interval", "signalled"),
     [
@@ -467,7 +497,7 @@ def seized(pid: int) -> Iterator[None]:
 )
 def test_who_gets_the_signal(tmp_path: Path, does: str, how: dict[str, Any], interval: float, signalled: bool) -> None:
     """Where py-spy is missing: it may disturb C code."""
-    with program(WRITES_ITS_STACK, str(tmp_path), does) as process:
+    with program(WRITES_ITS_STACK, str(tmp_path), does, works=does == "works") as process:
         (found,) = of(Tools(str(tmp_path), None)._replace(**how), process.pid, interval=interval)
         written = (tmp_path / f"{process.pid}.stack").stat().st_size
     assert ("stack" in found, written > 0) == (signalled, signalled)
@@ -476,6 +506,7 @@ def test_who_gets_the_signal(tmp_path: Path, does: str, how: dict[str, Any], int
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tools")
 def test_a_process_with_a_debugger_gets_no_signal(tmp_path: Path) -> None:
     """It would stop, for its debugger."""
     with program(WRITES_ITS_STACK, str(tmp_path), "waits") as process, seized(process.pid):
@@ -487,6 +518,7 @@ def test_a_process_with_a_debugger_gets_no_signal(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tools")
 def test_the_file_of_a_ranks_stacks_does_not_grow_for_ever(tmp_path: Path) -> None:
     with program(WRITES_ITS_STACK, str(tmp_path), "waits") as process:
         file = tmp_path / f"{process.pid}.stack"
@@ -498,6 +530,7 @@ def test_the_file_of_a_ranks_stacks_does_not_grow_for_ever(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tools")
 def test_a_process_that_does_not_ask_for_the_signal_gets_none(tmp_path: Path) -> None:
     """The signal would end such a process."""
     with program(SLEEPS) as process:
