@@ -340,7 +340,11 @@ if len(sys.argv) < 2:
 """
 
 
-def test_the_signal_gives_the_stack_of_the_main_thread_and_nothing_else(tmp_path: Path) -> None:
+def test_the_signal_gives_the_stack_of_the_main_thread_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "SIGNAL_S", 60.0)
+    monkeypatch.setattr(stacks, "SIGNAL_LOOK_S", 0.2)
     start = Start(tmp_path / "run", sys.executable, doctor=True)
     go_on = tmp_path / "go-on"
     with start.living(WAITS, env={"GO_ON": str(go_on)}) as rank:
@@ -362,7 +366,7 @@ def test_py_spy_reads_it(tmp_path: Path) -> None:
     start = Start(tmp_path / "run", sys.executable, doctor=True)
     go_on = tmp_path / "go-on"
     with start.living(WAITS, env={"GO_ON": str(go_on)}) as rank:
-        main = stacks.by_py_spy(PY_SPY, rank.pid, 20.0).main
+        main = stacks.by_py_spy(PY_SPY, rank.pid, 60.0).main
         assert main is not None
         assert "stands_here" in [frame[2] for frame in main.frames]
         go_on.touch()
