@@ -129,7 +129,7 @@ class Start:
             finally:
                 process.kill()
 
-    def ask(self, pid: int, handler: str = "ping", seconds: float = 5.0) -> bytes | None:
+    def ask(self, pid: int, handler: str = "ping", seconds: float = 60.0) -> bytes | None:
         return server.ask(self.folder, pid, handler, seconds)
 
     def files(self) -> set[str]:
