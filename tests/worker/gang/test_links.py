@@ -76,6 +76,11 @@ def test_an_accepted_and_a_refused_connection_are_answers_and_silence_is_none(fu
     assert found == [{"accepts", "refuses", "one of two"}]
 
 
+def test_answers_that_have_come_count_however_late_they_are_looked_at() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert hosts_that_answer({"a": [("127.0.0.1", server.getsockname()[1])]}, 0.0) == {"a"}
+
+
 # --- the verdict of the hub
 
 HOSTS = ["hub", "a", "b", "c"]

@@ -196,8 +196,11 @@ def hosts_that_answer(targets: Mapping[str, Sequence[End]], seconds: float) -> S
                     selector.register(sock, selectors.EVENT_WRITE, (sock, host))
                 elif code not in SILENT:
                     found.add(host)
-        while selector.get_map() and time.monotonic() < deadline:
-            for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+        while selector.get_map():
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:  # only now: a pause of this process may have used up the time
+                break
+            for key, _ in ready:
                 selector.unregister(key.fileobj)
                 sock, host = key.data
                 if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) not in SILENT:
