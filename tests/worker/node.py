@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,20 +99,37 @@ class Stream:
         """What the SSH server does when the connection is gone."""
         if self.process.stdin:
             self.process.stdin.close()
-        self.process.wait(30)
-        self._thread.join(30)
+        self.process.wait(60)
+        self._thread.join(60)
         if self.process.stdout:
             self.process.stdout.close()
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        return [line for frame in self.frames for line in lines_of(frame)]
+        return list(whole(line for frame in self.frames for line in lines_of(frame)))
 
 
 def lines_of(frame: dict[str, Any]) -> list[dict[str, Any]]:
     """The lines that a frame brings, one by one."""
     columns = frame.get("lines", {})
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def whole(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the lines, with the parts of each line joined; lines without an end come last.
+
+    A line comes in parts where its rank is held up in the middle: ``print`` writes the line break in a call of its own.
+    """
+    begun: dict[tuple[int | None, str], dict[str, Any]] = {}
+    for line in lines:
+        place = line["rank"], line["stream"]
+        first = begun.pop(place, None)
+        joined = line if first is None else {**line, "time": first["time"], "text": first["text"] + line["text"]}
+        if line["end"]:
+            yield joined
+        else:
+            begun[place] = joined
+    yield from begun.values()
 
 
 class Poller:
@@ -146,7 +163,7 @@ class Poller:
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
-        self._thread.join(30)
+        self._thread.join(60)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
