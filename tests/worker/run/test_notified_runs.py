@@ -14,6 +14,7 @@ import pytest
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.run.notifying import at_end
 from tests.worker.conftest import MakeNode
+from tests.worker.deadlines import shorten
 from tests.worker.node import Node, eventually, processes_of
 from tests.worker.programs import SLEEP, here, watchers_end
 
@@ -70,6 +71,7 @@ def test_a_failure_is_in_the_logs_that_fetch_brings(node: Node, tally: Path) -> 
 
 
 def test_a_kill_waits_for_no_notifier_and_finds_none(node: Node, tally: Path) -> None:
+    shorten(node, "run/limits.py", NOTIFIERS_S=600.0)  # the notifier waits for as long as this test looks
     notify = [{"command": ["sh", "-c", TALLY + "; exec sleep 300"]}]
     run = node.start(SLEEP, notify=notify, secrets={"TALLY": str(tally)})
     here(node, run)
