@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from ddpctl_worker.checkpoint import fresh, limits
 from ddpctl_worker.checkpoint.fresh import NewestSave
 from tests.worker.checkpoints import JOB
+from tests.worker.deadlines import shorten
 from tests.worker.gang.test_gang import Trio, trio  # noqa: F401
 from tests.worker.node import Node, eventually
 from tests.worker.programs import SLEEP, here, nothing_left
@@ -65,9 +67,14 @@ def train(trio: Trio, script: str) -> None:  # noqa: F811
         eventually(partial(said, node, trio.run, "here"), "the rank is there")
 
 
-def test_all_nodes_save_before_one_of_them_is_shut_down(trio: Trio) -> None:  # noqa: F811
-    train(trio, SAVES)
+def test_all_nodes_save_before_one_of_them_is_shut_down(trio: Trio, tmp_path: Path) -> None:  # noqa: F811
+    go_on = tmp_path / "go-on"
+    wait = f"    while not os.path.exists({str(go_on)!r}): time.sleep(0.05)\n"
+    train(trio, SAVES.replace("    if os", wait + "    if os"))
     os.kill(trio.nodes[2].pid(trio.run, "supervisor"), signal.SIGTERM)
+    for node in trio.nodes:
+        eventually(partial(said, node, trio.run, "asked"), "the rank is asked")
+    go_on.touch()
     ends = trio.ended(90)
     log = (trio.nodes[2].folder(trio.run) / "supervisor.log").read_text()
     assert "before the end: saved on node0" in log  # the save ended its wait
@@ -79,6 +86,8 @@ def test_all_nodes_save_before_one_of_them_is_shut_down(trio: Trio) -> None:  # 
 
 
 def test_a_node_that_still_writes_its_part_is_awaited(trio: Trio) -> None:  # noqa: F811
+    for node in trio.nodes:
+        shorten(node, "checkpoint/limits.py", STABLE_S=10.0)  # a rank without a processor writes nothing for a while
     train(trio, PARTS)
     os.kill(trio.nodes[2].pid(trio.run, "supervisor"), signal.SIGTERM)
     trio.ended()
@@ -105,13 +114,14 @@ def test_ranks_that_cannot_save_are_not_waited_for(node: Node) -> None:
 
 def test_a_checkpoint_that_never_comes_delays_the_end_by_the_timeout_only(node: Node) -> None:
     never = SAVES.replace("step_7", "step_7.part")  # its checkpoint is never whole
-    run = node.start(never, node.record(checkpoint={**KEYS, "timeout": 3.0}), **TOKENS)
+    run = node.start(never, node.record(checkpoint={**KEYS, "timeout": 10.0}), **TOKENS)
     here(node, run)
     node.wait_state(run, "running")
+    begun = time.monotonic()
     os.kill(node.pid(run, "supervisor"), signal.SIGTERM)
-    eventually(lambda: said(node, run, "asked") == 2, "both are asked")
-    assert node.status(run)["state"] == "running"
     assert node.wait_state(run)["cause"]["signal"] == "SIGTERM"
+    assert time.monotonic() - begun >= 10.0
+    assert said(node, run, "asked") == 2
 
 
 @pytest.fixture
