@@ -45,10 +45,15 @@ def test_a_run_from_its_start_to_its_end(node: Node) -> None:
     eventually(lambda: told(stream, "pulse"), "a pulse before any run")
     run = node.start(TRAINS)
     eventually(lambda: set(ranks(stream, run)) == {"0", "1"}, "both ranks")
-    eventually(lambda: all(one["cpu"] is not None for one in ranks(stream, run).values()), "what they use")
-    seen = ranks(stream, run)
-    assert all(one["state"] in ("running", "sleeping") and one["rss_mb"] > 1 for one in seen.values())
-    assert all(set(one["metrics"]) == {"step", "samples_per_s"} and one["output_age_s"] < 3 for one in seen.values())
+
+    def at_work() -> dict[str, dict[str, Any]]:
+        seen = ranks(stream, run)
+        known = [one for one in seen.values() if one["cpu"] is not None and one["rss_mb"] > 1 and one["metrics"]]
+        known = [one for one in known if one["output_age_s"] is not None and one["output_age_s"] < 3]
+        return seen if [one["state"] in ("running", "sleeping") for one in known] == [True, True] else {}
+
+    seen = eventually(at_work, "what they use and write")
+    assert all(set(one["metrics"]) == {"step", "samples_per_s"} for one in seen.values())
     assert all(os.path.exists(f"/proc/{one['pid']}") for one in seen.values())
     before = seen["0"]["metrics"]["step"]
     eventually(lambda: ranks(stream, run)["0"]["metrics"]["step"] > before, "later steps")
@@ -151,9 +156,9 @@ def test_which_rank_wrote_last_is_found_at_the_end_of_a_long_log(tmp_path: Path)
     now = time.time()
     path = tmp_path / ("0" * 20 + _SUFFIX)
     line = '{"t":%.6f,"r":%s,"s":"o","x":"a","e":"\\n"}\n'
-    path.write_text(line % (now - 50, 1) * 5000 + line % (now - 20, 0) + line % (now, "null") + '{"t":1')
+    path.write_text(line % (now - 5000, 1) * 5000 + line % (now - 20, 0) + line % (now, "null") + '{"t":1')
     assert log.ages().keys() == {"0", "1"}
-    assert 19 < log.ages()["0"] < 30
+    assert 19 < log.ages()["0"] < 1000
     with path.open("a") as file:
         file.write('.5,"r":2,"s":"o","x":"b","e":"\\n"}\n')  # the line that was half there
     assert log.ages().keys() == {"0", "1", "2"}
@@ -173,12 +178,13 @@ def test_progress_is_read_from_the_new_end_of_a_log(tmp_path: Path) -> None:
 
 
 def test_a_reading_that_hangs_is_late_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gauges, "READING_LATE_S", 0.2)
+    monkeypatch.setattr(gauges, "READING_LATE_S", 600.0)
     hangs = threading.Event()
-    gauge = Gauge("disk", lambda: hangs.wait(30))
+    gauge = Gauge("disk", lambda: hangs.wait(240))
     gauge.start()
     gauge.request_reading()
     assert gauge.result(0.01) == (None, None, None)
+    monkeypatch.setattr(gauges, "READING_LATE_S", 0.2)
     late = eventually(lambda: gauge.result(0.01).late_s, "word that it is late")
     assert late >= 0.2
     hangs.set()

@@ -32,6 +32,11 @@ def test_an_output_covers_a_file_and_all_below_a_folder(pattern: str, name: str,
     assert covers(pattern.split("/"), name.split("/")) is covered
 
 
+@pytest.fixture(autouse=True)
+def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "UNTRACKED_S", 60.0)
+
+
 class Run:
     """A run with its code in place. Its script has begun."""
 
