@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,11 @@ import os, time
 while not os.path.exists({flag!r}):
     time.sleep(0.05)
 """
+# Waits until a process has ended whose pid is in a file.
+ENDED = """
+while os.path.exists("/proc/" + open({pid!r}).read()):
+    time.sleep(0.05)
+"""
 # A peer of the culprit: it fails some time after the culprit has made the flag file.
 VICTIM = """
 import os, time
@@ -32,11 +38,13 @@ while not os.path.exists({flag!r}):
 time.sleep({later})
 raise RuntimeError("Connection closed by peer [10.9.0.11]:39583")
 """
+# Its flag comes after its traceback.
 HANGS = """
 import atexit, time
-atexit.register(time.sleep, 300)
-time.sleep(1)
-open({flag!r}, "w").close()
+def hang():
+    open({flag!r}, "w").close()
+    time.sleep(300)
+atexit.register(hang)
 raise ValueError("the reason")
 """
 SLOW = """
@@ -90,6 +98,9 @@ def test_a_rank_that_hangs_in_its_exit_on_another_node_is_the_cause(trio: Trio, 
 
 
 def test_a_culprit_that_is_slow_to_die_is_waited_for(trio: Trio, tmp_path: Path) -> None:
+    for node in trio.nodes:  # the victims wait for as long as this test looks
+        shorten(node, "gang/limits.py", VICTIMS_S=60.0, MUTE_S=60.0)
+        shorten(node, "run/limits.py", VERDICT_S=90.0)
     flag, go, met = (tmp_path / name for name in ("flag", "go", "met"))
     victim = AFTER.format(flag=str(met)) + VICTIM.format(flag=str(flag), later=0)
     trio.start(victim, victim, AFTER.format(flag=str(met)) + SLOW.format(flag=str(flag), go=str(go)))
@@ -149,10 +160,10 @@ def test_the_rank_that_the_others_waited_for_is_the_cause(trio: Trio, tmp_path: 
     trio.supervisors_end()
 
 
-def test_the_exit_code_is_the_failed_ranks_not_that_of_the_launcher(node: Node, trio: Trio) -> None:
+def test_the_exit_code_is_the_failed_ranks_not_that_of_the_launcher(node: Node, trio: Trio, tmp_path: Path) -> None:
     run = node.start(both("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", SLEEP))
     assert node.wait_state(run)["exit_code"] == -signal.SIGSEGV
-    trio.start("import sys, time; time.sleep(2); sys.exit(7)", SLEEP, SLEEP)
+    start_together(trio, ["import sys; sys.exit(7)", SLEEP, SLEEP], 0, tmp_path / "met")
     first, *others = trio.ended()
     assert first["exit_code"] == 7
     assert all(one["exit_code"] not in (0, 7) for one in others)  # no rank failed there, so this is the launcher's code
@@ -174,11 +185,10 @@ def test_a_launcher_that_is_slow_to_end_does_not_give_the_exit_code(node: Node) 
 
 def test_a_rank_that_ended_early_is_the_cause_under_a_launcher_that_is_slow_to_end(node: Node, tmp_path: Path) -> None:
     """The victim is reported before the launcher has ended. The cause is sought again once the launcher has ended."""
-    go, flag = tmp_path / "go", str(tmp_path / "flag")
-    early = (
-        f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.05)\nopen({flag!r}, 'w').close()"
-    )
-    request = node.request(both(early, VICTIM.format(flag=flag, later=0.3)))
+    go, pid = tmp_path / "go", str(tmp_path / "pid")
+    early = f"import os\nwith open({pid!r}, 'w') as file: file.write(str(os.getpid()))\n{AFTER.format(flag=str(go))}"
+    victim = AFTER.format(flag=pid) + ENDED.format(pid=pid) + VICTIM.format(flag=str(go), later=0.3)
+    request = node.request(both(early, victim))
     slow = Path(request["argv"][1]).with_name("slow.py")
     slow.write_text(
         Path(request["argv"][1]).read_text().replace("                stop(0, None)", "                time.sleep(2)")
@@ -205,7 +215,8 @@ OOM_EARLIER = """
 import os, signal, subprocess, sys, time
 child = subprocess.run([sys.executable, "-c", "x = b'x' * (1 << 30)"])
 print("the child ended with", child.returncode, flush=True)
-time.sleep(3)
+while not os.path.exists({go!r}):
+    time.sleep(0.05)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -241,9 +252,14 @@ def _removed(group: Path) -> bool:
     return True
 
 
-def test_an_oom_kill_of_something_else_some_time_ago_does_not_explain_a_kill(small: Node) -> None:
+def test_an_oom_kill_of_something_else_some_time_ago_does_not_explain_a_kill(small: Node, tmp_path: Path) -> None:
     shorten(small, "run/limits.py", OOM_BEFORE_DEATH_S=1.0)
-    run = small.start(both(OOM_EARLIER, SLEEP))
+    go = tmp_path / "go"
+    run = small.start(both(OOM_EARLIER.format(go=str(go)), SLEEP))
+    eventually(lambda: b"the child ended" in small.text(run, 0), "the child is killed")
+    beats(small, run, 3)  # the supervisor has seen that
+    time.sleep(2)
+    go.touch()
     status = small.wait_state(run, seconds=60)
     assert b"the child ended with -9" in small.text(run, 0)
     assert (status["cause"]["rank"], status["cause"]["reason"]) == (0, "signaled")
