@@ -1,4 +1,4 @@
-"""Shorter deadlines for one node: its worker is a copy in which some constants, and nothing else, are different."""
+"""Other deadlines for one node: its worker is a copy in which some constants, and nothing else, are different."""
 
 from __future__ import annotations
 

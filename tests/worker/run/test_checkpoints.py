@@ -16,6 +16,7 @@ from ddpctl_worker.run import keeping
 from ddpctl_worker.run.start import _keeper
 from ddpctl_worker.wire import contract
 from tests.worker.checkpoints import JOB, OF_JOB
+from tests.worker.deadlines import shorten
 from tests.worker.node import Node, eventually
 
 SETTINGS = {"paths": [], "signal": "SIGUSR1", "timeout": 120.0, "replicas": 1, "keep": 3}
@@ -98,6 +99,7 @@ LONG_SAVE = (
 
 
 def test_a_kill_during_a_long_save_names_the_file(node: Node) -> None:
+    shorten(node, "run/limits.py", KILLED_KEEPER_LOOK_S=60.0)  # a keeper without a processor finds the file late
     run = start(node, LONG_SAVE)
     eventually(lambda: [one["entry"] for one in node.call("checkpoints", job_id=JOB)["unknown"]], "the save has begun")
     node.call("stop", run=run, grace=1, by="me")
@@ -108,12 +110,15 @@ def test_a_kill_during_a_long_save_names_the_file(node: Node) -> None:
 
 
 def test_a_killed_keeper_ends_no_run(node: Node) -> None:
-    run = start(node, "import time; time.sleep(2)\n" + SAVE)
+    go_on = node.scratch / "go-on"
+    wait = f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.05)\n"
+    run = start(node, wait + SAVE)
     node.wait_state(run, "running")
     (keeper,) = eventually(lambda: keepers(node), "there is a keeper")
     assert node.status(run)["keeper_ended"] is None
     os.kill(keeper, signal.SIGKILL)
     said = eventually(lambda: node.status(run)["keeper_ended"], "the status says so")
+    go_on.touch()
     end = node.wait_state(run)
     assert (end["state"], end["keeper_ended"]) == ("succeeded", said)
     assert keepers(node) == []
@@ -154,7 +159,7 @@ def test_after_a_success_what_takes_long_to_hash_is_hashed_after_the_run(tmp_pat
     (folder / "final" / "weights.bin").write_bytes(b"weights")
     os.kill(pid, signal.SIGSTOP)
     assert not one.settled(succeeded=True, linger=True, seconds=0.2)
-    eventually(lambda: one.settled(succeeded=True, linger=True, seconds=0.2), "the run ends", 5)
+    eventually(lambda: one.settled(succeeded=True, linger=True, seconds=0.2), "the run ends")
     assert one.stuck() == [pid], "it is not waited for"
     one._process.stdin.close()  # type: ignore[union-attr]  # as when the supervisor ends
     one._process.stdout.close()  # type: ignore[union-attr]
@@ -168,7 +173,7 @@ def test_a_keeper_that_cannot_end_is_waited_for_only_for_a_while(tmp_path: Path)
     one, pid = begun(tmp_path)
     os.kill(pid, signal.SIGSTOP)
     assert not one.settled(succeeded=True, seconds=0.2)
-    eventually(lambda: one.settled(succeeded=True, seconds=0.2), "it is given up", 5)
+    eventually(lambda: one.settled(succeeded=True, seconds=0.2), "it is given up")
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
     one.ended(pid)
     assert one.pids() == []

@@ -88,10 +88,14 @@ import os, subprocess, sys, time
 for local in range(2):
     env = dict(os.environ, RANK=str(local), LOCAL_RANK=str(local))
     subprocess.Popen([os.environ["PYTHON_EXEC"], "-u", sys.argv[-1]], env=env, start_new_session=True)
-time.sleep(300)
+time.sleep(3600)
 """
+    go = node.scratch / "go"
     script = (
-        "import os, time\nif os.environ['RANK'] == '1':\n    time.sleep(0.5)\n    raise KeyError('x')\ntime.sleep(300)"
+        "import os, time\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.05)\n"
+        "if os.environ['RANK'] == '1': raise KeyError('x')\n"
+        "time.sleep(300)\n"
     )
     request = node.request(script)
     path = node.scratch / "blind.py"
@@ -100,7 +104,10 @@ time.sleep(300)
     run = request["run"]["run"]
     node.started.append(run)
     node.call("start", **request)
-    status = node.wait_state(run, seconds=120)  # the launcher itself would take 300 s
+    known = node.folder(run) / "processes.json"
+    eventually(lambda: known.exists() and len(json.loads(known.read_text())["ranks"]) == 2, "both ranks are known")
+    go.touch()
+    status = node.wait_state(run, seconds=120)  # the launcher itself would take an hour
     assert (status["state"], status["cause"]["rank"]) == ("failed", 1)
     assert status["cause"]["message"] == "rank 1 exited with code 1: KeyError: 'x'"
     eventually(lambda: not processes_of(run), "everything is gone")

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from ddpctl_worker.machine import proc
 from tests.worker.deadlines import shorten
 from tests.worker.node import WORKER, Node, eventually, processes_of
-from tests.worker.programs import SLEEP
+from tests.worker.programs import SLEEP, nothing_left, watchers_end
 
 ENDED_EARLY = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(300)"
@@ -51,7 +52,8 @@ def test_a_full_disk_prevents_no_stop(small_disk: Path, node: Node) -> None:
     assert answer["status"]["state"] == "killed"
     assert answer["status"]["cause"]["message"] == "killed by somebody"  # the file of the stop itself found room
     assert answer["forced"] >= 2
-    assert not processes_of(run)
+    nothing_left(node, run)
+    watchers_end(node, run)
 
 
 SIZES = "tests/worker/run/test_stop.py::test_a_disk_that_fills_up_during_the_start_leaves_nothing_behind"
@@ -149,6 +151,7 @@ def test_a_start_that_hangs_never_begins_after_the_stop(node: Node) -> None:
     while not (node.folder(run) / "run.json").exists():
         pass
     stream.process.send_signal(signal.SIGSTOP)
+    eventually(lambda: proc.read_stat(stream.process.pid).state == "T", "the start hangs")  # type: ignore[union-attr]
     supervised = node.state(run).get("supervisor") is not None
     assert node.call("stop", run=run, grace=0)["status"]["state"] == "killed"
     before = node.lines(run)  # of ranks that had begun before the stop
