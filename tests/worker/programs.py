@@ -48,10 +48,12 @@ RUNAWAYS = """
 import os, subprocess, sys, time
 code = "import time; time.sleep(300)  # " + sys.argv[0]
 for env in (None, {}):
-    if os.fork() == 0:
+    parent = os.fork()
+    if parent == 0:
         os.setsid()
         subprocess.Popen([sys.executable, "-c", code], env=env, start_new_session=True)
         os._exit(0)
+    os.waitpid(parent, 0)
 print("here", flush=True)
 time.sleep(300)
 """

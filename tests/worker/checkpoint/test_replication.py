@@ -209,7 +209,7 @@ def test_a_replication_ends_once_a_newer_attempt_has_begun(ring: Ring) -> None:
     a, b = ring.disk("a"), ring.disk("b")
     ring.start("a", "b", of="ab")
     begin(str(b.own), NOW._replace(number=2))
-    ring.running["b"]._thread.join(20.0)
+    ring.running["b"]._thread.join(60.0)
     assert not ring.running["b"]._thread.is_alive()
     a.save("step_1", {"one": BIG})
     assert b.folder.writers() == ["b"]
@@ -261,7 +261,7 @@ def test_the_end_of_a_run_waits_for_the_last_copies(ring: Ring) -> None:
     ring.start("a", "b", of="ab")
     a.save("one.pt", {"": BIG})
     ring.running["b"]._server.final = True  # it has nothing more to say
-    ring.running["a"].finish(30.0, True)
+    ring.running["a"].finish(300.0, True)
     assert has(b, "a", "one.pt")()
 
 
@@ -346,13 +346,13 @@ def test_a_host_stays_until_the_host_after_it_knows_that_it_writes_nothing_more(
 @pytest.mark.slow
 @pytest.mark.parametrize("last", ["a", "b"], ids=["it sends", "it gets"])
 def test_a_large_file_is_waited_for_as_long_as_it_moves(ring: Ring, monkeypatch: pytest.MonkeyPatch, last: str) -> None:
-    monkeypatch.setattr(replicate, "IDLE_S", 2.0)
-    monkeypatch.setattr(replicate, "rate_to", lambda address: 5e6)
+    monkeypatch.setattr(replicate, "IDLE_S", 6.0)
+    monkeypatch.setattr(replicate, "rate_to", lambda address: 2.5e6)
     a, b = ring.disk("a"), ring.disk("b")
     ring.start("a", "b", of="ab")
     a.save("one.pt", {"": BIG * 10})  # more than the buffers between them hold
     ring.running["b" if last == "a" else "a"]._server.final = True  # it has nothing more to say
-    ring.running[last].finish(30.0, True)
+    ring.running[last].finish(300.0, True)
     assert has(b, "a", "one.pt")()
 
 

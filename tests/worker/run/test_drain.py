@@ -33,7 +33,7 @@ def test_the_last_line_needs_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     drain.start()
     for end in () if writer_stays else ends:
         os.close(end)
-    drain.catch_up(10)
+    drain.catch_up(60)
     drain.close()
     eventually(lambda: drain.over, "the end of the drain")
     writer.close()
@@ -53,14 +53,14 @@ def test_it_counts_the_time_outs_that_a_rank_prints(tmp_path: Path) -> None:
         drain.add(reader, *place)
         os.write(ends[place], b"RuntimeError: Connection closed by peer\n" if place[0] == 1 else TIMED_OUT)
     drain.start()
-    drain.catch_up(10)
+    drain.catch_up(60)
     assert drain.count_timeouts() == {0: 1}
     os.write(ends[0, STDERR], b"[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)\n")
-    drain.catch_up(10)
+    drain.catch_up(60)
     assert drain.count_timeouts() == {0: 2}
     for part in (b"[rank0]: Watchdog caught collective oper", b"ation timeout: WorkNCCL(SeqNum=8)\n"):
         os.write(ends[0, STDERR], part)
-        drain.catch_up(10)
+        drain.catch_up(60)
     assert drain.count_timeouts() == {0: 3}
     drain.close()
     for end in ends.values():

@@ -29,7 +29,7 @@ def test_stop_leaves_nothing(node: Node, script: str) -> None:
 def test_ranks_hear_sigterm_once_and_may_save(node: Node) -> None:
     run = node.start(CHECKPOINT)
     here(node, run)
-    answer = node.call("stop", run=run, grace=5)
+    answer = node.call("stop", run=run, grace=60)
     assert answer["forced"] == 0
     output = node.folder(run) / "output"
     assert {path.name: path.read_text() for path in output.iterdir()} == {"0": "saved", "1": "saved"}
@@ -64,7 +64,7 @@ def test_who_was_stopped_may_save_all_the_same(node: Node, stopped: list[str]) -
     ranks = [pid for pid, words in processes_of(run).items() if f"{run}-" in words and pid != launcher]
     for pid in [*([launcher] if "launcher" in stopped else []), *(ranks if "ranks" in stopped else [])]:
         os.kill(pid, signal.SIGSTOP)
-    answer = node.call("stop", run=run, grace=30)
+    answer = node.call("stop", run=run, grace=60)
     assert answer["forced"] == 0
     assert sorted(path.read_text() for path in (node.folder(run) / "output").iterdir()) == ["saved", "saved"]
 
@@ -122,7 +122,7 @@ def test_ranks_save_with_the_workers_of_their_data_loaders(node: Node, fails: bo
     # As on a node without the store: its launcher is suspended before a rank can fail.
     run = node.start(LOADER.replace("FAILS", str(fails)), node.record(node_rank=int(fails)))
     here(node, run)
-    answer = node.call("stop", run=run, grace=30)
+    answer = node.call("stop", run=run, grace=60)
     nothing_left(node, run)
     saved = {path.name: path.read_text() for path in (node.folder(run) / "output").iterdir()}
     whole = "." * 20 + "[1]"
@@ -150,11 +150,11 @@ def test_a_save_that_takes_long_is_told_and_can_be_given_more_time(node: Node) -
     folder = {"DDPCTL_CHECKPOINT_DIR": "{checkpoint_dir}"}
     run = node.start(GROWS, env=folder, token_env=list(folder))
     here(node, run)
-    first = node.open("stop", run=run, grace=10, by="alice")
+    first = node.open("stop", run=run, grace=90, by="alice")
     told = eventually(lambda: growing(first), "the file that grows", 20)[0]
     assert told["path"].startswith("step_")
     assert told["size"] > 0
-    assert 0 <= told["left"] <= 10
+    assert 0 <= told["left"] <= 90
     second = node.open("stop", run=run, grace=300, longer=True, by="alice")
     eventually(lambda: any(one["left"] > 100 for one in growing(first)), "the first stop waits longer, too", 30)
     (node.folder(run) / "output" / "enough").touch()

@@ -8,6 +8,7 @@ import socket
 from ddpctl_worker.run.ports import free_port
 from ddpctl_worker.wire.channel import Channel
 from tests.worker.node import Node
+from tests.worker.programs import watchers_end
 
 
 def test_they_are_distinct_stable_and_skip_what_is_taken() -> None:
@@ -28,6 +29,7 @@ def test_those_of_a_run_that_does_not_listen_yet_are_taken(node: Node) -> None:
     assert node.call("free_port", exactly=ports)["ports"] == []
     node.call("stop", run=run, grace=0)
     node.wait_state(run)
+    watchers_end(node, run)
     assert node.call("free_port", count=2, prefer=29700)["ports"] == ports
 
 

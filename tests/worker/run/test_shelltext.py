@@ -75,7 +75,7 @@ def test_after_knows_how_the_run_ended(node: Node, script: str, state: str) -> N
 def test_after_runs_when_a_run_was_killed(node: Node) -> None:
     run = node.start(SLEEP, record(node, after='echo "after: $DDPCTL_STATE"'))
     eventually(lambda: output(node, run) == ["here"], "the rank runs")
-    node.call("stop", run=run, grace=5, by="somebody")
+    node.call("stop", run=run, grace=60, by="somebody")
     assert node.wait_state(run)["state"] == "killed"
     assert output(node, run)[-1] == "after: killed"
 
@@ -121,7 +121,7 @@ def test_after_without_a_supervisor_is_cut_short(node: Node, script: str, reason
 def test_a_stop_ends_after(node: Node) -> None:
     run = node.start("print(1)", record(node, after="echo begun; sleep 300"))
     eventually(lambda: "begun" in output(node, run), "after runs")
-    assert node.status(run)["state"] == "stopping"
+    node.wait_state(run, "stopping")
     node.call("stop", run=run, grace=5, by="somebody")
     assert node.wait_state(run)["cause"]["message"] == "`after` was ended before it was done"
     nothing_left(node, run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import io
@@ -19,6 +20,7 @@ import pytest
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.run.launcher import has_way_in, make_shim
 from tests.worker.node import Node, eventually
+from tests.worker.programs import watchers_end
 
 DUMP = """
 import json, os, sys
@@ -97,7 +99,8 @@ def test_a_secret_is_written_nowhere(node: Node) -> None:
     eventually(lambda: node.lines(run), "output")
     for path in node.base.rglob("*"):
         if path.is_file():
-            assert b"hunter2-sesame" not in path.read_bytes()
+            with contextlib.suppress(FileNotFoundError):  # a record that is written under another name first
+                assert b"hunter2-sesame" not in path.read_bytes()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             assert b"hunter2-sesame" not in (entry / "cmdline").read_bytes()
@@ -113,6 +116,7 @@ def test_everything_is_private(node: Node) -> None:
     finally:
         os.umask(previous)
     node.wait_state(run)
+    watchers_end(node, run)
     for path in [node.base / "runs", *node.base.joinpath("runs").rglob("*")]:
         assert path.lstat().st_mode & 0o077 == 0, path
 
@@ -293,7 +297,13 @@ def test_a_filesystem_without_exec_still_runs_the_job(node: Node) -> None:
         run = node.start(HELLO.format(go=str(node.scratch / "go")), record)
         log = node.folder(run) / "supervisor.log"
         eventually(lambda: "ranks here are only seen from outside" in log.read_text(), "the supervisor says so")
-        looks = eventually(lambda: node.call("doctor", run=run)["looks"], "somebody looks")
+        looks: list[dict[str, Any]] = []
+
+        def looked() -> bool:
+            looks[:] = node.call("doctor", run=run)["looks"]
+            return len(looks) == 2
+
+        eventually(looked, "somebody looks")
         assert [(one["rank"], "pause_s" in one) for one in looks] == [(0, True), (1, True)]  # the supervisor does
         (node.scratch / "go").touch()
         assert node.wait_state(run)["state"] == "succeeded"

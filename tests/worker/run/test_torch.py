@@ -261,12 +261,12 @@ def test_an_elastic_run_restarts_and_its_ranks_keep_their_names(make_node: MakeN
 import os, sys, time
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 print("attempt", attempt, "rank", os.environ["RANK"], flush=True)
-open("said-" + os.environ["RANK"], "w").close()
-while not (os.path.exists("said-0") and os.path.exists("said-1")):
+while not os.path.exists("go-on-%d" % attempt):
     time.sleep(0.05)
 if attempt == 0 and os.environ["RANK"] == "1":
     sys.exit(5)
-time.sleep(3)
+if attempt == 0:
+    time.sleep(600)
 """
     request = node.request(script, node.record(rendezvous="c10d"))
     argv = [python213, "-m", "torch.distributed.run", "--nnodes", "1:1", "--nproc_per_node", "2", "--max_restarts", "2"]
@@ -275,7 +275,19 @@ time.sleep(3)
     run = request["run"]["run"]
     node.started.append(run)
     node.call("start", **request)
+
+    def said(attempt: int) -> set[tuple[int | None, str]]:
+        words = f"attempt {attempt} "
+        return {(one["rank"], one["text"]) for one in node.lines(run) if one["text"].startswith(words)}
+
+    for attempt in (0, 1):
+
+        def known(attempt: int = attempt) -> bool:
+            return len(said(attempt)) == 2 and node.status(run)["attempt"] == attempt + 1
+
+        eventually(known, "both ranks are known", 120, pause=0.25)
+        (node.scratch / f"go-on-{attempt}").touch()
     status = node.wait_state(run, seconds=120)
     assert (status["state"], status["attempt"]) == ("succeeded", 2)
-    said = {(one["rank"], one["text"]) for one in node.lines(run) if one["text"].startswith("attempt")}
-    assert said == {(rank, f"attempt {attempt} rank {rank}") for attempt in (0, 1) for rank in (0, 1)}
+    for attempt in (0, 1):
+        assert said(attempt) == {(rank, f"attempt {attempt} rank {rank}") for rank in (0, 1)}
