@@ -25,7 +25,7 @@ from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.store.blobs import blob_path
 from ddpctl_worker.wire.contract import TERMINAL
 from tests.worker.node import WORKER, Node, Stream, eventually, processes_of
-from tests.worker.programs import SLEEP, beats, here
+from tests.worker.programs import SLEEP, beats, here, watchers_end
 
 CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddpctl_worker.__main__ import main; main()"
 OPTIONAL = ("state.json", "processes.json", "claim.json", "stop.json", "heartbeat")
@@ -33,9 +33,9 @@ OPTIONAL = ("state.json", "processes.json", "claim.json", "stop.json", "heartbea
 
 def records(node: Node, run: str) -> dict[str, bytes]:
     """Every record of the run, byte for byte, except the records that a live run continues to write."""
-    found = (path for path in node.folder(run).iterdir() if path.is_file())
     live = ("heartbeat", "supervisor.log", "processes.json")
-    return {path.name: path.read_bytes() for path in found if path.name not in live}
+    found = (path for path in node.folder(run).iterdir() if path.is_file() and not path.name.startswith(live))
+    return {path.name: path.read_bytes() for path in found}
 
 
 class Elsewhere:
@@ -251,6 +251,7 @@ def test_an_ended_run_with_an_empty_record_can_be_listed_stopped_and_read(node: 
     """What a power cut leaves of a file that was renamed and not yet written."""
     run = node.start("print('here')")
     assert node.wait_state(run)["state"] == "succeeded"
+    watchers_end(node, run)
     (node.folder(run) / name).write_bytes(b"")
     assert node.status(run)["state"] == "succeeded"
     assert [one["state"] for one in node.call("status", all=True)["runs"]] == ["succeeded"]

@@ -24,7 +24,7 @@ from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.wire.channel import WorkerError
 from tests.worker.deadlines import shorten
 from tests.worker.node import WORKER, Node, eventually
-from tests.worker.programs import KILLED_AT_A_CALL, SLEEP, here
+from tests.worker.programs import KILLED_AT_A_CALL, SLEEP, here, watchers_end
 
 
 @pytest.mark.slow
@@ -358,7 +358,7 @@ def test_status_fields(node: Node) -> None:
     status = node.wait_state(run, "running")
     assert status["ranks"] == [0, 1]
     assert status["attempt"] == 1
-    assert status["heartbeat_age_s"] < 5
+    eventually(lambda: node.status(run)["heartbeat_age_s"] < 5, "a fresh heartbeat")
     assert status["pid"] == node.pid(run, "launcher")
     assert status["record"]["run"] == run
     assert (status["cause"], status["exit_code"], status["ended"]) == (None, None, None)
@@ -408,8 +408,9 @@ def test_a_run_with_a_spoilt_state_can_be_stopped(node: Node) -> None:
 
 @pytest.mark.parametrize("spoilt", ["exit.json", "state.json", "run.json"])
 def test_a_spoilt_record_hides_no_other_run(node: Node, spoilt: str) -> None:
-    old = node.start("print(1)", node.record("old", created="2026-01-01T00:00:00Z"))
+    old = node.start("print(1)", node.record(f"old-{os.getpid()}", created="2026-01-01T00:00:00Z"))
     node.wait_state(old)
+    watchers_end(node, old)
     run = node.start(SLEEP)
     if spoilt == "state.json":
         (node.folder(old) / "exit.json").unlink()
