@@ -91,7 +91,7 @@ def test_what_outlived_a_run_can_still_be_found_by_its_record(node: Node, place:
         (folder / "attempts" / "2").mkdir(parents=True)
         (folder / place).mkdir()
     (folder / place / "state.json").write_text(json.dumps(state))
-    left = subprocess.Popen(["sleep", "60"], env={**os.environ, ENV_COOKIE: "c" * 32})
+    left = subprocess.Popen(["sleep", "600"], env={**os.environ, ENV_COOKIE: "c" * 32})
     try:
         error = node.open("remove", run=RUN).last()["error"]
         assert error["kind"] == "live"

@@ -110,6 +110,7 @@ def ordered(base: Path, monkeypatch: pytest.MonkeyPatch, **request: Any) -> dict
         return {"refused": None}
 
     monkeypatch.setattr(guardian, "launch", launch)
+    monkeypatch.setattr("ddpctl_worker.run.start.PY_SPY_S", 60.0)
     run = Node(base, base, "n").record("r1", nproc=1, ranks=[0])
     channel: Any = SimpleNamespace(login_umask=0o022)
     start(

@@ -53,7 +53,7 @@ import time
 with open("growing.bin", "wb", buffering=0) as file:
     print("here", flush=True)
     while True:
-        file.write(b"x" * 65536)
+        file.write(b"x" * 8192)
         time.sleep(0.001)
 """
     run = node.start(script, node.record(nproc=1, ranks=[0], outputs=["growing.bin"]))

@@ -144,7 +144,7 @@ def test_what_went_can_come_back(node: Node) -> None:
 def test_an_environment_that_a_process_runs_from_stays(node: Node) -> None:
     alpha = environment(node, "alpha")
     running = subprocess.Popen(
-        [alpha / "bin/python", "-c", "print('up', flush=True); import time; time.sleep(60)"], stdout=subprocess.PIPE
+        [alpha / "bin/python", "-c", "print('up', flush=True); import time; time.sleep(600)"], stdout=subprocess.PIPE
     )
     try:
         assert running.stdout
