@@ -169,14 +169,20 @@ def test_the_exit_code_is_the_failed_ranks_not_that_of_the_launcher(node: Node, 
     assert all(one["exit_code"] not in (0, 7) for one in others)  # no rank failed there, so this is the launcher's code
 
 
+def slow_to_end(request: dict[str, Any], seconds: float) -> None:
+    """Once a rank has ended, the launcher waits before it ends, and leaves the other ranks alone."""
+    launcher = Path(request["argv"][1])
+    run = "ranks.run("
+    before, after = launcher.read_text().split(run)
+    slow = launcher.with_name("slow.py")
+    slow.write_text(f"{before}import time\nranks._end = lambda *_: time.sleep({seconds})\n{run}{after}")
+    request["argv"][1] = str(slow)
+
+
 def test_a_launcher_that_is_slow_to_end_does_not_give_the_exit_code(node: Node) -> None:
     """The launcher of torch 1.13 waits for the other nodes until the supervisor stops it."""
     request = node.request("import sys, time; time.sleep(2); sys.exit(7)")
-    slow = Path(request["argv"][1]).with_name("slow.py")
-    slow.write_text(
-        Path(request["argv"][1]).read_text().replace("                stop(0, None)", "                time.sleep(60)")
-    )
-    request["argv"][1] = str(slow)
+    slow_to_end(request, 60)
     node.started.append(request["run"]["run"])
     node.call("start", **request)
     status = node.wait_state(request["run"]["run"])
@@ -189,11 +195,7 @@ def test_a_rank_that_ended_early_is_the_cause_under_a_launcher_that_is_slow_to_e
     early = f"import os\nwith open({pid!r}, 'w') as file: file.write(str(os.getpid()))\n{AFTER.format(flag=str(go))}"
     victim = AFTER.format(flag=pid) + ENDED.format(pid=pid) + VICTIM.format(flag=str(go), later=0.3)
     request = node.request(both(early, victim))
-    slow = Path(request["argv"][1]).with_name("slow.py")
-    slow.write_text(
-        Path(request["argv"][1]).read_text().replace("                stop(0, None)", "                time.sleep(2)")
-    )
-    request["argv"][1] = str(slow)
+    slow_to_end(request, 2)
     run = request["run"]["run"]
     node.started.append(run)
     node.call("start", **request)
