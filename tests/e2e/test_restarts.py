@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.programs import MEETING
-from tests.e2e.site import Site, assert_nothing_runs, until
+from tests.e2e.site import Site, assert_nothing_runs, until, wait_for_gang
 from tests.lab import Lab
 
 # Rank 0 saves once. Fails in an attempt if it is asked to.
@@ -45,12 +45,14 @@ def test_a_spare_steps_in_for_a_host_without_power(site: Site, lab: Lab, victim:
     up.wait_for("attempt 0 of node0 with nothing; node1 with nothing")
     up.kill()
     site.wait_for_copy(lab[1], job, lab[0], "step_7.bin")
+    wait_for_gang(lab.hosts[:2], site.status(job)["run"])
     lab[victim].power_off()
     left = [host for host in lab if host is not lab[victim]]
     with_save = "; ".join(f"{host.name} with step_7.bin" for host in left)
     site.wait_for_output(job, f"#2 *[|] attempt 1 of {with_save}", timeout=120)
+    until(lambda: site.status(job)["state"] == "running", 30, lambda: str(site.status(job)))
     status = site.status(job)
-    assert (status["state"], status["attempt"]) == ("running", 2)
+    assert status["attempt"] == 2
     assert [node["host"] for node in status["nodes"]] == [host.name for host in left]
     first, second = status["attempts"]
     assert [one["host"] for one in first["set_aside"]] == [lab[victim].name]
