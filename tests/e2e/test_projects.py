@@ -66,7 +66,8 @@ def test_two_folders_with_one_script_name(site: Site, lab: Lab, ddpctl: Ddpctl, 
     assert "resumes from" not in begun.stderr
     again = site("up").ok()
     assert "begins at 12" in again.stdout
-    said = rf"resumes from train\.ckpt \(saved [\d.]+ s ago by run {run}\); `ddpctl up --fresh` starts without it"
+    age = r"[\d.]+ (?:s|min)(?: \d+ s)?"
+    said = rf"resumes from train\.ckpt \(saved {age} ago by run {run}\); `ddpctl up --fresh` starts without it"
     assert re.search(said, text(again)), again.stderr
     assert "stays on the node: model.pth (7 B)" in text(again)
 
