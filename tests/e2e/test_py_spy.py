@@ -38,6 +38,7 @@ def test_up_brings_py_spy_once_and_it_reads_a_rank(fresh: Site, lab: Lab) -> Non
     assert int(sent(first.stderr)) > 8_000_000
     run = fresh.status(job)["run"]
     wait_for_ranks(lab.hosts[:2], run)
+    fresh.wait_for_output(job, "(sleeps.*){2}")
     for host in lab.hosts[:2]:
         assert tools(host) == [path.rpartition("/")[2]]
         assert host.run([path, "--version"]).stdout.startswith("py-spy ")
