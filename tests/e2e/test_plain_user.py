@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -39,8 +40,7 @@ def test_the_main_path(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_
         ("node1", "stubborn.py"),
     ]
     for host in lab:
-        uids = {owner(host, process.pid) for process in running(host)}
-        assert uids == {host.run(["id", "-u", USER]).stdout.strip()}
+        assert owners(host) == {host.run(["id", "-u", USER]).stdout.strip()}
     kill = site("kill", job, "--grace", "1", "--json", timeout=90).ok().json()
     assert_nothing_runs(lab, within=0)
     assert [node["survivors"] for node in kill["nodes"]] == [[], []]
@@ -61,9 +61,14 @@ def test_the_main_path(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_
     assert all(not host.exists(f"{STATE}/runs/{run}") for host in lab)
 
 
-def owner(host: Host, pid: int) -> str:
-    status = (host.proc / str(pid) / "status").read_text()
-    return next(line.split()[2] for line in status.splitlines() if line.startswith("Uid:"))  # the effective user
+def owners(host: Host) -> set[str]:
+    """The effective users of all processes."""
+    found = set()
+    for process in running(host):
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
+            status = (host.proc / str(process.pid) / "status").read_text()
+            found.add(next(line.split()[2] for line in status.splitlines() if line.startswith("Uid:")))
+    return found
 
 
 def left_outside(host: Host) -> list[str]:
