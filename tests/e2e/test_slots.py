@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import MakeLab
 from tests.e2e.programs import SLEEP
-from tests.e2e.site import Site, named, one_line, ranks, running, until, wait_for_ranks
+from tests.e2e.site import Site, named, one_line, ranks, running, until, wait_for_gang, wait_for_ranks
 from tests.lab import Host, Lab, SystemdHost
 from tests.lab.clock import HostClock, compiler
 from tests.lab.command import Ddpctl
@@ -73,13 +73,14 @@ def test_slots_are_shared_and_their_holder_is_named(people: Mapping[str, Site]) 
     refused = bob("up", "--job", bob.job("train", SLEEP, nproc_per_node=1), "-d")
     assert refused.rc == 8, refused.stderr
     for host in lab:
-        line = rf"  {host.name}: slots 0-1: alice, run resnet \(since \d+ s, from root@\S+:.*alice\)"
+        line = rf"  {host.name}: slots 0-1: alice, run resnet \(since \d+ (?:s|min), from root@\S+:.*alice\)"
         assert re.search(line, refused.stderr), refused.stderr
     assert "are in use; nothing was started" in one_line(refused)
     checked = bob("preflight", "--job", "train", "--only", "host.slots", "--json").ok().json()["findings"]
     named_before = [one for one in checked if one["check"] == "host.slots"]
     assert [(one["severity"], one["host"]) for one in named_before] == [("warning", host.name) for host in lab]
-    assert re.search(r"in use; slots 0-1: alice, run resnet \(since \d+ s, from root@", named_before[0]["message"])
+    line = r"in use; slots 0-1: alice, run resnet \(since \d+ (?:s|min), from root@"
+    assert re.search(line, named_before[0]["message"])
 
     (row,) = bob("ps", "--json").ok().json()["jobs"]
     assert (row["job"], row["run"], row["user"], row["state"]) == ("resnet", run, "alice", "running")
@@ -100,8 +101,15 @@ def test_slots_are_shared_and_their_holder_is_named(people: Mapping[str, Site]) 
     both = {"alice": alice.up(alice.job("half", SLEEP, nproc_per_node=1))["run"], "bob": bob.up("train")["run"]}
     for name in both.values():
         wait_for_ranks(lab, name)
-    slots = {job["user"]: job["slots"] for job in bob("ps", "--json").ok().json()["jobs"] if job["state"] == "running"}
-    assert sorted(slots.values(), key=str) == [{host.name: [number] for host in lab} for number in (0, 1)]
+
+    def slots_of_both() -> list[dict[str, list[int]]]:
+        """Empty until the supervisors, too, have seen the ranks of both runs."""
+        jobs = [job for job in bob("ps", "--json").ok().json()["jobs"] if job["state"] == "running"]
+        return sorted((job["slots"] for job in jobs), key=str) if len(jobs) == 2 else []
+
+    assert until(slots_of_both, 30, "the runs are not reported as running") == [
+        {host.name: [number] for host in lab} for number in (0, 1)
+    ]
     alice("kill", "half").ok()
     bob("kill", "train").ok()
 
@@ -211,7 +219,7 @@ def test_jobs_wait_in_line_and_start_without_a_controller(people: Mapping[str, S
     assert place(bob, fourth) == ("queued", 1)
     bob("kill", "second").ok()
     wait_for_ranks(lab, fourth, 2, timeout=30)
-    assert bob.status("fourth")["state"] == "running"
+    until(lambda: bob.status("fourth")["state"] == "running", 30)
     bob("kill", "fourth").ok()
     assert [job["state"] for job in bob("ps", "--mine", "--json").ok().json()["jobs"]] == ["killed"] * 3
     until(lambda: not any(holders(host) for host in lab), 20)
@@ -295,7 +303,7 @@ def test_the_line_goes_on_while_nobody_is_logged_in(
         host.run(["kill", "-KILL", *(str(watcher.pid) for watcher in watchers if watcher)])
     after_kill = seconds_until_next(lab, second, third, 2)
     print(f"started {after_end:.1f} s after the end of a run, {after_kill:.1f} s after SIGKILL for its watchers")
-    assert max(after_end, after_kill) < stretch(5)
+    assert max(after_end, after_kill) < stretch(10)
     assert [runs_with_slots(host) for host in lab] == [{"0": {third}, "1": {third}}] * 2
     for site, run in ((bob, second), (carol, third)):
         site("kill", run).ok()
@@ -312,6 +320,7 @@ def test_a_reboot_frees_the_slots_and_ends_the_place_in_line(
     alice, bob, carol = people.values()
     first = alice.up(alice.job("first", SLEEP, nproc_per_node=2))["run"]
     second = bob.up(bob.job("second", SLEEP, nproc_per_node=2), "--wait")["run"]
+    wait_for_gang(hosts, first, "/home/alice/.local/state/ddpctl/runs")
     hosts[0].run(["systemctl", "reboot"])
     hosts[0].boot_again()
     for site, run in ((alice, first), (bob, second)):
@@ -440,7 +449,19 @@ def test_many_jobs_of_several_accounts(people: Mapping[str, Site], seed: int) ->
 
 
 def assert_slots_are_kept(host: Host) -> None:
-    for slot, runs in runs_with_slots(host).items():
-        assert len(runs) == 1, f"{host.name}: slot {slot} is held by {runs}"
-    found = [process for process in host.processes() if "RANK" in process.environ and process.state not in "ZX"]
-    assert len(found) <= 2, f"{host.name}: {[(one.environ['DDPCTL_RUN'], one.pid) for one in found]}"
+    """A look reads one process after the other, and meanwhile a run may end and the next may begin: only what the next
+    look shows too is a fault."""
+    held, found = runs_with_slots(host), ranks_there(host)
+    if any(len(runs) > 1 for runs in held.values()):
+        again = runs_with_slots(host)
+        held = {slot: runs & again.get(slot, set()) for slot, runs in held.items()}
+    if len(found) > 2:
+        found &= ranks_there(host)
+    assert all(len(runs) <= 1 for runs in held.values()), f"{host.name}: {held}"
+    assert len(found) <= 2, f"{host.name}: {found}"
+
+
+def ranks_there(host: Host) -> set[tuple[str, int]]:
+    """Return the run and the pid of each rank."""
+    found = [process for process in running(host) if "RANK" in process.environ]
+    return {(process.environ["DDPCTL_RUN"], process.pid) for process in found}
