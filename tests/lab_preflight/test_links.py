@@ -142,9 +142,10 @@ def test_big_packets_lost_in_one_direction(lab3: Lab) -> None:
 def test_slow_link(lab3: Lab) -> None:
     lab3[2].slow("20mbit")
     report = preflight(lab3)
-    (found,) = trouble(report, speeds=True)
-    assert (found.check, found.severity.value) == ("mesh.bandwidth", "warning")
-    assert "node2" in (found.host, found.peer)  # either of its links: a busy machine may not measure both
+    found = [one for one in trouble(report, speeds=True) if one.check == "mesh.bandwidth"]
+    assert {one.severity.value for one in found} == {"warning"}
+    # Either of its links: a busy machine may not measure both, and may slow down other links too.
+    assert any("node2" in link for one in found for link in one.evidence["links"])
     assert report.exit_code == 0
 
 

@@ -67,7 +67,7 @@ def test_launcher_that_is_stuck_is_named(lab3: Lab, python213: str, monkeypatch:
     """The launchers of the other nodes wait for it and start no rank that could give up: only the deadline ends the
     rehearsal.
     """
-    monkeypatch.setattr(rehearse, "REHEARSAL_S", 60.0)
+    monkeypatch.setattr(rehearse, "REHEARSAL_S", 100.0)
     lab3[1].write("/root/slow/torch/__init__.py", "import time\ntime.sleep(3600)\n")
     hosts = {"node1": {"env": {"PYTHONPATH": "/root/slow"}}}
     report = preflight(lab3, options=DEEP, defaults={"python": python213}, hosts=hosts, jobs=JOB)
