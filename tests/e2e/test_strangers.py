@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.e2e.programs import MEETING
-from tests.e2e.site import Site, assert_nothing_runs, ranks
+from tests.e2e.site import Site, assert_nothing_runs, ranks, until
 from tests.lab import Lab
 from tests.lab.flood import flood, listening
 
@@ -18,7 +18,10 @@ def test_a_flood_of_strangers_harms_no_run(site: Site, lab: Lab) -> None:
     run = site.up(job)["run"]
     site.wait_for_output(job, "attempt 0 of node0.*attempt 0 of node0")  # both ranks
     hosts, before = lab.hosts[:2], [sorted(ranks(host, run)) for host in lab.hosts[:2]]
-    assert all(len(listening(host)) >= 2 for host in hosts), "agents and checkpoints; the hub and torch's besides"
+    # Agents and checkpoints; the hub and torch's besides.
+    until(
+        lambda: all(len(listening(host)) >= 2 for host in hosts), 60, lambda: str([listening(host) for host in hosts])
+    )
     assert "made" in flood(lab[2], hosts, 300, 200, 4000)
     status = site.status(job)
     assert (status["state"], status["attempt"]) == ("running", 1)
