@@ -85,10 +85,10 @@ def test_the_report_says_how_busy_the_gpus_were(ddpctl: Ddpctl, inventory: Path,
     ddpctl("kill", "local_sleep", inventory=inventory).ok()
 
 
-# Takes its time before it runs a launcher, and only then.
+# Waits for a file before it runs a launcher, and only then.
 SLOW_PYTHON = """\
 #!/bin/sh
-case "$*" in *torch.distributed*report.py*) sleep 7;; esac
+case "$*" in *torch.distributed*report.py*) while [ ! -e "{go_on}" ]; do sleep 0.1; done;; esac
 exec "{python}" "$@"
 """
 
@@ -99,16 +99,21 @@ exec "{python}" "$@"
 def test_a_launcher_that_the_others_wait_for_does_not_look_like_a_hang(
     ddpctl: Ddpctl, inventory: Path, stand_in: str
 ) -> None:
-    (inventory.parent / "report.py").write_text(f"import time\ntime.sleep(3)  # long enough to be seen\n{REPORT}")
+    go_on, enough = inventory.with_name("go-on"), inventory.with_name("enough")
+    wait = f"import os, time\nwhile not os.path.exists({str(enough)!r}): time.sleep(0.1)\n"
+    (inventory.parent / "report.py").write_text(wait + REPORT)
     slow = inventory.with_name("slow-python")
-    slow.write_text(SLOW_PYTHON.format(python=stand_in))
+    slow.write_text(SLOW_PYTHON.format(python=stand_in, go_on=go_on))
     slow.chmod(0o755)
     data = json.loads(inventory.read_text())
     data["hosts"][1]["python"] = str(slow)
     inventory.write_text(json.dumps(data))
-    up = ddpctl("up", "--job", "local_report", "--only", "ssh", inventory=inventory, timeout=120).ok()
-    assert "launchers run on every node and wait for each other: no rank has started yet\n" in up.stderr
-    assert "ranks run on every node\n" in up.stderr
+    up = ddpctl.start("up", "--job", "local_report", "--only", "ssh", inventory=inventory)
+    up.wait_for("launchers run on every node and wait for each other: no rank has started yet\n", 120)
+    go_on.touch()
+    up.wait_for("ranks run on every node\n", 120)
+    enough.touch()
+    up.wait(120).ok()
 
 
 GROWS = """\
