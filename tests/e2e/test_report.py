@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from tests.e2e.site import Site
+from tests.e2e.site import Site, until
 from tests.lab import Lab
 from tests.lab.command import Done
 
@@ -74,15 +74,16 @@ def test_a_run_of_two_attempts(site: Site, lab: Lab) -> None:
     job = site.job("reported", TRAIN, "300", "150", restarts=1)
     run = site.up(job)["run"]
     site.wait_for_copy(lab[1], job, lab[0], "step_000100.pt")
+    until(lambda: curve(document(site, job), "loss")["count"] >= 20, 60, "no metrics of both ranks")
     first = document(site, job)
     assert (first["run"], first["state"], first["ended"], first["missing"]) == (run, "running", None, [])
-    assert curve(first, "loss")["count"] >= 20
     assert first["verdict"].startswith("running for ")
     for host in lab.hosts[:2]:
         host.write("/root/go-on", "")
     assert site.wait_for_state(job, "succeeded", timeout=150)["attempt"] == 2
     for host in lab.hosts[:2]:
         host.run("rm /root/go-on")
+    site.wait_for_copy(lab[1], job, lab[0], "step_000300.pt")
 
     done = document(site, job)
     assert done["verdict"].startswith("succeeded after ")
