@@ -56,7 +56,7 @@ def test_data_travels_once_and_a_run_keeps_its_version(site: Site, lab: Lab, dat
 
 
 def test_a_killed_controller_and_a_dead_host_cost_only_the_rest(site: Site, lab: Lab, data: Path) -> None:
-    with slow_links(lab, "60mbit"):
+    with slow_links(lab, "8mbit"):  # a large file is on its way for ten seconds
         push = site.start("push", "--data", "data")
         until(lambda: all(sum(parts(lab, index)) > 3 * MB for index in range(3)), 120, "nothing arrives")
         push.kill()
@@ -65,6 +65,8 @@ def test_a_killed_controller_and_a_dead_host_cost_only_the_rest(site: Site, lab:
         push = site.start("push", "--data", "data", "--json")
         until(lambda: sum(parts(lab, 1)) > 5 * MB, 120, "nothing arrives")
         lab[1].power_off()
+        for host in (lab[0], lab[2]):
+            host.full_speed()
         done = push.wait(240)
     assert done.rc == 4, done.stdout + done.stderr
     document = done.json()
