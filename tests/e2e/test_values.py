@@ -12,7 +12,17 @@ import pytest
 from ddpctl.errors import InventoryError
 from ddpctl.files.inventory import load_inventory
 from tests.e2e.programs import REPORT, SLEEP
-from tests.e2e.site import Site, disk_holds, files_with, of_run, one_line, ranks, until, wait_for_ranks
+from tests.e2e.site import (
+    Site,
+    assert_nothing_runs,
+    disk_holds,
+    files_with,
+    of_run,
+    one_line,
+    ranks,
+    until,
+    wait_for_ranks,
+)
 from tests.lab import Lab
 
 HOSTILE = [
@@ -203,6 +213,7 @@ def test_a_secret_reaches_the_process_and_nobody_else(site: Site, lab: Lab) -> N
     kill = site("--debug", "kill", job, "--json").ok()
     site("fetch", job, "results").ok()
     seen += [kill.stdout, kill.stderr]
+    assert_nothing_runs(lab)  # so that no file comes or goes during the look at the disks
     assert not any(word.decode() in text for word in words for text in seen)
     for host in lab:
         assert disk_holds(host, words) == []
@@ -229,6 +240,7 @@ def test_a_secret_is_in_no_error(site: Site, lab: Lab) -> None:
     assert done.rc != 0
     assert "s3cr3t" not in done.stdout + done.stderr
     assert "/not/there" in done.stderr
+    assert_nothing_runs(lab)
     assert files_with(site.home, [b"s3cr3t"]) == []
     for host in lab.hosts[:2]:
         assert disk_holds(host, [b"s3cr3t"]) == []
