@@ -19,6 +19,9 @@ def test_sixteen_hosts(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_
     run = site.up(job, "--only", "ssh")["run"]
     wait_for_ranks(lab, run)
 
+    until(
+        lambda: {node["state"] for node in site.status(job)["nodes"]} == {"running"}, 30, lambda: str(site.status(job))
+    )
     status = site.status(job)
     assert (status["state"], status["world_size"]) == ("running", HOSTS)
     assert [(node["host"], node["node_rank"], node["ranks"], node["state"]) for node in status["nodes"]] == [

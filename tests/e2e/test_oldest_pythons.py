@@ -10,7 +10,7 @@ import pytest
 from ddpctl import __version__
 from tests.conftest import MakeLab
 from tests.e2e.programs import SLEEP
-from tests.e2e.site import Site, assert_nothing_runs, named, ranks, wait_for_ranks
+from tests.e2e.site import Site, assert_nothing_runs, named, ranks, until, wait_for_ranks
 from tests.lab import oldest
 from tests.lab.command import Ddpctl, Done
 from tests.lab.disk import CHECKOUT
@@ -65,8 +65,8 @@ def test_ddpctl(make_lab: MakeLab, ddpctl: Ddpctl, tmp_path: Path, stand_in: str
     assert "torch.distributed" in run("up", "--dry-run").stdout
     started = run("up", "-d", "--json").json()["run"]
     wait_for_ranks(site.lab, started)
-    status = run("status", job, "--json").json()
-    assert (status["run"], status["state"]) == (started, "running")
+    until(lambda: run("status", job, "--json").json()["state"] == "running", 30)
+    assert run("status", job, "--json").json()["run"] == started
     kill = run("kill", job, "--json").json()
     assert [node["survivors"] for node in kill["nodes"]] == [[]]
     assert_nothing_runs(site.lab, within=0)
