@@ -83,6 +83,18 @@ def parts(lab: Lab, index: int) -> list[int]:
     return [int(word) for word in said.split()]
 
 
+def then_full_speed(lab: Lab, event: Callable[[], object]) -> Callable[[], None]:
+    """An event that must come while files are on their way; the rest of them need not take long."""
+
+    def both() -> None:
+        event()
+        for host in lab:
+            if host.running:
+                host.full_speed()
+
+    return both
+
+
 @contextmanager
 def slow_links(lab: Lab, rate: str) -> Iterator[None]:
     for host in lab:

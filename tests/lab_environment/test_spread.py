@@ -17,10 +17,22 @@ import pytest
 from ddpctl.errors import ConnectError, ProvisionError
 from tests.conftest import MakeLab
 from tests.lab import Lab
-from tests.lab_environment.scene import BASE, MB, Watch, holds, inventory, noise, parts, slow_links, spread
+from tests.lab_environment.scene import (
+    BASE,
+    MB,
+    Watch,
+    holds,
+    inventory,
+    noise,
+    parts,
+    slow_links,
+    spread,
+    then_full_speed,
+)
 from tests.transport.support import shorten_tcp_limits
 
 SIZE = 40 * MB
+RATE = "20mbit"  # a file is on its way for 16 s: an event in the middle of it may take seconds on a busy machine
 SEEDS = iter(range(1, 1000))
 
 
@@ -91,8 +103,8 @@ def test_where_nodes_cannot_reach_each_other_the_controller_sends(lab: Lab, tmp_
 )
 def test_a_node_that_loses_power_is_cut_out(lab: Lab, tmp_path: Path) -> None:
     where, source = inventory(lab, tmp_path), noise(SIZE, next(SEEDS))
-    watch = Watch("node1", 0.5, lab[1].power_off)
-    with slow_links(lab, "80mbit"):
+    watch = Watch("node1", 0.5, then_full_speed(lab, lab[1].power_off))
+    with slow_links(lab, RATE):
         delivery = spread(where, [source], watch)
         watch.join()
         assert set(delivery.errors) == {"node1"}
@@ -107,8 +119,8 @@ def test_a_node_that_loses_power_is_cut_out(lab: Lab, tmp_path: Path) -> None:
 
 def test_the_first_node_dies_and_the_second_goes_on_from_its_last_byte(lab: Lab, tmp_path: Path) -> None:
     source = noise(SIZE, next(SEEDS))
-    watch = Watch("node0", 0.4, lab[0].power_off)
-    with slow_links(lab, "80mbit"):
+    watch = Watch("node0", 0.4, then_full_speed(lab, lab[0].power_off))
+    with slow_links(lab, RATE):
         delivery = spread(inventory(lab, tmp_path), [source], watch)
         watch.join()
     assert set(delivery.errors) == {"node0"}
@@ -120,8 +132,8 @@ def test_the_first_node_dies_and_the_second_goes_on_from_its_last_byte(lab: Lab,
 
 def test_a_cut_cable_costs_only_what_is_missing(lab: Lab, tmp_path: Path) -> None:
     where, source = inventory(lab, tmp_path), noise(SIZE, next(SEEDS))
-    watch = Watch("node2", 0.5, lambda: lab[2].cable(False))
-    with slow_links(lab, "80mbit"):
+    watch = Watch("node2", 0.5, then_full_speed(lab, lambda: lab[2].cable(False)))
+    with slow_links(lab, RATE):
         delivery = spread(where, [source], watch)
         watch.join()
         assert set(delivery.errors) == {"node2"}
@@ -145,8 +157,9 @@ def test_a_disk_that_fills_up_on_the_way_is_that_nodes_error(lab: Lab, tmp_path:
     where, source = inventory(lab, tmp_path), noise(SIZE, next(SEEDS))
     lab[1].small_tmpfs(BASE, "80m")
     lab[1].run(f"chmod 700 {BASE}")
-    watch = Watch("node1", 0.6, lambda: lab[1].run(f"cat /dev/zero > {BASE}/filler", check=False))
-    with slow_links(lab, "80mbit"):
+    fill = then_full_speed(lab, lambda: lab[1].run(f"cat /dev/zero > {BASE}/filler", check=False))
+    watch = Watch("node1", 0.6, fill)
+    with slow_links(lab, RATE):
         delivery = spread(where, [source], watch)
     watch.join()
     assert set(delivery.errors) == {"node1"}
@@ -183,7 +196,7 @@ def test_a_node_that_hangs_does_not_hold_up_the_others(lab: Lab, tmp_path: Path)
                     done_at.setdefault(host, time.monotonic())
 
     watch = Clocked("node1", 0.3, lab[1].freeze)
-    with slow_links(lab, "80mbit"):
+    with slow_links(lab, RATE):
         delivery = spread(inventory(lab, tmp_path), [source], watch)
         watch.join()
     lab[1].thaw()
@@ -225,7 +238,7 @@ def test_a_controller_that_is_killed_leaves_parts_and_the_next_try_sends_the_res
         "watch = Watch('node2', 0.3, lambda: print('now', flush=True))\n"
         "spread(load_inventory(Path(sys.argv[1])), [noise(int(sys.argv[2]), int(sys.argv[3]))], watch)\n"
     )
-    with slow_links(lab, "80mbit"):
+    with slow_links(lab, RATE):
         controller = subprocess.Popen(
             [sys.executable, "-c", program, str(tmp_path / "inventory.yaml"), str(SIZE), str(seed)],
             stdout=subprocess.PIPE,
@@ -281,8 +294,8 @@ def test_strangers_on_the_clusters_network_get_nothing(lab: Lab, tmp_path: Path)
         ports = lab[0].run("ss -ltnH | awk '{print $4}' | sed 's/.*://' | grep -v '^22$' | sort -u").stdout.split()
         said.append(lab[3].run(["python3", "-c", attempt, lab[0].address, *ports]).stdout)
 
-    watch = Watch("node0", 0.2, intrude)
-    with slow_links(lab, "80mbit"):
+    watch = Watch("node0", 0.2, then_full_speed(lab, intrude))
+    with slow_links(lab, RATE):
         delivery = spread(inventory(lab, tmp_path), [source], watch)
     watch.join()
     assert delivery.ok
