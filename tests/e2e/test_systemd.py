@@ -9,11 +9,12 @@ import pytest
 
 from tests.conftest import MakeLab
 from tests.e2e.programs import SLEEP
-from tests.e2e.site import Site, assert_nothing_runs, named, until, wait_for_ranks
+from tests.e2e.site import Site, assert_nothing_runs, named, until, wait_for_gang, wait_for_ranks
 from tests.lab import Lab, SystemdHost
 from tests.lab.command import Ddpctl
 
 USER = "alice"
+RUNS = f"/home/{USER}/.local/state/ddpctl/runs"
 Event = Callable[[SystemdHost], None]
 
 
@@ -67,6 +68,7 @@ def cause_after(site: Site, job: str, event: Event) -> tuple[str, str]:
     """Return the reason of the failure, and the text of `ddpctl status`, after a run that the event has ended."""
     run = site.up(job)["run"]
     wait_for_ranks(site.lab, run)
+    wait_for_gang(site.lab.hosts, run, RUNS)
     event(systemd_hosts(site)[0])
     ended = site.wait_for_state(run, "failed")
     assert ended["cause"]["host"] == "node0"
@@ -129,6 +131,15 @@ def count_processes_of_run(host: SystemdHost, run: str) -> int:
     """Count by the groups of the run: a look at /proc misses processes that move."""
     groups = ["find", "/sys/fs/cgroup", "-path", f"*/ddpctl-{run}.*", "-name", "cgroup.procs"]
     return len(host.run([*groups, "-exec", "cat", "{}", "+"]).stdout.split())
+
+
+def groups_of_runs(host: SystemdHost) -> str:
+    return host.run(["find", "/sys/fs/cgroup", "-name", "ddpctl-*"], check=False).stdout
+
+
+def journal(host: SystemdHost) -> str:
+    """What runs have written to the journal of the host."""
+    return host.run(["journalctl", "-t", "ddpctl", "-o", "cat"]).stdout
 
 
 # The children of the rank move: none of them keeps its pid, its parent or its session for 20 ms, and none has the
@@ -198,10 +209,10 @@ def test_a_run_outlives_the_login_that_ends_its_processes(ending: Site) -> None:
     killed = site("kill", job, "--grace", "1", "--json").ok().json()
     assert [node["survivors"] for node in killed["nodes"]] == [[], []]
     assert_nothing_runs(site.lab)
-    for host in hosts:
-        assert host.run(["find", "/sys/fs/cgroup", "-name", "ddpctl-*"]).stdout == ""
-        journal = host.run(["journalctl", "-t", "ddpctl", "-o", "cat"]).stdout
-        assert f"run {run} of job storm starts\nrun {run} of job storm ended: killed, killed_by_user\n" in journal
+    said = f"run {run} of job storm starts\nrun {run} of job storm ended: killed, killed_by_user\n"
+    for host in hosts:  # systemd removes the unit, and writes its journal, a moment later
+        until(lambda host=host: not groups_of_runs(host), 30, f"a unit is left on {host.name}")  # type: ignore[misc]
+        until(lambda host=host: said in journal(host), 30, f"{host.name}: no {said}")  # type: ignore[misc]
 
 
 def test_the_ranks_save_before_the_machine_shuts_down(ending: Site) -> None:
@@ -209,6 +220,7 @@ def test_the_ranks_save_before_the_machine_shuts_down(ending: Site) -> None:
     job = site.job("saves", SAVES, timeouts={"stop": 5})
     run = site.up(job)["run"]
     site.wait_for_output(job, r"(saved before: \[\].*){2}")
+    wait_for_gang(site.lab.hosts, run, RUNS)
     reboot(host)
     ended = site.wait_for_state(run, "failed")
     assert (ended["cause"]["host"], ended["cause"]["reason"]) == ("node0", "machine_shutdown")
