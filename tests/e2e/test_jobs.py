@@ -92,16 +92,22 @@ def test_job_with_an_old_torch(old_site: Site, lab: Lab, name: str) -> None:
 def test_a_training_continues_after_a_kill(torch_site: Site, lab: Lab) -> None:
     """The losses equal the losses of a training that was never interrupted, epoch for epoch."""
     site = torch_site
-    add(site, "whole", *SMALL_RESNET, "--num_epochs", "3")
-    add(site, "parts", *SMALL_RESNET, "--num_epochs", "3", "--resume")
-    for name in ("whole", "parts"):
+
+    def add_training(name: str, epochs: int, *args: str) -> None:
+        add(site, name, *SMALL_RESNET, "--num_epochs", str(epochs), *args)
         site.jobs[name]["script"] = "resnet_ddp.py"
-    whole = EPOCH.findall(site("up", "--job", "whole", timeout=250).ok().stdout)
+
+    add_training("parts", 1000, "--resume")
     site.up("parts")
-    site.wait_for_output("parts", "epoch 1/3", timeout=120)
+    site.wait_for_output("parts", "epoch 1/1000", timeout=120)
     site("kill", "parts").ok()
+    done = EPOCH.findall(site("tail", "parts", "--rank", "0", "-n", "all").ok().stdout)
+    epochs = int(done[-1][0]) + 2
+    add_training("parts", epochs, "--resume")
     rest = site("up", "--job", "parts", timeout=250).ok().stdout
     assert "resumed" in rest
+    add_training("whole", epochs)
+    whole = EPOCH.findall(site("up", "--job", "whole", timeout=250).ok().stdout)
     continued = EPOCH.findall(rest)
     assert continued
     assert continued == whole[-len(continued) :]
