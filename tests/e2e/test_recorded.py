@@ -58,7 +58,7 @@ if end["code"] < 0:
     os.kill(os.getpid(), -end["code"])
 os._exit(end["code"])
 """
-BEGIN_S = 1.0  # from the word to begin, which reaches the hosts one after the other, to the first end
+BEGIN_S = 2.0  # from the word to begin, which must reach both hosts before that, to the first end
 
 
 def count_local_ranks(case: dict[str, Any]) -> int:
@@ -80,9 +80,9 @@ def test_the_cause_of_a_played_failure_is_right(site: Site, name: str) -> None:
     for rank in range(2 * count):
         up.wait_for(f"rank {rank} is ready", 90)
     begin = time.time() + stretch(BEGIN_S)
-    for host in site.lab.hosts[:2]:
-        host.write(f"/tmp/aside-{name}", str(begin))
-        host.run(["mv", f"/tmp/aside-{name}", f"/tmp/go-{name}"])
+    say = f"echo {begin} > /tmp/aside-{name} && mv /tmp/aside-{name} /tmp/go-{name}"
+    for saying in [host.popen(say) for host in site.lab.hosts[:2]]:
+        assert saying.wait(60) == 0
     done = up.wait(120)
     right, cause = case["right"], site.status(job)["cause"]
     print(case["happened"], "->", cause)
