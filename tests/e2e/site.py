@@ -281,7 +281,7 @@ def assert_nothing_runs(hosts: Iterable[Host], *, within: float = KEEPERS_END_S)
 
 
 def is_own(process: Process) -> bool:
-    """Return whether it is ddpctl's own process on a host: a worker, or one of those that watch a run."""
+    """Return whether it is ddpctl's own process on a host: a worker, or a process that watches a run."""
     return any(own in word for word in process.argv for own in OWN_WORDS)
 
 
