@@ -279,6 +279,9 @@ def test_logind_leaves_the_shared_memory_of_a_run(place: Site, kill: str) -> Non
     host.logind("KillUserProcesses=no")
 
 
+# While the slice has no room for another process, no command can log in.
+GO_ON = f"/home/{USER}/go-on"
+WAIT = f"import os, time\nwhile not os.path.exists({GO_ON!r}):\n    time.sleep(0.1)\n"
 THREADS = """\
 import threading, time
 print("threads", flush=True)
@@ -338,7 +341,10 @@ def test_a_limit_of_the_user_s_slice_is_named(limited: Site, program: str, limit
     found = limited("preflight", "--only", "host.cgroup").ok().stdout
     assert "systemctl set-property" in found
     assert user_slice in found
-    run = limited.up(limited.job("reaches", program), "--skip-preflight")["run"]
+    run = limited.up(limited.job("reaches", WAIT + program), "--skip-preflight")["run"]
+    host.write(GO_ON, "")
+    until(lambda: host.exists(f"/home/{USER}/.local/state/ddpctl/runs/{run}/node0/exit.json"), 90, "it does not end")
+    host.run(["rm", GO_ON])
     ended = limited.wait_for_state(run, "failed")
     text = " ".join(limited("status", run).stdout.split())
     limited("kill", run).ok()
