@@ -14,6 +14,7 @@
     │   ├── ShellBroken            4   login works, but the shell exits or never runs the command
     │   └── LinkLost               4   the connection died while in use
     ├── RemoteError                1   the worker on a node answered with an error
+    │   ├── AnswerLate             4   the answer did not come in time, or the call made no progress
     │   └── PythonMissing          3   no usable interpreter on the node
     ├── ProvisionError             5   environment or code could not be put in place
     │   └── FileDamaged            5   ... because a file does not match its hash; sending it again may help
@@ -34,6 +35,8 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
+
+from ddpctl_worker.wire.contract import TIMEOUT
 
 
 class DdpctlError(Exception):
@@ -140,6 +143,15 @@ class RemoteError(DdpctlError):
     def __init__(self, message: str, *, kind: str = "error", hint: str | None = None, host: str | None = None) -> None:
         super().__init__(message, hint=hint, host=host)
         self.kind = kind
+
+
+class AnswerLate(RemoteError):
+    """The worker did not answer in time, or a call made no progress. Nothing is known about the job."""
+
+    exit_code = ConnectError.exit_code
+
+    def __init__(self, message: str, *, hint: str | None = None, host: str | None = None) -> None:
+        super().__init__(message, kind=TIMEOUT, hint=hint, host=host)
 
 
 class PythonMissing(RemoteError):

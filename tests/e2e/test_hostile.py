@@ -168,7 +168,8 @@ def test_every_command_against_a_hostile_host(site: Site, lab: Lab, how: str) ->
         assert "\\x1b]52;" in found["exec"].stdout
 
     kill = wait_for_all({"kill": site.start("kill", job, "--grace", "2")})["kill"]
-    assert kill.rc == (0 if how == "lie" else 4 if how == "hang" else 1), kill
+    late = how in ("hang", "stall", "trickle")  # nothing is known about the run there
+    assert kill.rc == (0 if how == "lie" else 4 if late else 1), kill
     assert how == "lie" or "node1" in kill.stderr
     assert not [process for index in (0, 2) for process in pids_of(lab[index], run)]
     if how != "stall":

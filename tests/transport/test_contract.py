@@ -110,7 +110,7 @@ def test_cancel_ends_the_worker_and_not_the_connection(side: Side) -> None:
 def test_the_timeout_of_a_call(side: Side) -> None:
     with pytest.raises(RemoteError) as caught:
         side.transport.call("echo", HOUR, timeout=1)
-    assert caught.value.kind == "timeout"
+    assert (caught.value.kind, caught.value.exit_code) == ("timeout", 4)
     side.wait_for_end()
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ddpctl.errors import DdpctlError, RemoteError, to_ddpctl_error
+from ddpctl.errors import AnswerLate, DdpctlError, to_ddpctl_error
 from ddpctl.spec.event import Progress, StageStarted, Tell
 from ddpctl.spec.fabric import HostNetwork, candidates, choose_fabric, other_addresses
 from ddpctl.spec.limits import NOISY_MBIT
@@ -35,7 +35,7 @@ from ddpctl.stages.limits import (
     SMALL_BYTES,
 )
 from ddpctl.transport.base import Fleet, Frame, Transport
-from ddpctl_worker.wire.contract import AGENT_PORTS, TIMEOUT, WRONG_HOST
+from ddpctl_worker.wire.contract import AGENT_PORTS, WRONG_HOST
 
 STAGE = "mesh"
 
@@ -207,7 +207,7 @@ def _listeners(plan: MeshPlan, fleet: Fleet) -> Iterator[_Listening]:
             changed.wait_for(lambda: len(listening.ready) + len(listening.errors) >= len(plan.hosts), MESH_READY_S)
             silent = [host for host in plan.hosts if host not in {**listening.ready, **listening.errors}]
             late = f"it is still not listening {MESH_READY_S:g} s after the request"
-            listening.errors |= {host: RemoteError(late, kind=TIMEOUT, host=host) for host in silent}
+            listening.errors |= {host: AnswerLate(late, host=host) for host in silent}
             ready = dict(listening.ready)
         yield replace(listening, ready=ready)  # a later change of the dictionary must not reach the dialling
     finally:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from ddpctl.errors import RemoteError
+from ddpctl.errors import AnswerLate
 from ddpctl.transport.limits import LEAST_BYTES, PATIENT_S, STALL_S
-from ddpctl_worker.wire.contract import TIMEOUT
 
 
 class ProgressClock:
@@ -50,12 +49,11 @@ class ProgressClock:
             self._paused, self._waited, self._moved = False, 0.0, 0
 
     def check(self, what: str) -> None:
-        """Raise RemoteError (kind ``timeout``) if ``what`` makes no progress."""
+        """Raise AnswerLate if ``what`` makes no progress."""
         with self._lock:
             late, moved = self._waited >= self._seconds, self._moved
         if late:
-            raise RemoteError(
+            raise AnswerLate(
                 f"{what} makes no progress: {moved} bytes in {self._seconds:g} s",
-                kind=TIMEOUT,
                 hint="check the disk of the host, and the network to it",
             )

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from ddpctl.errors import DdpctlError, Interrupted, RemoteError
+from ddpctl.errors import AnswerLate, DdpctlError, Interrupted
 from ddpctl.transport.limits import PATIENT_S, POLL_S
 from ddpctl.transport.pipe import Pipe
 from ddpctl.transport.progress_clock import ProgressClock
 from ddpctl.transport.quiet import QuietCall
-from ddpctl_worker.wire.contract import TIMEOUT
 
 Cancel = Callable[[], bool]
 
@@ -69,12 +68,12 @@ class Watch:
 
         Raises:
             Interrupted: the call was cancelled.
-            RemoteError: the deadline is over, or the call makes no progress (kind ``timeout``).
+            AnswerLate: the deadline is over, or the call makes no progress.
         """
         if self._cancel is not None and self._cancel():
             raise Interrupted(f"{self._what} was cancelled")
         if self._end is not None and time.monotonic() >= self._end:
-            raise RemoteError(f"{self._what} did not end within {self._timeout:g} s", kind=TIMEOUT)
+            raise AnswerLate(f"{self._what} did not end within {self._timeout:g} s")
         if self._clock is not None:
             self._clock.check(self._what)
 
