@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
 from tests.worker.node import Node
 from tests.worker.programs import SLEEP, here
 from tests.worker.store.test_remove import put
+
+# Of this process alone: runs of one id share a control group, and the stop of one run would end the other.
+IDS = [f"names-{os.getpid()}-{number}" for number in range(5)]
 
 
 def alone(node: Node, **record: Any) -> dict[str, Any]:
@@ -18,17 +22,17 @@ def alone(node: Node, **record: Any) -> dict[str, Any]:
 
 
 def test_a_name_that_is_live_is_refused_and_leaves_nothing(node: Node) -> None:
-    first = alone(node, run="names-1", job="train")
+    first = alone(node, run=IDS[1], job="train")
     assert first["result"]["beside"] == []
-    second = alone(node, run="names-2", job="train")
-    assert "error" in second, node.call("status", run="names-1")
+    second = alone(node, run=IDS[2], job="train")
+    assert "error" in second, node.call("status", run=IDS[1])
     refused = second["error"]
-    assert (refused["kind"], refused["message"]) == ("live", "run names-1 is live here")
+    assert (refused["kind"], refused["message"]) == ("live", f"run {IDS[1]} is live here")
     assert "ddpctl kill train" in refused["hint"]
-    assert not (node.base / "runs" / "names-2").exists()
-    assert alone(node, run="names-3", job="other")["ok"]
-    node.call("stop", run="names-1", grace=0)
-    assert alone(node, run="names-4", job="train")["ok"]
+    assert not (node.base / "runs" / IDS[2]).exists()
+    assert alone(node, run=IDS[3], job="other")["ok"]
+    node.call("stop", run=IDS[1], grace=0)
+    assert alone(node, run=IDS[4], job="train")["ok"]
 
 
 def test_of_many_that_start_at_once_one_gets_the_name(node: Node) -> None:
@@ -36,7 +40,7 @@ def test_of_many_that_start_at_once_one_gets_the_name(node: Node) -> None:
     lock = threading.Lock()
 
     def start(number: int) -> None:
-        word = alone(node, run=f"names-{number}", job="train")
+        word = alone(node, run=IDS[number], job="train")
         with lock:
             words.append(word)
 
@@ -51,17 +55,17 @@ def test_of_many_that_start_at_once_one_gets_the_name(node: Node) -> None:
 
 
 def test_a_start_that_is_repeated_is_not_in_its_own_way(node: Node) -> None:
-    first = alone(node, run="names-1", job="train")["result"]["status"]
-    node.start(SLEEP, node.record("names-2", job="train"))
-    assert alone(node, run="names-1", job="train")["result"]["status"]["pid"] == first["pid"]
+    first = alone(node, run=IDS[1], job="train")["result"]["status"]
+    node.start(SLEEP, node.record(IDS[2], job="train"))
+    assert alone(node, run=IDS[1], job="train")["result"]["status"]["pid"] == first["pid"]
 
 
 def test_without_being_asked_the_others_of_that_name_are_told(node: Node) -> None:
-    here(node, node.start(SLEEP, node.record("names-1")))
-    put(node.base, "names-0")
-    request = node.request(SLEEP, node.record("names-2"))
-    node.started.append("names-2")
-    assert node.call("start", **request)["beside"] == ["names-1"], node.call("status", run="names-1")
+    here(node, node.start(SLEEP, node.record(IDS[1])))
+    put(node.base, IDS[0])
+    request = node.request(SLEEP, node.record(IDS[2]))
+    node.started.append(IDS[2])
+    assert node.call("start", **request)["beside"] == [IDS[1]], node.call("status", run=IDS[1])
 
 
 def test_the_beginning_of_ids_where_no_name_is_that_word(node: Node) -> None:
