@@ -6,12 +6,19 @@ import contextlib
 import json
 import os
 import secrets
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddpctl_worker.agent.part import LocalPart
 from ddpctl_worker.machine.notes import boottime
+from ddpctl_worker.machine.processes import guardian_argv_tail
+from ddpctl_worker.record.paths import RunPaths
+from ddpctl_worker.run import guardian, start
 from ddpctl_worker.run.lease import GUARDIAN, SUPERVISOR, Lease, pipes, send_lease
 from ddpctl_worker.slots.claims import Hold
 from tests.worker.node import Node, eventually
@@ -91,8 +98,8 @@ def test_who_does_not_read_holds_up_nobody(pair: Pipes) -> None:
     assert not guardians.is_over()  # a stuck process costs the other process nothing
 
 
-def test_no_rank_starts_once_the_lease_is_over(node: Node) -> None:
-    """The processes between agent and ranks were held up."""
+def started_late(node: Node) -> LocalPart:
+    """The part of an attempt that was started after the end of its lease, once it has ended."""
     run = node.record(f"lease-{secrets.token_hex(4)}")
     attempt = {"attempt": 1, "hosts": [node.host], "master_port": 29500, "gang_port": 29501}
     run["restart"] = {"hosts": [{"host": node.host, "address": "127.0.0.1", "nproc": 1}], "first": attempt}
@@ -102,7 +109,31 @@ def test_no_rank_starts_once_the_lease_is_over(node: Node) -> None:
     part.start(request, str(node.base), attempt, 0o077, boottime() - 0.1)
     eventually(lambda: os.path.exists(part.paths.exit), "it has ended")
     part.look()
+    return part
+
+
+def test_no_rank_starts_once_the_lease_is_over(node: Node) -> None:
+    """The processes between agent and ranks were held up."""
+    part = started_late(node)
     assert part.end is not None
     assert part.end["cause"]["reason"] in ("node_lost", "supervisor_lost")  # the guardian may have been quicker
-    state = json.loads((node.folder(run["run"]) / "attempts" / "1" / "state.json").read_text())
-    assert state.get("launcher") is None
+    assert json.loads(Path(part.paths.state).read_text()).get("launcher") is None
+
+
+def test_a_guardian_that_is_slow_to_clean_up_says_why_a_start_failed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = {"state": "lost", "cause": {"reason": "supervisor_lost"}}
+    started: list[subprocess.Popen[bytes]] = []
+    write = f"open('exit', 'w').write({json.dumps(record)!r}); os.rename('exit', sys.argv[1])"
+    code = f"import os, sys, time; time.sleep(1); {write}"
+
+    def launch(order: dict[str, Any]) -> dict[str, Any]:
+        words = [RunPaths(order["top"], 1).exit, *guardian_argv_tail(order["run"]["run"], node.host)]
+        started.append(subprocess.Popen([sys.executable, "-c", code, *words], cwd=node.scratch))
+        return {"refused": "the supervisor did not start"}
+
+    monkeypatch.setattr(guardian, "launch", launch)
+    monkeypatch.setattr(start, "FAILED_START_S", 0.0)
+    assert started_late(node).end == record
+    assert [process.wait(60) for process in started] == [0]

@@ -27,7 +27,7 @@ from ddpctl_worker.record.runrecord import REQUIRED, RunRecord
 from ddpctl_worker.record.status import live_runs, node_status
 from ddpctl_worker.rules.attempts import AttemptId
 from ddpctl_worker.run import guardian, launcher
-from ddpctl_worker.run.limits import FAILED_START_S, OTHER_START_S, PY_SPY_S, STOP_BYTES
+from ddpctl_worker.run.limits import CLEAN_UP_S, FAILED_START_S, OTHER_START_S, PY_SPY_S, STOP_BYTES
 from ddpctl_worker.run.order import NotifyOrder, RunOrder
 from ddpctl_worker.run.outputs import make_output_folders
 from ddpctl_worker.run.shelltext import run_before
@@ -162,9 +162,11 @@ def start_attempt(request: Dict[str, Any], base: str, found: RunPaths, umask: in
 
 def _failed(found: RunPaths, why: str) -> None:
     """Make sure that the run has an exit record: the guardian's, or a failed start with this reason."""
-    deadline = time.monotonic() + FAILED_START_S
+    begun, run = time.monotonic(), os.path.basename(os.path.dirname(found.top))
     while fs.read_json(found.exit) is None:
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - begun
+        late = waited > FAILED_START_S and not processes.guardians(run, found.host)
+        if late or waited > CLEAN_UP_S:
             record.write(found, outcomes.failed(outcomes.cause(found.host, SPAWN_FAILED, why)))
             return
         time.sleep(0.02)
