@@ -368,15 +368,16 @@ def test_status_fields(node: Node) -> None:
 def test_runs_are_listed_newest_first_and_only_of_this_host(node: Node, make_node: object) -> None:
     assert callable(make_node)
     other = make_node("node9")
-    first = node.start("print(1)", node.record("r1", created="2026-01-01T00:00:00Z"))
+    ids = [f"r{number}-{os.getpid()}" for number in (1, 2, 3)]  # no other test's runs have them
+    first = node.start("print(1)", node.record(ids[0], created="2026-01-01T00:00:00Z"))
     node.wait_state(first)
-    second = node.start(SLEEP, node.record("r2", created="2026-01-02T00:00:00Z", job="other"))
-    third = node.start("print(1)", node.record("r3", created="2026-01-03T00:00:00Z"))
+    second = node.start(SLEEP, node.record(ids[1], created="2026-01-02T00:00:00Z", job="other"))
+    third = node.start("print(1)", node.record(ids[2], created="2026-01-03T00:00:00Z"))
     node.wait_state(third)
     assert [one["run"] for one in node.call("status", all=True)["runs"]] == [third, second, first]
     assert [one["run"] for one in node.call("status")["runs"]] == [third, second]
     assert [one["run"] for one in node.call("status", job="job", all=True)["runs"]] == [third, first]
-    assert [one["run"] for one in node.call("status", job="r1", all=True)["runs"]] == [first]
+    assert [one["run"] for one in node.call("status", job=ids[0], all=True)["runs"]] == [first]
     assert other.call("status", all=True)["runs"] == []
     assert node.call("status", run="nothing")["runs"] == []
 
