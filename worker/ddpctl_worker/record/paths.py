@@ -58,7 +58,7 @@ class RunPaths:
     def __init__(self, top: str, attempt: Optional[int] = None) -> None:
         self.top, self.attempt = top, attempt
         self.node = node = top if attempt is None else os.path.join(top, "attempts", str(attempt))
-        self.host = os.path.basename(top)
+        self.run_id, self.host = os.path.basename(os.path.dirname(top)), os.path.basename(top)
         self.run = os.path.join(node, "run.json")
         self.network = os.path.join(top, "network.json")
         self.state = os.path.join(node, "state.json")

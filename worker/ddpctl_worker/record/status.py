@@ -359,9 +359,8 @@ def _without_supervisor(paths: RunPaths, host: str, starter: Optional[processes.
 
 def _coming(paths: RunPaths, host: str) -> bool:
     claimed = processes.identity_from_json(fs.read_optional(paths.claim).get("supervisor"))
-    run = os.path.basename(os.path.dirname(paths.top))
     # Twice: the guardian forks once while it starts, and a look during the fork finds neither parent nor child.
-    return processes.is_alive(claimed) or any(processes.guardians(run, host) for _ in range(2))
+    return processes.is_alive(claimed) or any(processes.guardians(paths.run_id, host) for _ in range(2))
 
 
 def settle(paths: RunPaths) -> None:

@@ -111,8 +111,9 @@ def _log_end(paths: RunPaths, job: str) -> None:
     """Write the state and the reason to the log of the system; the words of a failure are the user's own."""
     end = fs.read_optional(paths.exit)
     reason = (end.get("cause") or {}).get("reason")
-    run = os.path.basename(os.path.dirname(paths.top))
-    syslog.log_line("run %s of job %s ended: %s%s" % (run, job, end.get("state"), ", %s" % reason if reason else ""))
+    syslog.log_line(
+        "run %s of job %s ended: %s%s" % (paths.run_id, job, end.get("state"), ", %s" % reason if reason else "")
+    )
 
 
 def _wait_for(supervisor: int, seconds: float) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 # --- the start of a run (start.py)
 OTHER_START_S = 60.0  # a start of the same run that is under way
-FAILED_START_S = 3.0  # a supervisor that did not come up may have had no guardian, so that nobody writes the end
-CLEAN_UP_S = 60.0  # its guardian lives, ends all processes and writes the end first
+FAILED_START_S = 3.0  # until the starter itself records a failed start, if the run has no living guardian
+CLEAN_UP_S = 60.0  # the same with a living guardian, which ends all processes and then records the end
 PY_SPY_S = 5.0  # py-spy prints its version in milliseconds
 STOP_BYTES = 4 << 10  # room on the disk for the file of a stop
 PIPE_BYTES = 1 << 20  # each pipe of a rank: the rank writes on while the supervisor is busy

@@ -162,10 +162,10 @@ def start_attempt(request: Dict[str, Any], base: str, found: RunPaths, umask: in
 
 def _failed(found: RunPaths, why: str) -> None:
     """Make sure that the run has an exit record: the guardian's, or a failed start with this reason."""
-    begun, run = time.monotonic(), os.path.basename(os.path.dirname(found.top))
+    begun = time.monotonic()
     while fs.read_json(found.exit) is None:
         waited = time.monotonic() - begun
-        late = waited > FAILED_START_S and not processes.guardians(run, found.host)
+        late = waited > FAILED_START_S and not processes.guardians(found.run_id, found.host)
         if late or waited > CLEAN_UP_S:
             record.write(found, outcomes.failed(outcomes.cause(found.host, SPAWN_FAILED, why)))
             return
