@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from ddpctl_worker.checkpoint.limits import FINAL_READ_S
 from tests.lab import Host, Lab, Process
 from tests.lab.command import Ddpctl, Done, Running
 from tests.lab.disk import CHECKOUT
-from tests.suite.speed import stretch
+from tests.suite.waiting import poll
 
 SMALL_SET = ("--data_dir", "synthetic", "--train_size", "960", "--test_size", "200")
 SMALL_NETWORK = ("--width", "8", "--batch_size", "8", "--learning_rate", "0.02")
@@ -26,7 +25,7 @@ WATCHERS = {"ddpctl-guardian", "ddpctl-super", "ddpctl-standby"}
 # In the command lines of ddpctl's own processes. After a kill, or after the last answer to a command, ddpctl waits two
 # seconds for their end.
 OWN_WORDS = ("ddpctl=json.loads", "ddpctl_worker.machine.child")
-OWN_END_S = 30.0
+OWN_END_S = 10.0
 
 
 class Site:
@@ -150,16 +149,10 @@ class Site:
 def until(
     done: Callable[[], Any], timeout: float = 30, trouble: Callable[[], str] | str = "", pause: float = 0.05
 ) -> Any:
-    """Poll until it is true; returns the value."""
-    deadline = time.monotonic() + stretch(timeout)
-    while True:
-        begun = time.monotonic()
-        if found := done():
-            return found
-        now = time.monotonic()
-        if now > deadline:
-            raise AssertionError(f"not within {timeout} s: {trouble if isinstance(trouble, str) else trouble()}")
-        time.sleep(max(pause, min(0.5, 3 * (now - begun))))  # looks must not take the processor from the awaited work
+    """Return the first true value; fail with the trouble if there is no true value in time."""
+    found = poll(done, timeout, pause)
+    assert found, f"not within {timeout} s: {trouble if isinstance(trouble, str) else trouble()}"
+    return found
 
 
 def running(host: Host) -> list[Process]:

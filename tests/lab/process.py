@@ -6,12 +6,12 @@ import os
 import select
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.suite.speed import stretch
+from tests.suite.waiting import poll
 
 Text = subprocess.CompletedProcess[str]
 ENVIRON = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
@@ -23,11 +23,8 @@ class LabError(RuntimeError):
 
 def wait_until(done: Callable[[], bool], trouble: str, seconds: float = 10.0, pause: float = 0.01) -> None:
     """Raises a LabError with the trouble if the end does not come in time."""
-    deadline = time.monotonic() + stretch(seconds)
-    while not done():
-        if time.monotonic() > deadline:
-            raise LabError(f"{trouble} (after {stretch(seconds):.0f} s)")
-        time.sleep(pause)
+    if not poll(done, seconds, pause):
+        raise LabError(f"{trouble} (after {stretch(seconds):.0f} s)")
 
 
 def call(

@@ -27,6 +27,11 @@ MOST_STRETCH = 5.0
 # Tests that import torch or train. A third process would only make the deadlines of the first two late.
 HEAVY_AT_ONCE = max(2, os.cpu_count() or 1)
 
+# The pause after a look for a recorded fact is this many times as long as the look, which leaves processor time to the
+# awaited work, and at most so many seconds long.
+PAUSE_PER_LOOK = 3
+LONGEST_PAUSE_S = 0.5
+
 # Seconds between two looks for a free slot.
 SLOT_LOOK_S = 0.05
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl_worker.wire.contract import AGAIN, READY, TERMINAL
-from tests.suite.speed import stretch
+from tests.suite.waiting import poll
 
 ROOT = Path(__file__).parents[2]
 WORKER = str(ROOT / "worker")
@@ -41,16 +41,9 @@ ranks.run(sys.argv[4], [command] * nproc, places, interval=0.02)
 
 def eventually(found: Callable[[], Any], what: str, seconds: float = 20.0, pause: float = 0.03) -> Any:
     """Return the first true value of ``found``; fail if there is no true value in time."""
-    deadline = time.monotonic() + stretch(seconds)
-    while True:
-        begun = time.monotonic()
-        value = found()
-        if value:
-            return value
-        now = time.monotonic()
-        if now > deadline:
-            raise AssertionError(f"{what}: not within {seconds:g} s")
-        time.sleep(max(pause, min(0.5, 3 * (now - begun))))  # the looks must leave processor time to the node
+    value = poll(found, seconds, pause)
+    assert value, f"{what}: not within {seconds:g} s"
+    return value
 
 
 TIMEOUTS = {"start": 60, "stop": 10, "leftover": 10, "after": 60, "silence": None, "silence_enforced": False}
