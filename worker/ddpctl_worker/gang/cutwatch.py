@@ -198,7 +198,7 @@ def hosts_that_answer(targets: Mapping[str, Sequence[End]], seconds: float) -> S
                     found.add(host)
         while selector.get_map():
             ready = selector.select(max(0.0, deadline - time.monotonic()))
-            if not ready:  # only now: a pause of this process may have used up the time
+            if not ready:  # the time is over; answers that came during a pause of this process have been read
                 break
             for key, _ in ready:
                 selector.unregister(key.fileobj)
