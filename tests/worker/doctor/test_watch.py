@@ -497,6 +497,38 @@ def test_the_missing_rank_is_named_once_every_host_shows_its_ranks(
     assert (found.host, found.rank) == ("node1", 1)
 
 
+def test_the_search_does_not_wait_for_a_host_whose_watch_has_stopped(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher of the failed rank ends at once, and the watch with it. Then only the missing rank lives."""
+    monkeypatch.setattr(hung, "SEARCH_AFTER_S", 0.1)
+    monkeypatch.setattr(hung, "SEARCH_S", 600.0)
+    decides, other = nodes[0].watch, nodes[1].watch
+    monkeypatch.setattr(decides, "look", lambda *args, **how: [a_look(0, host="node0")])
+    for node in nodes:
+        node.watch.start()
+    other.stop()
+    decides.search({1: "node1"})
+    until(lambda: decides.search({1: "node1"}))  # a host that does not answer is waited for much longer
+
+
+def test_a_search_goes_on_after_the_stop_until_the_rank_is_seen(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank of the node that decides has timed out. On a busy host another rank may not show its stack at once."""
+    monkeypatch.setattr(hung, "SEARCH_AFTER_S", 0.1)
+    monkeypatch.setattr(hung, "SEARCH_S", 600.0)
+    decides, other = nodes[0].watch, nodes[1].watch
+    seen = [[a_look(1, host="node1", stack=None)], [a_look(1, host="node1")]]
+    monkeypatch.setattr(decides, "look", lambda *args, **how: [])
+    monkeypatch.setattr(other, "look", lambda *args, **how: seen.pop(0))
+    for node in nodes:
+        node.watch.start()
+    decides.search({0: "node0"})
+    decides.stop()
+    until(lambda: decides.search({0: "node0"}))
+
+
 @pytest.mark.parametrize("passes", [True, False], ids=["a fault that passes", "a fault that lasts"])
 def test_a_look_that_fails_is_tried_again_for_a_while(
     nodes: list[Node], monkeypatch: pytest.MonkeyPatch, passes: bool

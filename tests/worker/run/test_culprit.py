@@ -154,7 +154,7 @@ def test_the_rank_that_the_others_waited_for_is_the_cause(trio: Trio, tmp_path: 
     start_together(trio, scripts, late, tmp_path / "met", doctor={"stall": 30.0})
     text = f"rank {late} on node{late} had not reached the collective of the others: it was at "
     for status in trio.ended(60):
-        assert (status["cause"]["host"], status["cause"]["rank"]) == (f"node{late}", late), status["cause"]
+        assert (status["cause"]["host"], status["cause"]["rank"]) == (f"node{late}", late), str(status["cause"])
         assert status["cause"]["message"].startswith(text)
         assert ".py:9 in prepare, asleep for another " in status["cause"]["message"]
     trio.supervisors_end()

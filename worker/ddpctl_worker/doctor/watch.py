@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from threading import Event
-from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ddpctl_worker.doctor import look, process
 from ddpctl_worker.doctor.arrivals import Arrivals, Unjudged
@@ -105,6 +105,7 @@ class RunWatch:
         self._came = Event()  # set while the inbox holds a message
         self._before: Dict[int, Tuple[float, process.Work]] = {}  # pid -> time and work at the last glance
         self._round = 0
+        self._stopped: Set[str] = set()  # hosts whose watch is over: they send no looks
         self._glance_at = 0.0
         self._over = False
         self._waited = WaitedRanks()
@@ -117,9 +118,11 @@ class RunWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the watch, but end a search that has begun. Returns at once."""
+        """Stop the watch once a search that has begun is over. Returns at once."""
         self._last = True
         self._over = not self._waited.searching
+        if not self._decides:
+            self._say({"what": "over"})  # a search on the node that decides must not wait for this node
         self.take_message(self._host, {"what": "stop"})
 
     def take_message(self, host: str, message: Dict[str, Any]) -> None:
@@ -193,8 +196,12 @@ class RunWatch:
                 self._waited.note_fault(self._clock.now())
                 raise
             finally:
-                self._over = self._last
-        if self._decides and self._stall.is_due(self._clock.now(), diagnosed=self.diagnosis is not None):
+                self._over = self._last and not self._waited.searching
+        if (
+            self._decides
+            and not self._last
+            and self._stall.is_due(self._clock.now(), diagnosed=self.diagnosis is not None)
+        ):
             self._examine()
         message = self._next(max(0.01, min(WAKE_S, self._glance_at - self._clock.now())))
         if message is not None:
@@ -204,6 +211,8 @@ class RunWatch:
         what = message.get("what")
         if what == "glance" and self._decides:
             self._take_glance(host, message)
+        elif what == "over":
+            self._stopped.add(host)
         elif what == "look":
             self._answer(int(message.get("round") or 0), bool(message.get("asked")), bool(message.get("nccl")))
         elif what == "report" and not self._decides:
@@ -352,11 +361,14 @@ class RunWatch:
         looks = self._polling.mark_polls(self.look(asked=asked, nccl=nccl) + self._looks_of_others(silent))
         return looks, [host for host in others if host in silent]
 
-    def _looks_of_others(self, waiting: "set[str]") -> List[Dict[str, Any]]:
-        """Return the looks of the hosts in ``waiting``. A host leaves this set once its answer is complete."""
+    def _looks_of_others(self, waiting: Set[str]) -> List[Dict[str, Any]]:
+        """Return the looks of the hosts in ``waiting``. A host leaves this set once its answer is complete.
+
+        Does not wait for a host whose watch is over: its ranks have ended, or are about to be stopped.
+        """
         looks: List[Dict[str, Any]] = []
         until = self._clock.now() + OTHER_LOOKS_S
-        while waiting and not self._over and self._clock.now() < until:
+        while waiting - self._stopped and not self._over and self._clock.now() < until:
             found = self._next(max(0.01, until - self._clock.now()))
             if found is None:
                 break
