@@ -33,14 +33,14 @@ LEAST_BYTES = 1 << 20  # in STALL_S: less than the share of a host where a line 
 QUIET_S = 30.0  # with nothing useful from a node until a note names it; longer than nearly every answer takes
 QUIET_BYTES = 50 << 10  # useful in QUIET_S: the rate of LEAST_BYTES in STALL_S
 ENDED_S = 2.0  # from a worker's answer to its end
-EXIT_CODE_S = 2.0  # from the end of a worker's output to its exit status
+EXIT_CODE_S = 5.0  # from the end of a worker's output to its exit status
 READY_S = 5.0  # from a worker's answer until it takes another request
 POLL_S = 0.25  # how often a waiting call checks its ``cancel`` and the sender of its body
 PATIENT_S = 2.0  # how often a call without either wakes up; data and the end of the connection wake it at once
 RESULT_LOOK_S = 0.5  # how often the main thread wakes up while it waits for hosts: Ctrl-C may reach another thread
 
 # --- ending -----------------------------------------------------------------------------------------------------------
-DYING_S = 0.5  # from the end of a channel to the end of its connection, where the connection is the cause
+DYING_S = 2.0  # from the end of a channel to the end of its connection, where the connection is the cause
 ENDING_S = 2.5  # from the end of a command's input to the end of all its processes (exec_guard.py)
 CLOSE_S = 3.0  # closing all connections of a fleet
 LOCAL_END_S = 0.5  # from the end of its input to the end of a worker on this machine
