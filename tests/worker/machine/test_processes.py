@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddpctl_worker.machine import proc, processes
-from ddpctl_worker.record import status
+from ddpctl_worker.record import judgement
 from ddpctl_worker.record.paths import RunPaths
 from tests.worker.node import eventually
 
@@ -85,6 +85,6 @@ def test_a_guardian_that_forks_during_the_look_is_still_on_its_way(
             seen = proc.snapshot()
             looks: list[dict[int, proc.Stat]] = [{}, seen]
             monkeypatch.setattr(proc, "snapshot", lambda: looks.pop(0))
-            assert status._coming(RunPaths(str(tmp_path / run / "node0")), "node0")
+            assert judgement._coming(RunPaths(str(tmp_path / run / "node0")), "node0")
         finally:
             guardian.kill()

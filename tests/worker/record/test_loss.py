@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddpctl_worker.machine import processes
-from ddpctl_worker.record import status
+from ddpctl_worker.record import judgement
 
 ME = processes.identify(os.getpid())
 assert ME is not None
@@ -25,4 +25,4 @@ GONE = processes.ProcessId(ME.boot, ME.pid, ME.start - 1)
     ],
 )
 def test_the_end_of_a_systemd_takes_its_units_along(state: dict[str, Any], said: str) -> None:
-    assert said in status._describe_loss(state)
+    assert said in judgement._describe_loss(state)

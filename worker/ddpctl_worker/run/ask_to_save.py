@@ -13,11 +13,11 @@ from typing import Any, Dict, List, Sequence
 from ddpctl_worker.checkpoint.fresh import newest
 from ddpctl_worker.machine import fs, notes, proc, processes
 from ddpctl_worker.record import ranks
+from ddpctl_worker.record.judgement import refuse_elsewhere
 from ddpctl_worker.record.paths import base_of, checkpoint_dir, job_id
 from ddpctl_worker.record.ranks import RankProcess
 from ddpctl_worker.record.record import named_by
 from ddpctl_worker.record.runrecord import read_run
-from ddpctl_worker.record.status import refuse_elsewhere
 from ddpctl_worker.run.keeping import look_soon
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST

@@ -18,21 +18,21 @@ from ddpctl_worker.machine import fs, notes, processes
 from ddpctl_worker.machine.cgroup import of_record
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record import record
-from ddpctl_worker.record.limits import STALE_S
-from ddpctl_worker.record.outcome import Outcome
-from ddpctl_worker.record.paths import RunPaths, base_of, checkpoint_dir, job_id, run_paths
-from ddpctl_worker.record.runrecord import RunRecord, read_run
-from ddpctl_worker.record.status import (
+from ddpctl_worker.record.judgement import (
     HERE,
     find_other_place,
     find_remaining_processes,
     is_cut_off,
-    node_status,
     read_owner_record,
     refuse_elsewhere,
     settle,
     watchers,
 )
+from ddpctl_worker.record.limits import STALE_S
+from ddpctl_worker.record.outcome import Outcome
+from ddpctl_worker.record.paths import RunPaths, base_of, checkpoint_dir, job_id, run_paths
+from ddpctl_worker.record.runrecord import RunRecord, read_run
+from ddpctl_worker.record.status import node_status
 from ddpctl_worker.run.growing import GrowingFiles
 from ddpctl_worker.run.limits import (
     HUNG_SUPERVISOR_S,

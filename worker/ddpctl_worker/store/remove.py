@@ -13,16 +13,16 @@ import subprocess
 from typing import Any, Dict, List, Set, Tuple
 
 from ddpctl_worker.machine import child, fs, notes
-from ddpctl_worker.record.paths import RunPaths, base_of, job_id, known_runs, run_paths
-from ddpctl_worker.record.runrecord import RunRecord
-from ddpctl_worker.record.status import (
+from ddpctl_worker.record.judgement import (
     HERE,
     find_other_place,
     find_remaining_processes,
-    node_status,
     read_owner_record,
     refuse_elsewhere,
 )
+from ddpctl_worker.record.paths import RunPaths, base_of, job_id, known_runs, run_paths
+from ddpctl_worker.record.runrecord import RunRecord
+from ddpctl_worker.record.status import node_status
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import LIVE, OS_ERROR, TERMINAL
 

@@ -12,8 +12,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import ddpctl_worker
 from ddpctl_worker.machine import fs, proc
+from ddpctl_worker.record.judgement import last_sign
 from ddpctl_worker.record.paths import RunPaths
-from ddpctl_worker.record.status import last_sign
 from ddpctl_worker.store.install import MARKER
 from ddpctl_worker.store.remove import find_leftovers, is_over, remove_folder
 from ddpctl_worker.verbs.limits import DAY_S, GC_WAIT_S, UNUSED_S

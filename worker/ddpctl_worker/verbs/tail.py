@@ -8,11 +8,12 @@ import signal
 import time
 from typing import Any, Callable, Dict, List, Optional, cast
 
+from ddpctl_worker.record.judgement import refuse_elsewhere
 from ddpctl_worker.record.lines import STREAMS, decode, decode_all
 from ddpctl_worker.record.logs import Batch, Reader, backwards, segments
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.record import named_by
-from ddpctl_worker.record.status import node_status, refuse_elsewhere
+from ddpctl_worker.record.status import node_status
 from ddpctl_worker.verbs.limits import JUDGE_RUN_S, LINE_SEARCH_S, LOG_FRAME_BYTES, LOG_POLL_S
 from ddpctl_worker.wire.channel import Channel, WorkerError
 from ddpctl_worker.wire.contract import BAD_REQUEST, QUEUED, STALE, TERMINAL
