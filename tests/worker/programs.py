@@ -106,6 +106,17 @@ def here(node: Node, run: str) -> None:
     eventually(lambda: sum(one["text"] == "here" for one in node.lines(run)) == 2, "the ranks are there")
 
 
+def both_known(node: Node, run: str) -> dict[str, list[int]]:
+    """Wait until the supervisor knows both ranks; return rank -> its pid and start time."""
+
+    def ranks() -> dict[str, list[int]]:
+        path = node.folder(run) / "processes.json"
+        return dict(json.loads(path.read_text())["ranks"]) if path.exists() else {}
+
+    eventually(lambda: len(ranks()) == 2, "both ranks are known")
+    return ranks()
+
+
 def nothing_left(node: Node, run: str) -> None:
     """Assert that the run has no process in /proc now, except its guardian.
 

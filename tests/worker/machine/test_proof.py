@@ -22,7 +22,7 @@ from ddpctl_worker.machine import cgroup
 from ddpctl_worker.machine.processes import Proof
 from tests.worker.deadlines import shorten
 from tests.worker.node import Node, Stream, eventually, processes_of
-from tests.worker.programs import CHAIN, SLEEP, here, nothing_left, watchers_end
+from tests.worker.programs import CHAIN, SLEEP, both_known, here, nothing_left, watchers_end
 
 
 def groups() -> cgroup.ControlGroup:
@@ -196,6 +196,7 @@ def test_what_the_doctor_runs_is_none_of_the_job(node: Node) -> None:
     shorten(node, "doctor/limits.py", PY_SPY_S=60.0)
     run = node.start(SLEEP, node.record(doctor={"stall": 30.0}), py_spy=tool)
     here(node, run)
+    both_known(node, run)
     eventually((node.folder(run) / "doctor" / "answers.sock").exists, "the doctor is there")
     answer = node.call("stop", run=run, grace=60)
     assert (answer["signalled"], answer["forced"], answer["survivors"]) == (3, 0, [])

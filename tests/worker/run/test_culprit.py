@@ -18,7 +18,7 @@ from tests.worker.deadlines import shorten
 from tests.worker.gang.test_gang import Trio
 from tests.worker.gang.test_gang import trio as trio
 from tests.worker.node import Node, eventually
-from tests.worker.programs import SLEEP, beats
+from tests.worker.programs import SLEEP, beats, both_known
 
 AFTER = """
 import os, time
@@ -199,17 +199,11 @@ def test_a_rank_that_ended_early_is_the_cause_under_a_launcher_that_is_slow_to_e
     run = request["run"]["run"]
     node.started.append(run)
     node.call("start", **request)
-    eventually(lambda: ranks_seen(node, run) == {"0", "1"}, "the supervisor knows both ranks")
+    both_known(node, run)
     go.touch()
     cause = node.wait_state(run)["cause"]
     assert (cause["rank"], cause["exit_code"]) == (0, 0), cause
     assert cause["message"].endswith("before the others failed: do all ranks run the same number of steps?")
-
-
-def ranks_seen(node: Node, run: str) -> set[str]:
-    """Return the ranks with a process in the supervisor's record."""
-    path = node.folder(run) / "processes.json"
-    return set(json.loads(path.read_text())["ranks"]) if path.exists() else set()
 
 
 # A child of rank 0 that the kernel kills for memory; after a while rank 0 gets the same signal from another process.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,7 +13,9 @@ from typing import Any
 import pytest
 
 from ddpctl_worker.record.ranks import Roster
+from tests.worker.deadlines import shorten
 from tests.worker.node import Node, eventually, processes_of
+from tests.worker.programs import both_known
 
 
 @pytest.mark.slow
@@ -55,10 +56,9 @@ def test_a_job_that_gives_its_ranks_no_time_to_stop(node: Node, reaped: bool) ->
         "sys.exit(1) if os.environ['RANK'] == '0' else time.sleep(300)\n"
     )
     run = node.start(script, node.record(timeouts={"stop": 0}))
-    known = node.folder(run) / "processes.json"
-    eventually(lambda: known.exists() and len(json.loads(known.read_text())["ranks"]) == 2, "both ranks are known")
+    known = both_known(node, run)
     if reaped:
-        supervisor, rank = node.pid(run, "supervisor"), json.loads(known.read_text())["ranks"]["0"][0]
+        supervisor, rank = node.pid(run, "supervisor"), known["0"][0]
         os.kill(supervisor, signal.SIGSTOP)
         go.touch()
         eventually(lambda: not Path(f"/proc/{rank}").exists(), "the launcher has reaped rank 0")
@@ -81,13 +81,16 @@ def test_silence_that_is_only_told(node: Node) -> None:
     assert node.status(run)["state"] == "running"
 
 
-def test_a_rank_that_dies_under_a_launcher_that_does_not_look(node: Node) -> None:
+@pytest.mark.parametrize("pause", [0.0, 1.0], ids=["ranks start together", "a rank starts later"])
+def test_a_rank_that_dies_under_a_launcher_that_does_not_look(node: Node, pause: float) -> None:
     """As torch before 2.1 does: the failure is seen all the same, in seconds, with rank, code and traceback."""
-    launcher = """
+    shorten(node, "run/limits.py", SCAN_RUNNING_S=60.0)
+    launcher = f"""
 import os, subprocess, sys, time
 for local in range(2):
     env = dict(os.environ, RANK=str(local), LOCAL_RANK=str(local))
     subprocess.Popen([os.environ["PYTHON_EXEC"], "-u", sys.argv[-1]], env=env, start_new_session=True)
+    time.sleep({pause})
 time.sleep(3600)
 """
     go = node.scratch / "go"
@@ -104,8 +107,7 @@ time.sleep(3600)
     run = request["run"]["run"]
     node.started.append(run)
     node.call("start", **request)
-    known = node.folder(run) / "processes.json"
-    eventually(lambda: known.exists() and len(json.loads(known.read_text())["ranks"]) == 2, "both ranks are known")
+    both_known(node, run)
     go.touch()
     status = node.wait_state(run, seconds=120)  # the launcher itself would take an hour
     assert (status["state"], status["cause"]["rank"]) == ("failed", 1)

@@ -5,7 +5,6 @@ disk takes no write, and the other nodes carry on although the loop of a supervi
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -18,7 +17,7 @@ import pytest
 from ddpctl_worker.machine import proc
 from tests.worker.deadlines import shorten
 from tests.worker.node import Node, eventually, processes_of
-from tests.worker.programs import SLEEP, nothing_left, thread_stopped, watchers_end
+from tests.worker.programs import SLEEP, both_known, nothing_left, thread_stopped, watchers_end
 
 GUARD_S = 120.0
 MB = 1 << 20
@@ -292,8 +291,7 @@ def test_a_launcher_that_outlives_its_ranks_is_stopped(node: Node) -> None:
     run = request["run"]["run"]
     node.started.append(run)
     node.call("start", **request)
-    ranks = node.folder(run) / "processes.json"
-    eventually(lambda: ranks.exists() and len(json.loads(ranks.read_text())["ranks"]) == 2, "the ranks are seen")
+    both_known(node, run)
     enough(node, run)
     status = node.wait_state(run, seconds=90)
     assert (status["state"], status["cause"]["reason"]) == ("failed", "exited")

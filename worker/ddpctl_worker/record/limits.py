@@ -19,6 +19,7 @@ LAG_LATE_S = 120.0  # saves without copies for so long are worth a warning; hash
 # --- ranks -----------------------------------------------------------------------------------------------------------
 LAUNCHER_DEPTH = 3  # levels of processes between launcher and rank: the launcher may run inside a wrapper
 TREE_PROCESSES = 4096  # most processes of one run that are listed
+RANKS_START_S = 30.0  # from the first rank until all ranks of the node have started; a rank may never be seen
 NO_PIDFD_LOOK_S = 0.5  # how often ranks are looked at where the kernel or Python has no pidfds
 
 # --- logs ------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ddpctl_worker.machine import fs, proc, processes
-from ddpctl_worker.record.limits import LAUNCHER_DEPTH, NO_PIDFD_LOOK_S, TREE_PROCESSES
+from ddpctl_worker.record.limits import LAUNCHER_DEPTH, NO_PIDFD_LOOK_S, RANKS_START_S, TREE_PROCESSES
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.record import attempt_of
 from ddpctl_worker.record.runrecord import RunRecord
@@ -132,6 +132,7 @@ class Roster:
         self._pidfds: Dict[int, int] = {}  # descriptor -> local rank
         self._listed: Dict[str, Any] = {"ranks": {}, "tree": []}  # content of processes.json
         self._known: Known = {}
+        self._first_seen: Optional[float] = None  # when the first rank was seen, monotonic
         self._look_at = 0.0
         self.deaths: Dict[int, Death] = {}  # by local rank
         self._restarted: Dict[int, float] = {}  # by local rank, wall clock
@@ -140,6 +141,14 @@ class Roster:
     def any(self) -> bool:
         """Whether a rank has ever been seen."""
         return bool(self._ranks)
+
+    @property
+    def all_started(self) -> bool:
+        """Whether all ranks of this node were seen, or RANKS_START_S are over since the first rank was seen."""
+        if self._first_seen is None:
+            return False
+        expected = 1 if self._run.get("launcher") == PLAIN else int(self._run["nproc"])
+        return len(self._ranks) >= expected or time.monotonic() >= self._first_seen + RANKS_START_S
 
     def living(self) -> int:
         """Return the number of living ranks among the ranks that were seen."""
@@ -188,6 +197,8 @@ class Roster:
                 self._ranks[one.local_rank] = one
                 self.deaths.pop(one.local_rank, None)  # restarted
                 self._follow(one)
+        if self._ranks and self._first_seen is None:
+            self._first_seen = time.monotonic()
 
     def owns(self, fd: int) -> bool:
         return fd in self._pidfds

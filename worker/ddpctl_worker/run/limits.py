@@ -12,7 +12,8 @@ PIPE_BYTES = 1 << 20  # each pipe of a rank: the rank writes on while the superv
 
 # --- the supervisor's loop (supervisor.py, drain.py)
 TICK_S = 0.04  # between two turns of a loop that ends processes
-SCAN_STARTING_S, SCAN_RUNNING_S = 0.2, 3.0  # between two looks at all processes of the run
+SCAN_STARTING_S = 0.2  # between two looks at all processes of the run, until all ranks were seen
+SCAN_RUNNING_S = 3.0  # the same afterwards
 DRAIN_READ_BYTES = 256 << 10  # of a pipe, before the other pipes have their turn
 UNFINISHED_LINE_S = 0.2  # then a line without its end is shown: a prompt, a progress bar
 ENDLESS_WRITER_S = 20.0  # for the rest in a pipe with a writer that never stops

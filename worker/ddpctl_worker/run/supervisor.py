@@ -287,7 +287,7 @@ class Supervisor:
         self._findings.watch()
         if now < self._scan_at or self.launcher is None:
             return
-        self._scan_at = now + (SCAN_STARTING_S if self.state == STARTING else SCAN_RUNNING_S)
+        self._scan_at = now + (SCAN_RUNNING_S if self._roster.all_started else SCAN_STARTING_S)
         if self.status is not None:
             return
         self._roster.scan(self.launcher.pid)
