@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+from typing import Any
 
+import pytest
+
+from ddpctl_worker.agent import agent, talk, waiter
 from ddpctl_worker.run.ports import free_port
 from ddpctl_worker.wire.channel import Channel
 from tests.worker.node import Node
-from tests.worker.programs import watchers_end
+from tests.worker.programs import SLEEP, watchers_end
 
 
 def test_they_are_distinct_stable_and_skip_what_is_taken() -> None:
@@ -31,6 +35,28 @@ def test_those_of_a_run_that_does_not_listen_yet_are_taken(node: Node) -> None:
     node.wait_state(run)
     watchers_end(node, run)
     assert node.call("free_port", count=2, prefer=29700)["ports"] == ports
+
+
+AGENT = {"run": "other-run", "restart": {"hosts": [{"host": "node0", "address": "127.0.0.1"}]}}
+WAITER = {"run": "other-run", "hosts": ["node0"]}
+
+
+@pytest.mark.parametrize(("process", "run"), [(agent, AGENT), (waiter, WAITER)], ids=["agent", "waiter"])
+def test_no_process_of_a_run_listens_on_a_port_that_torch_or_the_gang_will_need(
+    node: Node, monkeypatch: pytest.MonkeyPatch, process: Any, run: dict[str, Any]
+) -> None:
+    ports = node.call("free_port", count=2, prefer=29730)["ports"]
+    gang = {"hub_host": node.host, "hub_addr": "127.0.0.1", "port": ports[1]}
+    live = node.start(SLEEP, node.record(master_port=ports[0], gang=gang))
+    monkeypatch.setattr(talk, "AGENT_PORTS", (ports[0], ports[1]))
+    request = {"run": run, "gang_key": "ab" * 32, "line": {"address": "127.0.0.1"}}
+    server = process._server({"base": str(node.base), "request": request}, node.host)
+    server.start(lambda host, question: {})
+    try:
+        assert not ports[0] <= server.port <= ports[1]
+    finally:
+        server.close()
+    node.call("stop", run=live, grace=0)
 
 
 def test_those_of_another_nodes_master_are_not(node: Node) -> None:

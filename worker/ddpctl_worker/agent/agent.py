@@ -47,6 +47,7 @@ from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.paths import RunPaths
 from ddpctl_worker.record.runrecord import RunRecord, require_restart
 from ddpctl_worker.run import launcher, notifying, shutdown
+from ddpctl_worker.run.ports import reserved_ports
 from ddpctl_worker.run.scope import enter_scope
 from ddpctl_worker.run.start import notifiers
 from ddpctl_worker.slots import claims
@@ -90,7 +91,8 @@ def _server(order: Mapping[str, Any], host: str) -> talk.AnswerServer:
     members = run["restart"]["hosts"]
     bind = next(str(member["address"] or "") for member in members if member["host"] == host)
     key = talk.key_of(str(order["request"]["gang_key"]))
-    return talk.AnswerServer(key, run["run"], host, [member["host"] for member in members], bind)
+    hosts = [member["host"] for member in members]
+    return talk.AnswerServer(key, run["run"], host, hosts, bind, reserved_ports(str(order["base"]), host))
 
 
 def _wait_for_peers(own: HostRecord) -> Optional[Peers]:

@@ -36,6 +36,7 @@ ASK_S = 2.0  # until an answer has to be there
 SERVE_S = 5.0  # until the asking host has read an answer
 KEPT_S = IDLE_S / 2  # an idle connection is used again; the other side closes it after IDLE_S
 MOST_OPEN = 64  # open connections to other agents
+PORT_TRIES = 50  # ports of the usual range on which an agent tries to listen, before the kernel chooses a port
 AT_ONCE = 64  # hosts that are asked at the same time
 
 # --- the line (waiter.py)

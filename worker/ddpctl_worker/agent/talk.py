@@ -15,9 +15,9 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ddpctl_worker.agent.limits import ASK_S, AT_ONCE, KEPT_S, MOST_OPEN, SERVE_S
+from ddpctl_worker.agent.limits import ASK_S, AT_ONCE, KEPT_S, MOST_OPEN, PORT_TRIES, SERVE_S
 from ddpctl_worker.gang.limits import MAX_HELLO
 from ddpctl_worker.gang.wire import HubWire, MemberWire, Wire
 from ddpctl_worker.machine import net
@@ -137,7 +137,8 @@ class PeerLine:
 class AnswerServer:
     """Answers the other agents.
 
-    Their connections stay open, so a lease needs no new connection, whatever strangers do to this port.
+    Their connections stay open, so a lease needs no new connection, whatever strangers do to this port. ``avoid``:
+    ports that must stay free, because a run will listen on them.
     """
 
     def __init__(
@@ -147,11 +148,12 @@ class AnswerServer:
         host: str,
         hosts: Sequence[str],
         bind: str,
+        avoid: Collection[int] = (),
     ) -> None:
         self._key, self._run, self._host = key, run, host
         self._answer: Answer
         self._others = [name for name in hosts if name != host]
-        self._socket = _bound(bind)
+        self._socket = _bound(bind, avoid)
         self._acceptor = Acceptor(self._socket, self._meet, "agent")
 
     @property
@@ -210,13 +212,14 @@ class _Asked(Session):
         return True
 
 
-def _bound(address: str) -> socket.socket:
+def _bound(address: str, avoid: Collection[int]) -> socket.socket:
     """Return a socket on a free port of this address, preferably from the range that preflight has tried.
 
     If the node does not have this address (NAT), the socket listens on all addresses.
     """
     first, last = AGENT_PORTS
-    for port in random.sample(range(first, last + 1), 50):
+    ports = [port for port in range(first, last + 1) if port not in avoid]
+    for port in random.sample(ports, min(PORT_TRIES, len(ports))):
         try:
             return net.listen_on(address, port, BACKLOG)
         except OSError as error:

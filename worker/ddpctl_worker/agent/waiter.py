@@ -40,7 +40,7 @@ from ddpctl_worker.record.runrecord import RunRecord, require_restart
 from ddpctl_worker.rules.slots import list_before
 from ddpctl_worker.run import launcher, notifying
 from ddpctl_worker.run.order import NotifyOrder
-from ddpctl_worker.run.ports import move_ports
+from ddpctl_worker.run.ports import move_ports, reserved_ports
 from ddpctl_worker.run.scope import enter_scope
 from ddpctl_worker.run.start import choices, launch_run, notifiers
 from ddpctl_worker.run.stop import stop_here
@@ -66,7 +66,7 @@ def main(reply_fd: str, *_: str) -> None:
     TALLY.start(paths.strangers("agent"))
     claims.keep_private(request["slots"])
     try:
-        server = _server(request, paths.host)
+        server = _server(order, paths.host)
         if refused is None:
             port = server.port
             waiter = Waiter(order, paths, server)
@@ -77,9 +77,11 @@ def main(reply_fd: str, *_: str) -> None:
         waiter.work()
 
 
-def _server(request: Mapping[str, Any], host: str) -> AnswerServer:
+def _server(order: Mapping[str, Any], host: str) -> AnswerServer:
+    request = order["request"]
     run = request["run"]
-    return AnswerServer(_key(request), run["run"], host, run["hosts"], str(request["line"]["address"]))
+    avoid = reserved_ports(str(order["base"]), host)
+    return AnswerServer(_key(request), run["run"], host, run["hosts"], str(request["line"]["address"]), avoid)
 
 
 def _key(request: Mapping[str, Any]) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import Any, Dict, Iterator, Set
+from typing import Any, Dict, Iterator, Optional, Set
 
 from ddpctl_worker.machine.net import listen, port_range
 from ddpctl_worker.record import paths
@@ -26,7 +26,8 @@ def free_port(request: Dict[str, Any], channel: Channel) -> Dict[str, Any]:
     Raises:
         WorkerError: NO_PORT, too few ports are free.
     """
-    taken = _of_runs(request)
+    own = request.get("own")
+    taken = reserved_ports(paths.base_of(request), str(request["host"]), own) if request.get("host") else set()
     if request.get("exactly") is not None:
         return {"ports": [port for port in map(int, request["exactly"]) if port not in taken and _is_free(port)]}
     count = int(request.get("count", 1))
@@ -60,14 +61,15 @@ def move_ports(request: Dict[str, Any], master: int, gang: int) -> Dict[str, Any
     return dict(request, run=run, argv=argv, env=env)
 
 
-def _of_runs(request: Dict[str, Any]) -> Set[int]:
-    """Return the ports of the live runs with this node as their master."""
-    if not request.get("host"):
-        return set()
+def reserved_ports(base: str, host: str, but: Optional[str] = None) -> Set[int]:
+    """Return the ports on which torch and the gang of the live runs listen on this host, now or soon.
+
+    ``but``: a run whose ports are left out, because the request is for its next attempt.
+    """
     found: Set[int] = set()
-    for status in unfinished(paths.base_of(request), str(request["host"])):
+    for status in unfinished(base, host):
         run = status["record"]
-        if run.get("run") == request.get("own"):  # the request is for its next attempt
+        if run.get("run") == but:
             continue
         gang = run.get("gang") or {}
         mine = [run.get("master_port") if run.get("node_rank") == 0 else None]
