@@ -525,8 +525,21 @@ def test_a_search_goes_on_after_the_stop_until_the_rank_is_seen(
     for node in nodes:
         node.watch.start()
     decides.search({0: "node0"})
-    decides.stop()
+    decides.stop(undecided=True)
     until(lambda: decides.search({0: "node0"}))
+
+
+def test_no_search_goes_on_once_the_cause_is_known(nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look may send a signal, and the ranks that are being stopped may be saving their work."""
+    monkeypatch.setattr(hung, "SEARCH_AFTER_S", 0.1)
+    monkeypatch.setattr(hung, "SEARCH_S", 600.0)
+    decides = nodes[0].watch
+    monkeypatch.setattr(decides, "look", lambda *args, **how: [a_look(0, host="node0", stack=None)])
+    decides.start()
+    decides.search({1: "node1"})
+    decides.stop()
+    until(lambda: not decides._thread.is_alive())
+    assert decides.search({1: "node1"}) is None
 
 
 @pytest.mark.parametrize("passes", [True, False], ids=["a fault that passes", "a fault that lasts"])

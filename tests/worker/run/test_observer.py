@@ -39,7 +39,7 @@ class Seen:
 
     def until_kept(self) -> None:
         """Wait until the ranks may be stopped."""
-        eventually(self.observer.last_look, "the look is kept", 60.0)
+        eventually(lambda: self.observer.last_look(undecided=False), "the look is kept", 60.0)
 
     def states(self) -> list[str]:
         return [one["state"] for one in self.put[0]["looks"]]
@@ -82,11 +82,11 @@ def test_what_is_known_is_kept_when_a_look_hangs(seen: Seen, monkeypatch: pytest
     monkeypatch.setattr(Looks, "run", hangs)
     now = [100.0]
     monkeypatch.setattr(observer, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
-    assert not seen.observer.last_look()
+    assert not seen.observer.last_look(undecided=False)
     assert looked.wait(60.0)
-    assert not seen.observer.last_look()
+    assert not seen.observer.last_look(undecided=False)
     now[0] += LAST_RANK_LOOK_S
-    assert seen.observer.last_look()
+    assert seen.observer.last_look(undecided=False)
     over.set()
     assert seen.states() == ["sleeping" if begun else "unknown", "ended"]
 

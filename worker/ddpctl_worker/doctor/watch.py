@@ -117,10 +117,14 @@ class RunWatch:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """Stop the watch once a search that has begun is over. Returns at once."""
+    def stop(self, *, undecided: bool = False) -> None:
+        """Stop the watch. Returns at once.
+
+        ``undecided``: the cause of the failure is still open, so a search that has begun goes on until it is over. Once
+        the cause is known, no look may disturb ranks that save their work.
+        """
         self._last = True
-        self._over = not self._waited.searching
+        self._over = not (undecided and self._waited.searching)
         if not self._decides:
             self._say({"what": "over"})  # a search on the node that decides must not wait for this node
         self.take_message(self._host, {"what": "stop"})
@@ -196,7 +200,7 @@ class RunWatch:
                 self._waited.note_fault(self._clock.now())
                 raise
             finally:
-                self._over = self._last and not self._waited.searching
+                self._over = self._over or (self._last and not self._waited.searching)
         if (
             self._decides
             and not self._last

@@ -125,13 +125,14 @@ class Observer:
     def _answer(self) -> Dict[str, Any]:
         return {"looks": shorten_looks(self._watch.look(asked=True)), "slow": self._watch.slow}
 
-    def last_look(self) -> bool:
+    def last_look(self, *, undecided: bool) -> bool:
         """Return whether the ranks may be stopped: the last look is complete, or ``LAST_RANK_LOOK_S`` are over.
 
-        The first call begins the look; the supervisor calls again until the answer is True.
+        The first call begins the look; the supervisor calls again until the answer is True. ``undecided``: the cause of
+        the failure is still open.
         """
         if self._looks is None:
-            self._watch.stop()
+            self._watch.stop(undecided=undecided)
             self._looks = self._watch.last_looks()
         if self._last.over() and not self._last_kept:
             self._last_kept = True

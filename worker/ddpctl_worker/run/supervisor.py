@@ -405,7 +405,8 @@ class Supervisor:
         if self._termination.begun:
             return
         succeeded = self.outcome is not None and self.outcome.state == SUCCEEDED
-        if self._observer and not succeeded and not self._lease.is_over() and not self._observer.last_look():
+        observer = None if succeeded or self._lease.is_over() else self._observer
+        if observer and not observer.last_look(undecided=self.outcome is None):
             return  # asked again at the next turn
         tool.stop()
         if self.outcome is None or self.outcome.state == FAILED:
