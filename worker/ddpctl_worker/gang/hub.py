@@ -18,6 +18,7 @@ from ddpctl_worker.gang.limits import (
     LOOP_S,
     MAX_HELLO,
     MAX_OUT,
+    MOST_LISTENS,
     UNDECIDED_LOOP_S,
 )
 from ddpctl_worker.gang.wire import HubWire, from_wire, to_wire
@@ -29,7 +30,7 @@ from ddpctl_worker.machine.strangers import TALLY, Places, Stranger
 from ddpctl_worker.record import outcome as outcomes
 from ddpctl_worker.record.outcome import Outcome
 from ddpctl_worker.record.runrecord import RunRecord
-from ddpctl_worker.wire.contract import KILLED, SUCCEEDED, UNSUCCESSFUL
+from ddpctl_worker.wire.contract import KILLED, SUCCEEDED, SUPERVISOR_LOST, UNSUCCESSFUL
 
 
 class _Line:
@@ -52,6 +53,7 @@ class HubGang(Gang):
         self._selector: selectors.BaseSelector
         self._listener: Optional[socket.socket] = None
         self._listen_at = 0.0
+        self._failed_listens = 0  # in a row
         self._lines: List[_Line] = []
         self._places: Places[_Line] = Places(limit_by_descriptors(MOST_STRANGERS))
         self._addresses: Dict[_Line, str] = {}  # of connections without a proof of the key so far
@@ -149,14 +151,23 @@ class HubGang(Gang):
         try:
             listener = self._bound()
         except OSError as error:
-            trouble = "cannot listen on %s port %d: %s" % (*self.address, error)
-            if trouble != self.trouble:
-                note("gang: %s" % trouble)
-            self.trouble = trouble
+            self._note_failed_listen(error, now)
             return
         listener.setblocking(False)
-        self._listener, self.trouble = listener, ""
+        self._listener, self.trouble, self._failed_listens = listener, "", 0
         self._selector.register(listener, selectors.EVENT_READ)
+
+    def _note_failed_listen(self, error: OSError, now: float) -> None:
+        """Keep the reason why no node can join; end the run if the port stays taken before all nodes have joined."""
+        trouble = "cannot listen on %s port %d: %s" % (*self.address, error)
+        if trouble != self.trouble:
+            note("gang: %s" % trouble)
+        self.trouble = trouble
+        self._failed_listens += 1
+        if self._failed_listens == MOST_LISTENS and self._judge.missing():
+            text = "%s %s, so no node can join; see what listens there: ddpctl exec --host %s -- ss -ltnp"
+            why = outcomes.cause(self.host, SUPERVISOR_LOST, text % (self.host, trouble, self.host))
+            self._judge.report(outcomes.failed(why), 0.0, now)
 
     def _bound(self) -> socket.socket:
         port = self.address[1]

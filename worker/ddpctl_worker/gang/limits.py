@@ -30,6 +30,7 @@ MEET_S = 10.0  # the same after a success: the hub would report a node that neve
 # --- the hub's listener (hub.py)
 START_S = 120.0  # how long after the start a node may join, unless the run sets another limit
 LISTEN_S = 0.5  # until the hub tries again to listen, without a port or a descriptor
+MOST_LISTENS = 20  # attempts in a row: a port that is still taken after 10 s stays taken, and the run ends
 ACCEPTS = 16  # connections that are accepted in a turn of the loop
 
 # --- failure detector and verdict (failures.py)
