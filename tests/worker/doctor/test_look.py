@@ -529,6 +529,31 @@ def test_the_file_of_a_ranks_stacks_does_not_grow_for_ever(tmp_path: Path) -> No
         assert 0 < file.stat().st_size < 4096
 
 
+WRITES_SLOWLY = """
+import os, signal, sys, time
+def write(*_):
+    for line in "Stack (most recent call first):", 'File "a.py", line 2 in wait', 'File "a.py", line 9 in <module>':
+        file.write("  " + line + "\\n")
+        file.flush()
+        time.sleep(0.2)
+file = open(os.path.join(sys.argv[1], f"{os.getpid()}.stack"), "a")
+signal.signal(40, write)
+print("here", flush=True)
+while True: signal.pause()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tools")
+def test_a_starved_process_writes_its_stack_with_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "SIGNAL_S", 30.0)
+    monkeypatch.setattr(stacks, "WHOLE_STACK_S", 3.0)
+    with program(WRITES_SLOWLY, str(tmp_path)) as process:
+        main = stacks.by_signal(str(tmp_path), process.pid).main
+    assert main is not None
+    assert [function for _, _, function in main.frames] == ["wait", "<module>"]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("tools")
 def test_a_process_that_does_not_ask_for_the_signal_gets_none(tmp_path: Path) -> None:

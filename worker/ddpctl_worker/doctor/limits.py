@@ -34,7 +34,8 @@ SERVER_S = 0.5  # torch's debug server answers within a millisecond; a stopped p
 PY_SPY_S = 1.0
 PY_SPY_BYTES = 4 << 20
 SIGNAL_S = 0.5  # from the signal to the stack that the rank writes; a look takes two stacks, within LOOK_DEADLINE_S
-SIGNAL_LOOK_S = 0.01  # between two looks at that file, and for the rest of a stack that has begun
+SIGNAL_LOOK_S = 0.01  # between two looks at that file
+WHOLE_STACK_S = 0.05  # a stack without another line for this long is whole; on a starved host a rank writes with pauses
 STACK_BYTES = 64 << 10  # of the end of that file
 STACK_FILE_BYTES = 256 << 10  # a larger file is emptied before the next stack
 

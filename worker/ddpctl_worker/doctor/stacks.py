@@ -10,7 +10,15 @@ import os
 import time
 from typing import List, NamedTuple, Optional
 
-from ddpctl_worker.doctor.limits import PY_SPY_BYTES, PY_SPY_S, SIGNAL_LOOK_S, SIGNAL_S, STACK_BYTES, STACK_FILE_BYTES
+from ddpctl_worker.doctor.limits import (
+    PY_SPY_BYTES,
+    PY_SPY_S,
+    SIGNAL_LOOK_S,
+    SIGNAL_S,
+    STACK_BYTES,
+    STACK_FILE_BYTES,
+    WHOLE_STACK_S,
+)
 from ddpctl_worker.machine import proc, tool
 from ddpctl_worker.rules import frames
 from ddpctl_worker.rules.frames import Thread
@@ -66,12 +74,7 @@ def by_signal(folder: str, pid: int) -> Stacks:
             os.truncate(path, 0)
         before = os.stat(path).st_size
         os.kill(pid, STACK_SIGNAL)
-        until = time.monotonic() + SIGNAL_S
-        while time.monotonic() < until:
-            time.sleep(SIGNAL_LOOK_S)
-            if os.stat(path).st_size > before:
-                time.sleep(SIGNAL_LOOK_S)  # the rank writes line by line
-                break
+        _await_stack(path, before)
         with open(path, "rb") as file:
             file.seek(max(before, os.stat(path).st_size - STACK_BYTES))
             text = file.read(STACK_BYTES).decode("utf-8", "replace")
@@ -81,6 +84,17 @@ def by_signal(folder: str, pid: int) -> Stacks:
     if found is None:
         return Stacks(None, "the rank did not write its stack within %g s" % SIGNAL_S)
     return Stacks([Thread("MainThread", True, False, found, {})])
+
+
+def _await_stack(path: str, before: int) -> None:
+    """Wait until the file has grown and rests, because a rank writes line by line; at most SIGNAL_S."""
+    size, grown = before, time.monotonic()
+    until = grown + SIGNAL_S
+    while time.monotonic() < until and (size == before or time.monotonic() < grown + WHOLE_STACK_S):
+        time.sleep(SIGNAL_LOOK_S)
+        now = os.stat(path).st_size
+        if now != size:
+            size, grown = now, time.monotonic()
 
 
 def catches(pid: int, number: int) -> bool:
