@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,15 @@ def test_of_the_ended_runs_of_a_name_the_newest_stay(tmp_path: Path) -> None:
     assert runs(tmp_path) == [*stay, *names[-2:]]
     prune(str(tmp_path), HOST, JOB, 0)
     assert runs(tmp_path) == stay
+
+
+def test_a_controller_whose_clock_is_late_loses_no_run(tmp_path: Path) -> None:
+    early, late = "20260105T000000Z-aaaaaa", "20200101T000000Z-aaaaaa"
+    for age, name in ((60, early), (0, late)):
+        folder = put(tmp_path, name)
+        os.utime(folder / "run.json", (time.time() - age,) * 2)
+    prune(str(tmp_path), HOST, JOB, 1)
+    assert runs(tmp_path) == [late]
 
 
 def test_a_start_removes_what_its_job_does_not_keep(node: Node) -> None:
