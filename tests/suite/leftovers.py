@@ -2,12 +2,15 @@
 
 pytest sets PYTEST_CURRENT_TEST while a test runs, and every process that the test starts inherits it, whatever session
 or parent it moves to. The processes of a lab's hosts do not have it: the lab kills these itself (``Lab.heal``).
+
+A second run of the tests on the same machine has processes with the same names. So each pytest process has a mark.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import time
 from collections.abc import Iterator
@@ -20,23 +23,28 @@ from tests.suite import limits
 from tests.suite.tiers import is_unit
 
 TEST = b"PYTEST_CURRENT_TEST="
-WORKER = b"PYTEST_XDIST_WORKER="
+MARK = b"PYTEST_PROCESS="
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """A process, the test that started it, the pytest process of that test, and the command line."""
+    """A process, the test that started it, the mark of that test's pytest process, and the command line."""
 
     pid: int
     test: str
-    worker: str
+    mark: str
     command: str
+
+
+def mark_process() -> None:
+    """Give this pytest process a mark of its own, which all processes of its tests inherit."""
+    os.environ[_name(MARK)] = secrets.token_hex(8)
 
 
 @contextlib.contextmanager
 def started_for_several_tests() -> Iterator[None]:
     """Processes that are started meanwhile belong to no test."""
-    name = TEST.decode().rstrip("=")
+    name = _name(TEST)
     value = os.environ.pop(name, None)
     try:
         yield
@@ -67,11 +75,11 @@ def wait_until_gone(test: str) -> list[Leftover]:
 
 
 def find_leftovers(test: str) -> list[Leftover]:
-    """Return the living processes with a test in their environment, whose name begins with ``test``."""
-    own = os.environ.get("PYTEST_XDIST_WORKER", "")
+    """Return the living processes of this pytest process, of the tests whose names begin with ``test``."""
+    own = os.environ[_name(MARK)]
     processes = (read_process(entry) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
     return [
-        one for one in processes if one and one.pid != os.getpid() and one.worker == own and one.test.startswith(test)
+        one for one in processes if one and one.pid != os.getpid() and one.mark == own and one.test.startswith(test)
     ]
 
 
@@ -87,7 +95,11 @@ def read_process(entry: Path) -> Leftover | None:
         return None
     if fields[0] in "ZX":
         return None
-    return Leftover(int(entry.name), value_of(TEST, environ), value_of(WORKER, environ), command[:200])
+    return Leftover(int(entry.name), value_of(TEST, environ), value_of(MARK, environ), command)
+
+
+def _name(variable: bytes) -> str:
+    return variable.decode().rstrip("=")
 
 
 def value_of(name: bytes, environ: bytes) -> str:

@@ -34,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     tier = config.getoption("tier")
     tiers.check_tier(tier)
+    leftovers.mark_process()
     settings.load_profile("thorough" if tier == "all" else "quick")
 
 
@@ -122,7 +123,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     result = yield
     if left := leftovers.end_leftovers(item, nextitem):
-        lines = "\n".join(f"  {one.pid} {one.command}  (started by {one.test})" for one in left)
+        lines = "\n".join(f"  {one.pid} {one.command[:200]}  (started by {one.test})" for one in left)
         pytest.fail(f"still running {limits.LEAVE_S:g} s after the test, now killed:\n{lines}", pytrace=False)
     return result
 

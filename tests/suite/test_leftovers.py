@@ -41,7 +41,7 @@ def test_a_process_of_another_test_is_not(monkeypatch: pytest.MonkeyPatch) -> No
         wait_until_seen()
         assert [one.pid for one in leftovers.find_leftovers(HERE)] == [process.pid]
         assert leftovers.find_leftovers("tests/elsewhere/test_x.py::") == []
-        monkeypatch.setenv("PYTEST_XDIST_WORKER", "another")
+        monkeypatch.setenv("PYTEST_PROCESS", "another")
         assert leftovers.find_leftovers(HERE) == []
         process.kill()
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.node import Node, processes_of
+from tests.suite.leftovers import find_leftovers
+from tests.worker.node import Node
 
 MakeNode = Callable[..., Node]
 
@@ -48,9 +49,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def started_by(test: str) -> list[str]:
-    """The worker's processes that a test has started: they inherit its name."""
-    mark = f"PYTEST_CURRENT_TEST={test} ("
-    return [words for words in processes_of(mark).values() if "ddpctl_worker" in words]
+    """The worker's processes that a test has started."""
+    return [one.command for one in find_leftovers(f"{test} (") if "ddpctl_worker" in one.command]
 
 
 @pytest.fixture
