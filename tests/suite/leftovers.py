@@ -3,7 +3,7 @@
 pytest sets PYTEST_CURRENT_TEST while a test runs, and every process that the test starts inherits it, whatever session
 or parent it moves to. The processes of a lab's hosts do not have it: the lab kills these itself (``Lab.heal``).
 
-A second run of the tests on the same machine has processes with the same names. So each pytest process has a mark.
+A second run of the suite on the same machine has tests with the same names, so each pytest process sets a mark too.
 """
 
 from __future__ import annotations

@@ -118,13 +118,13 @@ def main(base: str, host: str, job: str, keep: str) -> None:
 def prune(base: str, host: str, job: str, keep: int) -> None:
     """Remove the runs of ``job`` (a ``job_id``) that have ended on ``host``, beyond the ``keep`` newest.
 
-    This host's clock gives the order, because the clocks of the controllers may differ.
+    The newest run is the run that this host recorded last: the clocks of the controllers may differ.
     """
     ended: List[Tuple[int, str, RunPaths]] = []
     for paths in known_runs(base, host):
         run = fs.read_optional(paths.run)
         if job_id(run) == job and run.get("host") == host and is_over(paths, host):
-            with contextlib.suppress(OSError):  # another process has removed the run
+            with contextlib.suppress(OSError):  # a run without a readable record stays
                 ended.append((os.stat(paths.run).st_mtime_ns, str(run.get("run")), paths))
     ended.sort(key=lambda entry: entry[:2], reverse=True)
     for _, _, paths in ended[keep:]:
